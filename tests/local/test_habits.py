@@ -298,6 +298,10 @@ SLOWLY: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
 """What a module holds, and how it counts its calls in it."""
 
 
+def sorted_by_name(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(self.same(h.sort(1)).values)
+
+
 def clipped(self: Any, h: Tensor) -> Tensor:
     """Gradients that are beyond anything that the trial of a form meets."""
     if h.requires_grad:
@@ -327,6 +331,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "a hook on a value": (IMAGES, images(clipped), "what happens depends"),
     "a hook before a layer's gradient": (IMAGES, clipped_before_a_layer, "has hooks"),
     "whether a parameter has a gradient": (IMAGES, images(asked_of_a_parameter), ""),
+    "several values with names": (IMAGES, images(sorted_by_name, same=nn.Identity), ""),
     "notes for later": (IMAGES, images(noted, features=none, maps=dict), ""),
     "a table made once": (IMAGES, images(cached, table=none, length=int), ""),
     "a buffer made once": (IMAGES, images(buffer_made), ""),

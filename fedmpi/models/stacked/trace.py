@@ -319,8 +319,9 @@ class _Tracer(fx.Tracer):
         return one if isinstance(one, int | float) and self._fixed(proxy.node) else proxy
 
     def _entries(self, given: Any) -> Any:
-        """A tuple of values that a layer gave as one (the state of an LSTM), entry by entry."""
-        whole = isinstance(given, ValueProxy) and isinstance(self.examples[given.node][0], tuple)
+        """A tuple of values that a layer gave as one (the state of an LSTM), entry by entry; those of torch.sort and
+        its kin have names besides."""
+        whole = isinstance(given, ValueProxy) and type(self.examples[given.node][0]) is tuple
         return tuple(given) if whole else given
 
     def to_bool(self, obj: fx.Proxy) -> bool:
