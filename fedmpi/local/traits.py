@@ -380,7 +380,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
     eager: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:
         eager = torch.compiler.set_stance("force_eager")
-    displaced = False
+    displaced, places = False, model.shared_buffers.places()
     with Written(values) as written, eager:
         for training in (False, True):
             model.module.train(training)
@@ -394,7 +394,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
             _check_trained(model)
             displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
     model.kept.note_written(written.memory)
-    model.shared_buffers.check_unwritten(written.spans, _changed_buffers(model))
+    model.shared_buffers.check_unwritten(places, written.spans, _changed_buffers(model))
     return written.found or displaced
 
 

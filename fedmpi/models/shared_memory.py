@@ -65,11 +65,19 @@ class SharedBuffers:
             if id(one) in own and value is not one and _overlap(one, value)
         ]
 
-    def check_unwritten(self, spans: Set[tuple[int, int]], changed: Sequence[Tensor]) -> None:
+    def places(self) -> list[tuple[str, tuple[int, int]]]:
+        """Names of the module's values and the bytes where they lie now; none where no buffer shares numbers."""
+        return [(name, span(one)) for name, one in values_of(self._module) if one.numel()] if self._pairs else []
+
+    def check_unwritten(
+        self, places: Sequence[tuple[str, tuple[int, int]]], spans: Set[tuple[int, int]], changed: Sequence[Tensor]
+    ) -> None:
         """Refuse that passes have written to one of them, or to what shares numbers with it.
 
         Parameters
         ----------
+        places : sequence
+            Before these passes, which may have put others under these names.
         spans : set of (int, int)
             Bytes that operations wrote, the first and the one behind the last; what batch norm writes is none of them.
         changed : sequence of Tensor
@@ -80,14 +88,8 @@ class SharedBuffers:
         UserError
             Naming both.
         """
-        if not self._pairs:
-            return
         spans = spans | {span(one) for one in changed}
-        written = {
-            name
-            for name, one in values_of(self._module)
-            if one.numel() and any(first < span(one)[1] and span(one)[0] < last for first, last in spans)
-        }
+        written = {name for name, (begin, end) in places if any(first < end and begin < last for first, last in spans)}
         for name, other in self._pairs:
             if name in written or other in written:
                 raise UserError(

@@ -432,6 +432,25 @@ def test_what_is_written_in_shared_memory_and_put_back_is_followed_side_by_side(
     assert relative_difference(found, expected) < 1e-12
 
 
+class Grown(Net):
+    """What is a view of a buffer first, the forward pass makes anew and writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(16, dtype=torch.float64))
+        self.held = self.table[:4]
+
+    def within(self, x: Tensor) -> Tensor:
+        held = torch.zeros(16, dtype=torch.float64)
+        held[:4] = self.table[:4]
+        self.held = held
+        return self.b(x) * self.held
+
+
+def test_what_forward_passes_make_in_the_place_of_shared_memory_may_be_written() -> None:
+    assert_trained_as_alone(Grown)
+
+
 class FormerMean(Net):
     """Keeps the mean of the batch before, itself or a copy, and puts another in its place."""
 
