@@ -6,6 +6,7 @@ from array import array
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,9 @@ class FirstValue:
         elif isinstance(value, bytearray | array):
             content = value[:]
         elif isinstance(value, SEQUENCES):
-            content = [cls.of(one, fixed, within, objects) for one in _kind(value).__iter__(value)]
+            content = [cls.of(one, fixed, within, objects) for one in _method(value, "__iter__")()]
         elif isinstance(value, dict):
-            content = {key: cls.of(one, fixed, within, objects) for key, one in _kind(value).items(value)}
+            content = {key: cls.of(one, fixed, within, objects) for key, one in _method(value, "items")()}
         return cls(value, content, None, attributes)
 
     def changed(self, now: Any) -> bool:
@@ -112,11 +113,10 @@ class FirstValue:
             return bool(set(now) != content)
         if isinstance(value, bytearray | array):
             return bytes(now) != bytes(content)
-        kind = _kind(value)
         if isinstance(value, dict):
-            found = dict(kind.items(now))
+            found = dict(_method(now, "items")())
             return list(found) != list(content) or any(first.changed(found[key]) for key, first in content.items())
-        entries = list(kind.__iter__(now))
+        entries = list(_method(now, "__iter__")())
         return len(entries) != len(content) or any(map(FirstValue.changed, content, entries))
 
     def lies_in(self, memory: Set[int]) -> bool:
@@ -149,25 +149,25 @@ class FirstValue:
         elif isinstance(value, bytearray | array):
             value[:] = content
         elif isinstance(value, set):
-            set.clear(value)
-            set.update(value, content)
+            _method(value, "clear")()
+            _method(value, "update")(content)
         elif isinstance(value, dict):
-            first, kind = {key: one.put_back() for key, one in content.items()}, _kind(value)
-            kind.clear(value)
+            first = {key: one.put_back() for key, one in content.items()}
+            _method(value, "clear")()
             for key, one in first.items():
-                kind.__setitem__(value, key, one)
+                _method(value, "__setitem__")(key, one)
         else:
             items = [one.put_back() for one in content]
             if not isinstance(value, tuple | nn.Module):
-                kind = _kind(value)
-                kind.clear(value)
-                kind.extend(value, items)
+                _method(value, "clear")()
+                _method(value, "extend")(items)
         return value
 
 
-def _kind(value: Any) -> Any:
-    """The container that a value is, whatever class of a user's is made of it."""
-    return next(kind for kind in CONTAINERS if isinstance(value, kind))
+def _method(value: Any, name: str) -> Any:
+    """A method of a container, whatever class of a user's is made of it; of what only passes for one, its own."""
+    kind = next((kind for kind in CONTAINERS if issubclass(type(value), kind)), None)
+    return getattr(value, name) if kind is None else partial(getattr(kind, name), value)
 
 
 def _differ(first: dict[str, FirstValue], now: Any) -> bool:

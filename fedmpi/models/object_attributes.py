@@ -26,12 +26,12 @@ def of_a_users_class(value: Any) -> bool:
 
 def has_attributes(value: Any) -> bool:
     """Whether an object can hold something under a name."""
-    return hasattr(value, "__dict__") or bool(_slots(type(value)))
+    return _dictionary_of(value) is not None or bool(_slots(type(value)))
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Names and what they stand for; slots that are not filled are left out."""
-    return {**getattr(value, "__dict__", {}), **slots_of(value)}
+    return {**(_dictionary_of(value) or {}), **slots_of(value)}
 
 
 def slots_of(value: Any) -> dict[str, Any]:
@@ -61,6 +61,15 @@ def remove_attribute(value: Any, name: str) -> None:
         value.__dict__.pop(name, None)
     elif name in slots_of(value):
         slot.__delete__(value)
+
+
+def _dictionary_of(value: Any) -> dict[str, Any] | None:
+    """Its `__dict__`, whatever the class's own `__getattr__` answers; None where it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _slots(kind: type) -> dict[str, Any]:

@@ -115,6 +115,50 @@ def noted(meter: Meter) -> None:
     meter.first = True  # type: ignore[attr-defined]
 
 
+class PassingFor:
+    """Hands on what is asked of it to another object, and passes for one of its class, as proxies do."""
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return type(self.other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.other, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.other)
+
+    def __len__(self) -> int:
+        return len(self.other)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.other[key]
+
+    def __setitem__(self, key: Any, to: Any) -> None:
+        self.other[key] = to
+
+    def __repr__(self) -> str:
+        return f"for {self.other}"
+
+
+class AnsweringToAll:
+    """In slots, with an answer to whatever name it is asked for."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"{self.count}"
+
+
 class Part(nn.Module):
     """A module that is no part of the model that holds it."""
 
@@ -164,6 +208,10 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "several dictionaries": (lambda: ChainMap({"a": 1}, {}), lambda one: one.__setitem__("a", 2)),
     "a dictionary that makes entries": (lambda: defaultdict(list), lambda one: one["a"].append(1)),
     "counts": (lambda: Counter("ab"), lambda one: one.update("b")),
+    "what passes for a list": (lambda: PassingFor([1]), lambda one: one.append(2)),
+    "what passes for a dictionary": (lambda: PassingFor({"a": [1]}), lambda one: one["a"].append(2)),
+    "what passes for a set": (lambda: PassingFor({1}), lambda one: one.add(2)),
+    "an object that answers to every name": (AnsweringToAll, counted),
     "bytes": (lambda: bytearray(b"ab"), lambda one: one.append(1)),
     "an array of Python's": (lambda: array("d", [float("nan"), 1]), lambda one: one.__setitem__(1, 2)),
     "a namespace": (lambda: SimpleNamespace(count=0), counted),
