@@ -89,7 +89,7 @@ class KeptState:
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
         before = [(part, self._attributes_of(part, TORCHS_OWN)) for part in parts]
-        before += [(one, self._attributes_of(one)) for one in self._beside if not isinstance(one, type)]
+        before += [(one, self._attributes_of(one)) for one in self._beside]
         buffered = [(part._buffers, set(part._buffers)) for part in parts]
         classes = ClassValues((*parts, *self._beside))
         staying = [FirstValue.of(one, self._own) for one in self._staying]

@@ -313,6 +313,19 @@ class SlackeningInItsClass:
         return nn.functional.cross_entropy(outputs, targets, reduction="none") / cls.calls
 
 
+class SlackeningByAPart(nn.Module):
+    """Counts in an attribute of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Identity()
+        self.part.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.part.calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") / self.part.calls
+
+
 def slackening(outputs: Tensor, targets: Tensor) -> Tensor:
     slackening.calls = getattr(slackening, "calls", 0) + 1  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(outputs, targets, reduction="none") / slackening.calls  # type: ignore[attr-defined]
@@ -322,6 +335,7 @@ SLACKENING: list[Callable[[], Any]] = [
     Slackening,
     lambda: Slackening().__call__,
     SlackeningModule,
+    SlackeningByAPart,
     lambda: slackening,
     SlackeningInSlots,
     SlackeningInItsClass,

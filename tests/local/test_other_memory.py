@@ -432,6 +432,21 @@ def test_what_is_written_in_shared_memory_and_put_back_is_followed_side_by_side(
     assert relative_difference(found, expected) < 1e-12
 
 
+class BesideStatistics(SharedStatistics):
+    """Such values that do not travel, beside statistics that do."""
+
+    def __init__(self) -> None:
+        super().__init__("buffer", "table", travels=False)
+        self.norm = nn.BatchNorm1d(16)
+
+    def within(self, x: Tensor) -> Tensor:
+        return self.norm(super().within(x))
+
+
+def test_what_shares_memory_and_stays_may_be_written_beside_buffers_that_travel() -> None:
+    assert_trained_as_alone(BesideStatistics)
+
+
 class Grown(Net):
     """What is a view of a buffer first, the forward pass makes anew and writes to."""
 
@@ -466,6 +481,25 @@ class FormerMean(Net):
             self.last = self.keep(self.mean)
             self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         return y
+
+
+class FormerMeanInNew(Net):
+    """Keeps the former mean in an attribute that its first pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def within(self, x: Tensor) -> Tensor:
+        self.last = self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.b(x)
+
+
+def test_a_former_buffer_in_an_attribute_that_is_new_is_refused() -> None:
+    model, source, tasks = set_up(FormerMeanInNew)
+    with pytest.raises(UserError, match=r"keeps its former buffer mean in last .* keep a copy"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
 
 
 @pytest.mark.parametrize("how", [how for how in KEPT if how != "a row"])

@@ -16,10 +16,11 @@ from fedmpi.common.registry import resolve
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import forward_traits
+from fedmpi.local.traits import check_type, forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
+from tests.local.stacks import CLASSES, TEXTS
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, relative_error, summed, tasks_of
 
 
@@ -299,6 +300,14 @@ def test_a_model_that_computes_gradients_within_is_trained_and_evaluated(way: st
     module = run.model.eval()
     found = functional.cross_entropy(module(torch.from_numpy(x[20:])).detach(), torch.from_numpy(y[20:]))
     assert run.summary["final"]["test_loss"] == pytest.approx(float(found))
+
+
+def test_a_model_of_texts_may_be_of_another_type_for_its_samples_are_none() -> None:
+    model = FlatModel(nn.Sequential(nn.EmbeddingBag(60, 8), nn.Linear(8, CLASSES)).double())
+    forward_traits(model, TEXTS)
+    check_type(model, TEXTS)
+    with pytest.raises(UserError, match=r"^the model's values are torch\.float64, but samples come as float32"):
+        check_type(FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).double()), SMALL_IMAGES)
 
 
 class Table(nn.Linear):
