@@ -115,7 +115,8 @@ class FirstValue:
             return bytes(now) != bytes(content)
         if isinstance(value, dict):
             found = dict(_method(now, "items")())
-            return list(found) != list(content) or any(first.changed(found[key]) for key, first in content.items())
+            same = found.keys() == content.keys() and list(map(hash, found)) == list(map(hash, content))  # and order
+            return not same or any(first.changed(found[key]) for key, first in content.items())
         entries = list(_method(now, "__iter__")())
         return len(entries) != len(content) or any(map(FirstValue.changed, content, entries))
 

@@ -106,6 +106,11 @@ def lengthened(row: Row) -> None:
     row.longest = 5
 
 
+def rekeyed(held: dict[Tensor, int]) -> None:
+    held.clear()
+    held[torch.ones(2)] = 1
+
+
 def counted(meter: Any) -> None:
     meter.count += 1
 
@@ -208,6 +213,7 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "several dictionaries": (lambda: ChainMap({"a": 1}, {}), lambda one: one.__setitem__("a", 2)),
     "a dictionary that makes entries": (lambda: defaultdict(list), lambda one: one["a"].append(1)),
     "counts": (lambda: Counter("ab"), lambda one: one.update("b")),
+    "a dictionary by tensors": (lambda: {torch.zeros(2): 1}, rekeyed),
     "what passes for a list": (lambda: PassingFor([1]), lambda one: one.append(2)),
     "what passes for a dictionary": (lambda: PassingFor({"a": [1]}), lambda one: one["a"].append(2)),
     "what passes for a set": (lambda: PassingFor({1}), lambda one: one.add(2)),
