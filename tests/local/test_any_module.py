@@ -76,9 +76,13 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
     assert report.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-5 if dtype == torch.float32 else 1e-11)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float64) for name in (*MODULES, *BUILT_IN)]
+    + [(name, torch.float32) for name in BUILT_IN]
+    + [pytest.param(name, torch.float32, marks=pytest.mark.slow) for name in MODULES],
+)
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
 
