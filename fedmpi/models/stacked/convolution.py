@@ -228,7 +228,7 @@ def _one_column(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
     row of the outputs alone where it takes images or filters for such that lie pixel by pixel (torch 2.13)."""
     stride, padding, dilation, *_ = arguments
     steps = x.shape[3] + 2 * padding[1] - dilation[1] * (value.shape[4] - 1) - 1
-    return x.shape[1] == 1 and steps < stride[1] > 1
+    return x.shape[1] == 1 and stride[1] > 1 and steps < stride[1]
 
 
 def _of_one_order(values: Tensor) -> Tensor:
