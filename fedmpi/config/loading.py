@@ -60,7 +60,10 @@ class Config(ConfigTables):
                 super().__init__(**nested(table, "Config"))
         except ValidationError as error:
             raise UserError(f"{sentence(error)}{_of_the_same_name(table, error)}") from error
-        _refuse_meaningless(self, {key: "Config" for key in own if not _says_nothing_new(self, key, own)})
+        if meaningless := [key for key in own if why_meaningless(self, key) is not None]:
+            preset = {} if self.preset is None else preset_values(self.preset, own)
+            news = [key for key in meaningless if not _says_nothing_new(self, key, own[key], preset)]
+            _refuse_meaningless(self, dict.fromkeys(news, "Config"))
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -220,16 +223,16 @@ def _names_words(error: ErrorDetails, first: ErrorDetails) -> bool:
     return error["type"] == "literal_error" and error["loc"][:2] == first["loc"][:2]
 
 
-def _says_nothing_new(config: Config, key: str, given: Values) -> bool:
+def _says_nothing_new(config: Config, key: str, given: Any, preset: Values) -> bool:
     """Whether a value is the default or the preset's: complete configurations hold these of all keys (`model_dump`)."""
     table, _, name = key.partition(".")
     field = type(getattr(config, table)).model_fields.get(name) if name else None
-    if field is None or why_meaningless(config, key) is None:
+    if field is None:
         return False
     as_it_was = [field.get_default(call_default_factory=True)]
-    if config.preset is not None:
-        as_it_was += [value for of, value in preset_values(config.preset, given).items() if of == key]
-    return given[key] in as_it_was or getattr(getattr(config, table), name) in as_it_was
+    if key in preset:
+        as_it_was.append(preset[key])
+    return given in as_it_was or getattr(getattr(config, table), name) in as_it_was
 
 
 def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:
