@@ -14,6 +14,26 @@ from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
 
 @dataclass(frozen=True)
+class Understood:
+    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by `inspect`.
+
+    Parameters
+    ----------
+    sample : str
+        What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``;
+        empty where the data set's name says it.
+    target : str
+        What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``.
+    unused : tuple of (str, str)
+        Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``.
+    """
+
+    sample: str = ""
+    target: str = ""
+    unused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class RawDataset:
     """One data set as read from its official files; n training rows, C classes.
 
@@ -46,7 +66,8 @@ class RawDataset:
         ``read(rows)`` gives the features (r, \\*feature_shape) of the given training rows (int64, in any order); its
         memory is bounded by the rows asked for.
     test_x, test_y : arrays (t, \\*feature_shape) and int64 (t,)
-        The test part; test_y (t, \\*target_shape) where targets are no classes.
+        The test part; test_y (t, \\*target_shape) where targets are no classes. No rows where the files have no test
+        part: `data_prep.holdout` then takes one from the training rows.
     skipped : int
         Training and test rows of the official files that could not be read.
     licence, citation : str
@@ -74,6 +95,10 @@ class RawDataset:
         What is to be learned (`fedmpi.data.schema.TARGETS`).
     target_shape : tuple of int
         Of one row's target: (L,) of tokens, (C,) of labels, () or any other of numbers.
+    understood : Understood
+        What the reader took the files for.
+    groups : int64 (n,) or None
+        Group of every training row, 0 ... G-1, where `ReadOptions.split` names a column.
     read_targets : callable or None
         ``read_targets(rows)`` gives the targets (r, \\*target_shape) of the given training rows, as `read` does the
         features: whole numbers of tokens (-1 at positions that count nowhere), 0 and 1 or numbers between them of
@@ -109,6 +134,8 @@ class RawDataset:
     targets: str = "classification"
     target_shape: tuple[int, ...] = ()
     read_targets: Callable[[Ints], AnyArray] | None = None
+    understood: Understood = Understood()
+    groups: Ints | None = None
 
     @property
     def has_classes(self) -> bool:

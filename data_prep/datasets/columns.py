@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.base import Tally
+from data_prep.datasets.raw_files import part_of
 from fedmpi.common.errors import UserError, raised
 
 SUFFIXES = (".parquet", ".arrow")
 BLOCK_ROWS = 1024
-PARTS = {"train": ("train", "training"), "test": ("test", "testing"), "valid": ("validation", "valid", "val", "dev")}
-"""Words in the names of files, or of the folders above them, by the part that they mean."""
 LIST = re.compile(r"(?:large_|fixed_size_)?list<[^<>]*: (\w+)(?: not null)?>(?:\[\d+\])?")
 
 
@@ -63,7 +62,7 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
         raise UserError(f"no {' or '.join(SUFFIXES)} file in {raw}; --raw must name such a file, or a folder of them")
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": []}
     for path in found:
-        parts[_part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name))].append(path)
+        parts[part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name)) or "train"].append(path)
     if not parts["train"]:
         raise UserError(f"{raw} holds no training file; files named test or validation alone are none")
     if parts["valid"] and parts["test"]:
@@ -83,15 +82,6 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
                     "the same names in the same order"
                 )
     return ColumnFiles(tuple(parts["train"]), test, columns, names)
-
-
-def _part_of(path: Path) -> str:
-    words = [word for part in reversed(path.parts) for word in re.split(r"[^a-z]+", part.lower())]
-    for word in words:
-        for part, synonyms in PARTS.items():
-            if word in synonyms:
-                return part
-    return "train"
 
 
 def _column_list(columns: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import os
+import re
 import tempfile
 import weakref
 import zlib
@@ -24,8 +25,20 @@ BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
 """Bytes of a line of text: what is unzipped may be much longer than the file."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+PART_WORDS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "valid": ("validation", "valid", "val", "dev"),
+}
+"""Words in the names of files and folders, in any case, by the part of the data that they mean."""
 # The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
 TEST_ROWS = Streams(0)
+
+
+def part_of(path: Path) -> str | None:
+    """The part ("train", "test" or "valid") that the words of a relative path mean, the last folder or file first."""
+    words = [word for name in reversed(path.parts) for word in re.split(r"[^a-z]+", name.lower())]
+    return next((part for word in words for part, known in PART_WORDS.items() if word in known), None)
 
 
 def folder_of(raw: Path) -> Path:
