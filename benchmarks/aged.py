@@ -40,7 +40,6 @@ SETTINGS = {
     "checkpoint.every": TURN,
     "local.engine": "sequential",
     "cluster.threads": 1,
-    "cluster.watchdog": "off",
     "logging.tensorboard": False,
 }
 

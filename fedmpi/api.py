@@ -16,9 +16,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ import numpy as np
 from torch import nn
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.living import is_loss
 from fedmpi.cluster.on_server import on_server
 from fedmpi.common.arithmetic import process_as_before
 from fedmpi.common.errors import RunFailure, UserError
@@ -38,20 +37,18 @@ from fedmpi.config.loading import given_config
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
-from fedmpi.process.exit_codes import ending_together
+from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
-from fedmpi.process.watchdog import watched
 from fedmpi.records.client_table import Columns, concatenated, read_clients
 from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.reading import ending_of, read_records, read_summary
-from fedmpi.records.recorder import Recorder, open_recorder
+from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
-from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import log_setup, opening_lines
 
 _one_at_a_time = threading.RLock()
@@ -205,9 +202,7 @@ def run(
         with ending_together():
             wanted = _Wanted.checked(out, resume, on_round, progress, stop)
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
-            recovery = Recovery() if loaded.cluster.on_rank_failure == "shrink" else None
-        attempt = partial(_attempt, loaded, wanted)
-        return attempt(None) if recovery is None else recovery.run(attempt)
+        return _connected(loaded, wanted)
 
 
 @dataclass(frozen=True)
@@ -242,20 +237,18 @@ class _Wanted:
         return cls(out, resume, on_round, progress, stop)
 
 
-def _attempt(config: Config, wanted: _Wanted, recovery: Recovery | None) -> Run:
-    """The run on the ranks that live: its end, or RankLost where another of them dies."""
+def _connected(config: Config, wanted: _Wanted) -> Run:
+    """Return the finished run of this rank, after joining the other ranks."""
     folder = wanted.folder
-    with ExitStack() as after, ending_together(), recovery.surviving() if recovery is not None else nullcontext():
+    with ExitStack() as after, ending_together():
         cluster = Cluster.connect(reduction=config.cluster.reduction)
         after.callback(cluster.close)
-        if recovery is not None:
-            recovery.meet(cluster)
-        after.enter_context(watched(cluster, config))
+        rearm = after.enter_context(stall_timeout(config.cluster.stall_timeout if cluster.size > 1 else 0.0))
         # before anything takes long:
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
-        return _run(experiment, wanted, recovery)
+        return _run(experiment, wanted, rearm)
 
 
 @contextmanager
@@ -286,13 +279,13 @@ def _configured(
 
 
 @_exits_refused()
-def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> Run:
+def _run(experiment: Experiment, wanted: _Wanted, rearm: Callable[[], None]) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
-    recorder = _open_recorder(experiment, wanted, recovery)
+    recorder = open_recorder(cluster, wanted.folder, config, wanted.resume, experiment.model.module)
     try:
         with _exits_refused():  # here, so that the log tells what it makes of them
             log_setup(experiment)
-            if wanted.progress and cluster.is_server and not (recovery is not None and recovery.losses):
+            if wanted.progress and cluster.is_server:
                 print("\n".join(map(paragraph, opening_lines(experiment, wanted.folder))), flush=True)
             simulation = Simulation(
                 experiment,
@@ -300,11 +293,11 @@ def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> 
                 on_round=wanted.on_round,
                 stop=wanted.stop,
                 progress=wanted.progress,
-                recovery=recovery,
+                rearm=rearm,
             )
             ending = simulation.run()
     except Exception as error:
-        if recorder is not None and (recovery is None or not is_loss(error)):
+        if recorder is not None:
             recorder.failed(error)
         raise
     finally:
@@ -327,17 +320,6 @@ def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> 
         folder=Path(where) if where else None,
         ending=ending,
     )
-
-
-def _open_recorder(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> Recorder | None:
-    """The recorder on rank 0; a run that has had the folder before goes on with what it has left there."""
-    cluster, config, module = experiment.cluster, experiment.config, experiment.model.module
-    if recovery is None:
-        return open_recorder(cluster, wanted.folder, config, wanted.resume, module)
-    begun, recovery.begun = recovery.begun, recovery.begun or cluster.is_server
-    recorder = open_recorder(cluster, wanted.folder, config, wanted.resume or begun, module)
-    recovery.begun = True
-    return recorder
 
 
 def _from_server(cluster: Cluster, values: Any) -> Any:

@@ -1,9 +1,8 @@
 """All that touches MPI: the ranks, typed collectives, sums, relays, polite waiting, and the end of a job."""
 
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.ending import abort_job, agree_on_end, leave, world_rank
+from fedmpi.cluster.ending import abort_job, agree_on_end, world_rank
 from fedmpi.cluster.launcher import Launch, LauncherMismatch, read_launch, start_mpi
-from fedmpi.cluster.living import RankLost
 from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.resources import choose_device
 from fedmpi.cluster.world import Cluster, who_runs
@@ -14,11 +13,9 @@ __all__ = [
     "RankGroup",
     "Launch",
     "LauncherMismatch",
-    "RankLost",
     "abort_job",
     "agree_on_end",
     "choose_device",
-    "leave",
     "read_launch",
     "start_mpi",
     "who_runs",

@@ -9,12 +9,10 @@ only when all have run in turns: with more ranks than cores both cost millisecon
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fedmpi.cluster.living import why_fatal
 from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.types import Bytes
@@ -101,8 +99,6 @@ class Board:
 def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board | None:
     """The board of this node, where every node can have one; the same kind of answer on all ranks of the world.
 
-    A job that is to outlive the death of a rank has none: MPI tells of deaths to those who wait in MPI.
-
     Parameters
     ----------
     node, world : Intracomm
@@ -111,8 +107,7 @@ def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board 
     """
     from mpi4py import MPI
 
-    outlives = why_fatal(MPI.Get_library_version(), os.environ) is None
-    if not _everywhere(world, semaphores_work() and not lacking and not outlives):
+    if not _everywhere(world, semaphores_work() and not lacking):
         return None
     try:
         board: Board | None = Board(node)

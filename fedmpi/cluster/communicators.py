@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.cluster.living import opened
 from fedmpi.cluster.resources import core_mask, cores_allowed
 from fedmpi.cluster.waiting import meet, wait_until
 
@@ -45,13 +44,13 @@ class Communicators:
 
     @classmethod
     def split(cls, comm: MPI.Intracomm) -> Communicators:
-        """Make them out of COMM_WORLD, or what is left of it."""
+        """Make them out of COMM_WORLD."""
         from mpi4py import MPI
 
-        world = opened(comm.Dup())
-        node = opened(cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)))
+        world = comm.Dup()
+        node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
         leads = node.rank == 0
-        leaders = opened(cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank)))
+        leaders = cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank))
         nodes = total(world, int(leads))
         masks = np.zeros((node.size, len(core_mask())), bool)
         node.Allgather(core_mask(), masks)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from fedmpi.cluster.buffers import CHUNK
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.living import opened, stopped, until_stopped
 from fedmpi.cluster.pending_sends import LONGEST_SLEEP_IN_MESSAGE, SLEEP_BESIDE_WORK, calls_from_threads
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.types import Bytes, Floats, Ints
@@ -50,7 +49,7 @@ class DealtRows:
     """
 
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
-        self._comm = None if world is None else opened(world.Dup())
+        self._comm = None if world is None else world.Dup()
         self._rank = 0 if world is None else world.rank
         self._moved = moved
         self._borders: Ints = np.zeros(2, np.int64)
@@ -141,8 +140,7 @@ class DealtRows:
         """Free the communicator; collective."""
         self._end_thread()
         if self._comm is not None:
-            if not stopped():
-                self._comm.Free()
+            self._comm.Free()
             self._comm = None
         self._slabs = []
 
@@ -191,10 +189,9 @@ class DealtRows:
                     self._comm.Recv(row[start : start + CHUNK], source=sender)
 
     def _receive_along(self) -> None:
-        with until_stopped():
-            while self._receiving:
-                self._take_in()
-                time.sleep(SLEEP_BESIDE_WORK)
+        while self._receiving:
+            self._take_in()
+            time.sleep(SLEEP_BESIDE_WORK)
 
     def _end_thread(self) -> None:
         self._receiving = False

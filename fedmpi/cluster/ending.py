@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import ModuleType
 from typing import NoReturn
 
 import numpy as np
 
-from fedmpi.cluster.living import has_shrunk, is_loss, living_communicator, running_mpi
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.errors import UNWRITABLE
 
@@ -23,8 +23,8 @@ SECONDS_FOR_ABORT = 2.0
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
     """Wait politely for the other ranks to end, and compare how.
 
-    Every rank that ends in order calls this once. It uses COMM_WORLD (after a loss what is left of it), which nothing
-    else in fedmpi communicates on.
+    Every rank that ends in order calls this once. It uses COMM_WORLD, on which nothing else in fedmpi
+    communicates.
 
     Parameters
     ----------
@@ -38,21 +38,15 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
     Returns
     -------
     bool
-        True if all ranks came with the same code and digest; True also when there is no other rank. False where one has
-        died, as far as MPI tells.
+        True if all ranks came with the same code and digest; True also when there is no other rank.
     """
-    mpi, comm = running_mpi(), living_communicator()
-    if mpi is None or comm is None or comm.Get_size() == 1:
+    mpi = running_mpi()
+    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
         return True
     mine = np.array([code, -code, digest, -digest], np.int64)
     most = np.empty_like(mine)
-    try:
-        if not wait_until(comm.Iallreduce(mine, most, op=mpi.MAX).Test, limit):
-            return False
-    except mpi.Exception as error:
-        if is_loss(error):
-            return False
-        raise
+    if not wait_until(mpi.COMM_WORLD.Iallreduce(mine, most, op=mpi.MAX).Test, limit):
+        return False
     return bool(np.array_equal(mine, most))
 
 
@@ -81,17 +75,13 @@ def abort_anyway(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process in order with this exit code; after deaths without ending MPI, which might wait for the dead."""
-    if has_shrunk():
-        with suppress(*UNWRITABLE):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
 def world_rank() -> int | None:
-    """This rank among those that live of a running job of several ranks, else None."""
-    comm = living_communicator()
-    return comm.Get_rank() if comm is not None and comm.Get_size() > 1 else None
+    """Return this rank of a running job of several ranks, else None."""
+    mpi = running_mpi()
+    return mpi.COMM_WORLD.Get_rank() if mpi is not None and mpi.COMM_WORLD.Get_size() > 1 else None
+
+
+def running_mpi() -> ModuleType | None:
+    """Return `mpi4py.MPI` if it is loaded, started and not finalized; never loads it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None

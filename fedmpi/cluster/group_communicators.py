@@ -18,7 +18,6 @@ import numpy as np
 
 from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.living import opened
 from fedmpi.cluster.pending_sends import PendingSends, progress_beside_work
 from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.waiting import meet
@@ -147,7 +146,7 @@ class Groups:
         meet_members(self._world, ranks, tag)
         world = self._world.Get_group()
         members = world.Incl(ranks)
-        comm = opened(self._world.Create_group(members, tag))
+        comm = self._world.Create_group(members, tag)
         members.Free()
         world.Free()
         return comm
@@ -156,4 +155,4 @@ class Groups:
         """Make the communicator of the groups that have none of their own, when they first occur; collective."""
         if self._common is None and self._world is not None:
             meet(self._world)
-            self._common = opened(self._world.Dup())
+            self._common = self._world.Dup()

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedmpi.cluster.living import until_stopped
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.types import Bytes
 
@@ -78,7 +77,7 @@ class PendingSends:
 
     def _push_along(self) -> None:
         assert self._progress is not None
-        with until_stopped(), self._changed:
+        with self._changed:
             while not self._flushed:
                 if any(self._test() for _ in range(TESTS_PER_PUSH)):
                     self._progress()

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedmpi.common.activity import activity
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -59,11 +57,7 @@ def wait_until(
     for _ in range(1 if long else EAGER_TESTS):
         if arrived():
             return True
-    activity.wait(True)
-    try:
-        return _poll(arrived, limit, pause or partial(_sleep, longest_sleep), 0.0 if long else YIELDING_SECONDS)
-    finally:
-        activity.wait(False)
+    return _poll(arrived, limit, pause or partial(_sleep, longest_sleep), 0.0 if long else YIELDING_SECONDS)
 
 
 def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None], yielding: float) -> bool:

@@ -23,12 +23,9 @@ from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.free_memory import free_memory
 from fedmpi.cluster.group_communicators import Groups
-from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, remove_leftovers
-from fedmpi.cluster.living import living_communicator, stopped
 from fedmpi.cluster.pages import PAGE, PAGES, Pages
-from fedmpi.cluster.pending_sends import calls_from_threads
 from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.reduction_choice import build_sum, shared_memory_lacks
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
@@ -116,12 +113,12 @@ class Cluster:
             log.info("one process: no MPI is installed")
             return cls(None, "none", reduction)
         claim()
-        library, living = short_version(mpi.Get_library_version()), living_communicator()
-        if living is None or living.Get_size() == 1:
+        library, world = short_version(mpi.Get_library_version()), mpi.COMM_WORLD
+        if world.Get_size() == 1:
             log.info("one process (%s)", library)
             remove_leftovers()
             return cls(None, library, reduction)
-        cluster = cls(Communicators.split(living), library, reduction)
+        cluster = cls(Communicators.split(world), library, reduction)
         if cluster.node_rank == 0:
             remove_leftovers()
         if cluster.is_server:
@@ -312,13 +309,6 @@ class Cluster:
         self._comms.world.Allreduce(counts, summed)
         return BytesMoved(*(int(count) for count in summed))
 
-    def heartbeat(self, values: int) -> Heartbeat | None:
-        """Signs of life of `values` integers between the ranks; None for one process, or where MPI takes no calls from
-        threads beside the main one. Collective."""
-        if self._comms is None or not calls_from_threads():
-            return None
-        return Heartbeat(self._comms.world, values)
-
     def threads_for_rank(self) -> int:
         """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
@@ -349,7 +339,7 @@ class Cluster:
         return device
 
     def close(self) -> None:
-        """Free buffers, groups and communicators; collective. Where a rank has died they are left to MPI.
+        """Free buffers, groups and communicators; collective.
 
         What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
         safe only if the sender closes (or reduces) before it ends.
@@ -357,15 +347,14 @@ class Cluster:
         if self._dealt is not None:
             self._dealt.close()
             self._dealt = None
-        if not stopped():
-            self._groups.close()
-            for summed in self._sums.values():
-                summed.close()
-            if self._comms is not None:
-                for shared in (self._announced_pages, self._broadcast_pages, self._board):
-                    if shared is not None:
-                        shared.close()
-                self._comms.free()
+        self._groups.close()
+        for summed in self._sums.values():
+            summed.close()
+        if self._comms is not None:
+            for shared in (self._announced_pages, self._broadcast_pages, self._board):
+                if shared is not None:
+                    shared.close()
+            self._comms.free()
         self._sums, self._current, self._comms = {}, None, None
         self._board = self._broadcast_pages = self._announced_pages = None
         release()

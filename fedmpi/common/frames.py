@@ -1,8 +1,7 @@
-"""Which lines of a traceback are the user's, and in which line a thread is."""
+"""Which lines of a traceback are the user's."""
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,13 +42,3 @@ def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_
             theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
         found = f"{frame.filename}:{frame.lineno}" if theirs else found
     return found
-
-
-def place_of(thread: int) -> str:
-    """The line of code that a thread is in, "file:line": the innermost of the user's own, where there is one."""
-    frame, frames = sys._current_frames().get(thread), []
-    while frame is not None:
-        code = frame.f_code
-        frames.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False))
-        frame = frame.f_back
-    return innermost(reversed(frames)) or (f"{frames[0].filename}:{frames[0].lineno}" if frames else "its end")

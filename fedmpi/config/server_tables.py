@@ -245,17 +245,9 @@ class ClusterTable(Table):
     """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, less what other
     processes keep busy at the start, and one where a step is too small for more. Name it where two runs shall agree in
     their last bits; with aggregation.exact it is one."""
-    watchdog: Literal["off", "warn", "end"] = "warn"
-    """What is done about a rank that the others wait for and that does nothing any more (stopped, in an endless loop,
-    on a file system that hangs). warn: say which, where and since when; end: also end the job, with exit code 1. A rank
-    whose process is gone ends the job with both."""
-    on_rank_failure: Literal["end", "shrink"] = "end"
-    """What becomes of the job when the process of a rank dies. end: it ends, and --resume goes on from the last
-    checkpoint; shrink: the other ranks take over its clients and do the round at work again, with the same result (to
-    the bit with aggregation.exact). Shrinking takes Open MPI, started as `mpiexec --with-ft ulfm`."""
-    patience: Annotated[Positive, limits(0.01, 10**6, "a million seconds are eleven days")] = 60.0
-    """Seconds that the watchdog adds to ten times the longest round so far; before there is one, it warns after these
-    and ends after thirty times as many."""
+    stall_timeout: Annotated[NonNegative, limits(0, 10**7, "ten million seconds are four months")] = 3600.0
+    """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
+    job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""

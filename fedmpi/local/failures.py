@@ -10,21 +10,27 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.frames import innermost
 
 log = logging.getLogger("fedmpi")
 
+_round: int | None = None
+"""The round that this process is in; None before the first one."""
 LARGEST_LOSS = 2.0**40
 """Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""
+
+
+def enter_round(round: int | None) -> None:
+    """Note the round that messages about failures name."""
+    global _round
+    _round = round
 
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
     """Turn an exception into a ClientFailure that names client, rank and round; a UserError passes as it is, a
     PartFailure with the client named."""
-    activity.work_on(client)
     try:
         yield
     except (ClientFailure, UserError):
@@ -34,7 +40,7 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
-        round = None if activity.round < 0 or isinstance(cause, Divergence) else activity.round
+        round = None if isinstance(cause, Divergence) else _round
         where = innermost(traceback.extract_tb(cause.__traceback__))
         raise ClientFailure(client, rank, cause, where, round) from cause
 
@@ -88,4 +94,4 @@ def check_update(delta: Tensor, lr: float) -> None:
 
 
 def _moment() -> str:
-    return f" in round {activity.round}" if activity.round >= 0 else ""
+    return "" if _round is None else f" in round {_round}"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.generators import drawn_from, generator_states
 from fedmpi.common.registry import Part
@@ -238,7 +237,6 @@ class MergedEngine:
                 total.added()
                 self._check(losses, clients[part], rule)
                 first = part.stop
-                activity.go_on()
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
         self.model.check_bound_values()

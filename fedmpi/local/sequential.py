@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.failures import OnDivergence, check_loss, named_client
@@ -213,7 +212,6 @@ class SequentialEngine:
                 losses.add_(loss, alpha=rows)
             report.steps += 1
             report.loss_count += rows
-            activity.go_on()
         if not on_cpu:
             report.loss_sum = float(losses)
 

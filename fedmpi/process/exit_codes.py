@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after sa
 
 from __future__ import annotations
 
+import faulthandler
 import resource
 import socket
 import sys
@@ -19,10 +20,8 @@ from zlib import crc32
 
 from fedmpi.cluster import (
     LauncherMismatch,
-    RankLost,
     abort_job,
     agree_on_end,
-    leave,
     read_launch,
     start_mpi,
     world_rank,
@@ -83,23 +82,20 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
         if not shared:
             _print_error(why)
             abort_job(code)
-    leave(_end(code, why))
+    sys.exit(_end(code, why))
 
 
 @contextmanager
 def ending_together() -> Iterator[None]:
     """Within, in a job of several ranks: an exception that not all of them raise alike ends the job at once.
 
-    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter. So is
-    `RankLost`, after which the ranks that live go on.
+    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter.
     """
     launch = read_launch()
     if launch is not None and launch.size > 1:
         start_mpi()
     try:
         yield
-    except RankLost:
-        raise
     except BaseException as error:
         if world_rank() is not None:
             code, why, shared = _ending_of(error)
@@ -109,6 +105,35 @@ def ending_together() -> Iterator[None]:
                 _print_error(why or ENDS_ALONE.format(code))
                 abort_job(code or OUR_FAULT)
         raise
+
+
+@contextmanager
+def stall_timeout(seconds: float) -> Iterator[Callable[[], None]]:
+    """End this rank with exit code 1 when the yielded function is not called for a number of seconds.
+
+    Every rank of a job arms its own timer, so each prints the line of code that every one of its threads is in, and
+    the launcher ends the job.
+
+    Parameters
+    ----------
+    seconds : float
+        `cluster.stall_timeout`; 0 never ends the rank.
+    """
+    armed = float("-inf")
+
+    def rearm() -> None:
+        nonlocal armed
+        now = time.monotonic()
+        if seconds and now - armed > seconds / 10:  # arming starts a thread
+            armed = now
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+
+    rearm()
+    try:
+        yield rearm
+    finally:
+        if seconds:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _ending_of(error: BaseException) -> tuple[int, str, bool]:

@@ -5,11 +5,10 @@ it says who that is, and its time of modification is renewed every few seconds. 
 number, which the file system grants to one process only (O_CREAT | O_EXCL: so on local disks, NFS from version 3 on and
 Lustre); no lock of the file system's is needed. A run that ends in order sets the time to 0.
 
-A holder on this machine is dead when its process is gone. So is an earlier turn of the same SLURM job, and a rank of
-this job of whose death MPI has told. Of any other one
-only the time of its last sign of life is known, by the clock of the file system: after `LAPSES` seconds without one it
-has lost its hold. Should it live after all (a stopped process, a node that was cut off), it notices that before it
-writes anything, and ends.
+A holder on this machine is dead when its process is gone. So is an earlier turn of the same SLURM job. Of any other
+one only the time of its last sign of life is known, by the clock of the file system: after `LAPSES` seconds without
+one it has lost its hold. Should it live after all (a stopped process, a node that was cut off), it notices that before
+it writes anything, and ends.
 """
 
 from __future__ import annotations
@@ -38,13 +37,6 @@ ATTEMPTS = 5
 """To make the next number, while others do so too."""
 _held: set[tuple[int, int]] = set()
 """The files of the folders that this process holds, by device and inode."""
-_dead: set[Process] = set()
-"""Processes that have died, of other hosts too, as MPI has reported."""
-
-
-def take_for_dead(process: Process) -> None:
-    """What this process holds can be taken over at once: MPI reports that it has died, or is cut off."""
-    _dead.add(process)
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class Holder:
 
     def alive(self) -> bool:
         """Whether it must be taken to write to the folder still."""
-        if not self.last_heartbeat or self._is_copy() or self._known_dead():
+        if not self.last_heartbeat or self._is_copy():
             return False
         if self._here() and self.facts.get("pid") == os.getpid():
             return _identity(self.path) in _held  # not one that a full or lost disk kept from being released
@@ -87,10 +79,6 @@ class Holder:
         if self._earlier_turn():
             return False
         return _clock(self.path.parent) - self.last_heartbeat < LAPSES
-
-    def _known_dead(self) -> bool:
-        host, pid, began = (self.facts.get(key) for key in ("host", "pid", "began"))
-        return any((dead.host, dead.pid, dead.started) == (host, pid, began) for dead in _dead)
 
     def _here(self) -> bool:
         return self.facts.get("machine") is not None and self.facts["machine"] == _machine()

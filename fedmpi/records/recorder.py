@@ -157,7 +157,7 @@ class Recorder:
         for sentence in not_repeatable(self.config):
             log.warning("%s", sentence)
 
-    def resume(self, data: str = "", remembered: Checkpoint | None = None) -> Checkpoint | None:
+    def resume(self, data: str = "") -> Checkpoint | None:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
 
         Called once, before the first record is written.
@@ -166,8 +166,6 @@ class Recorder:
         ----------
         data : str
             The digest of the data; the checkpoint's is in the entry "data" of its header.
-        remembered : Checkpoint, optional
-            One in memory, taken where the folder holds none that is newer.
 
         Raises
         ------
@@ -177,8 +175,6 @@ class Recorder:
         """
         with self._writing():
             checkpoint = newest_checkpoint(self.checkpoints)
-            if remembered is not None and (checkpoint is None or checkpoint.next_round <= remembered.next_round):
-                checkpoint = remembered
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
                     f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
@@ -302,13 +298,6 @@ class Recorder:
     def note_clients(self, table: client_table.Columns) -> None:
         """Keep rows about single clients, to be written with the next checkpoint or at the end."""
         self.clients.add(table)
-
-    def bring_to_disk(self) -> None:
-        """Write the rows about clients that wait for a checkpoint, for a state that is remembered instead of one."""
-        if seen := self.clients.take():
-            self.saved()
-            with self._writing():
-                self.clients.write(seen)
 
     def saved(self) -> None:
         """Wait until the last checkpoint is on the disk."""

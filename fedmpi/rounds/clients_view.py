@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.activity import activity
 from fedmpi.common.calling import during
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.plan import Plan
@@ -246,7 +245,6 @@ class ClientsView:
 
     def _evaluated(self, t: int, clients: Ints) -> Floats:
         """The sums (k, 4) of a part's clients at the values that the model is bound to."""
-        activity.work_on(-1)
         draws = forward_traits(self.model, self.description).seeded
         x, y = self.rows.load(clients)
         while True:

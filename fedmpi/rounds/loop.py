@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from typing import Literal
 
 from fedmpi.cluster import read_launch
-from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
+from fedmpi.local.failures import enter_round
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Outlook, RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.clients_view import facts_of
 from fedmpi.rounds.listener import Listener, OnRound
-from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import round_record, summary_facts
 from fedmpi.rounds.round_sum import RankWork, RoundSum, RoundTotals
 from fedmpi.rounds.saved_state import SavedState
@@ -48,8 +47,8 @@ class Simulation:
         Asked once a round on every rank; where one says yes, all save and stop.
     progress : bool
         Whether rank 0 shows rounds as they are finished.
-    recovery : Recovery, optional
-        Of a run that goes on when ranks die.
+    rearm : callable, optional
+        Called once per round on every rank, to restart the stall timeout.
 
     Attributes
     ----------
@@ -69,7 +68,7 @@ class Simulation:
         on_round: OnRound | None = None,
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
-        recovery: Recovery | None = None,
+        rearm: Callable[[], None] | None = None,
     ):
         self.experiment = experiment
         self.cluster = experiment.cluster
@@ -89,10 +88,10 @@ class Simulation:
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),
         )
-        self.recovery = recovery
-        self.saved = SavedState(experiment, recorder, recovery)
+        self.saved = SavedState(experiment, recorder)
         self.listener = Listener(self.cluster, on_round)
         self.stop = stop or (lambda: False)
+        self.rearm = rearm or (lambda: None)
         self.progress = progress and self.cluster.is_server
         self.display: RoundDisplay | None = None
         self.outlook: Outlook | None = None
@@ -102,9 +101,7 @@ class Simulation:
 
     def run(self) -> Ending:
         """Run all rounds that are left; says why it ended."""
-        first, self.unsettled = self.saved.resume(self.model, self.history)
-        if self.recovery is not None:
-            self.recovery.went_on(first)
+        first, self.unsettled = self.saved.resume(self.model)
         data, facts, trial = self.experiment.data, self.experiment.data_facts, self.trainer.trial
         trial.recall(self.recorder.folder if self.recorder else None)
         if self.recorder is not None and first == 0 and data.description.labelled:
@@ -119,8 +116,8 @@ class Simulation:
         for t in range(first, self.config.rounds):
             started = time.perf_counter()
             self.phases = {}
-            activity.enter("plan", t)
-            self.saved.remember(t, self.model, self.history, self.unsettled)
+            self.rearm()
+            enter_round(t)
             facts.watch.look()
             plan = self._plan(t)
             work = self._work(plan)
@@ -136,11 +133,9 @@ class Simulation:
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
             if ending == "stopped" or self._checkpoint_due(t + 1, ending):
-                activity.enter("checkpoint")
                 self.saved.save(t + 1, self.model, self.history.rounds, self.unsettled)
             if ending != "finished":
                 break
-        activity.enter("end")
         if ending != "stopped":
             self.saved.check(self.model, t)
             self._settle(last=True)
@@ -160,7 +155,6 @@ class Simulation:
 
     def _work(self, plan: Plan) -> RankWork:
         """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
-        activity.enter("work")
         self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
@@ -175,18 +169,15 @@ class Simulation:
     def _inquire(self, plan: Plan) -> None:
         """Send rank 0 the numbers that its sampler uses, measured before the server step."""
         if self.decisions.inquires:
-            activity.enter("inquiry")
             with self._phase("inquire"):
                 self.decisions.inquire(plan, self.model)
 
     def _reduce(self) -> RoundTotals:
-        activity.enter("sum")
         with self._phase("reduce"):
             return self.sums.reduce()
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
-        activity.enter("step")
         with self._phase("apply"):
             self.server.take(plan, totals, self.model)
 
@@ -199,7 +190,6 @@ class Simulation:
             view.count(plan)
         if view.due(plan.round) == ended:
             return {}
-        activity.enter("client evaluation")
         with self._phase("clients"):
             table = view.look(plan, self.model)
         if view.tunes:
@@ -216,7 +206,6 @@ class Simulation:
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
         """Rank 0 keeps the round's record until its evaluation is there."""
         if self.cluster.is_server:
-            activity.enter("record")
             record = round_record(self.experiment, plan, totals, self.model) | seen
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
@@ -263,11 +252,9 @@ class Simulation:
             return
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
-            before = activity.enter("evaluation")
             parts = self.evaluation.parts
             record.update(parts.scores(self.net, self.model, record["round"]))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
-            activity.enter(PHASES[before])
 
     def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
         every = self.config.checkpoint.every
@@ -288,7 +275,7 @@ class Simulation:
             self.display.close()
         if not self.cluster.is_server:
             return
-        facts = summary_facts(self.experiment) | moved.facts() | (self.recovery.facts() if self.recovery else {})
+        facts = summary_facts(self.experiment) | moved.facts()
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:

@@ -16,13 +16,12 @@ from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve
-from fedmpi.records.checkpoint import Checkpoint, clients_file, copied
-from fedmpi.records.history import History, Record
+from fedmpi.records.checkpoint import Checkpoint, clients_file
+from fedmpi.records.history import Record
 from fedmpi.records.plugin_files import foreign_choices
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.recovery import Recovery
 
 
 class SavedState:
@@ -34,17 +33,14 @@ class SavedState:
         Whose state is saved.
     recorder : Recorder or None
         Writes and finds them, on rank 0 only; None on all ranks saves nothing.
-    recovery : Recovery, optional
-        Holds what the run goes on from after the death of a rank.
     """
 
-    def __init__(self, experiment: Experiment, recorder: Recorder | None, recovery: Recovery | None = None):
+    def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
         self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
         self.optimizer, self.view = experiment.server.optimizer, experiment.evaluation.clients
         self.watch = self.facts.watch
         self.recorder = recorder
-        self.recovery = recovery
         self._moved_before = BytesMoved()
 
     def moved(self) -> BytesMoved:
@@ -82,28 +78,12 @@ class SavedState:
         header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
         self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
 
-    def remember(self, next_round: int, model: Tensor, history: History, unsettled: Record | None) -> None:
-        """Keep the state at the start of a round in rank 0's memory, if all of it lies there; collective."""
-        if self.recovery is None or self.local.lies_with_ranks:
-            return
-        moved = self.moved()
-        if not self.cluster.is_server:
-            return
-        tensors, header = self.gathered()
-        if self.recorder is not None:
-            self.recorder.bring_to_disk()
-        counted = {"seconds": history.seconds} if self.recorder is None else self.recorder.counted()
-        facts = {"mpi_bytes": asdict(moved), "settled": history.rounds, "unsettled": unsettled}
-        self.recovery.state = copied(next_round, {"model": model, **tensors}, header | counted | facts)
-        self.recovery.history = history
-
-    def resume(self, model: Tensor, history: History) -> tuple[int, Record | None]:
+    def resume(self, model: Tensor) -> tuple[int, Record | None]:
         """The first round to run, and the record that waits for its evaluation; collective.
 
-        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state;
-        the history of a run without a folder gets its records.
+        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
         """
-        checkpoint = on_server(self.cluster, lambda: self._found(history))
+        checkpoint = on_server(self.cluster, lambda: self._found())
         with self._fitting():
             first, saved = self.share(checkpoint)
             if checkpoint is not None:
@@ -116,26 +96,18 @@ class SavedState:
             model.copy_(saved)
         return first, None if checkpoint is None else checkpoint.header.get("unsettled")
 
-    def _found(self, history: History) -> Checkpoint | None:
-        """What the run goes on from (rank 0 only): a checkpoint of its folder, or the state that was remembered."""
-        kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
-        if self.recorder is not None:
-            found = self.recorder.resume(self.facts.digest, kept)
-            own = self.net.frozen_checksum
-            if found is not None and found.header.get("frozen", own) != own:
-                raise UserError(
-                    f"the model's frozen values are others than those that {self.recorder.folder} was trained with: "
-                    "build it as it was, or choose another --out"
-                )
-            return found
-        if kept is not None and before is not None:
-            history.seconds_before = kept.header["seconds"]
-            for record in before.records[: kept.header["settled"]]:
-                history.add(record)
-            for seen in before.clients:
-                if seen["round"][0] < kept.next_round:
-                    history.see(seen)
-        return kept
+    def _found(self) -> Checkpoint | None:
+        """Return the checkpoint of the run's folder that the run resumes from, on rank 0 only."""
+        if self.recorder is None:
+            return None
+        found = self.recorder.resume(self.facts.digest)
+        own = self.net.frozen_checksum
+        if found is not None and found.header.get("frozen", own) != own:
+            raise UserError(
+                f"the model's frozen values are others than those that {self.recorder.folder} was trained with: "
+                "build it as it was, or choose another --out"
+            )
+        return found
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:

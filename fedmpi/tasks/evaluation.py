@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.activity import activity
 from fedmpi.common.calling import naming
 from fedmpi.common.registry import Part, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION
@@ -93,7 +92,6 @@ def evaluate(
             logits = outputs_of(module, x[start : start + batch_size], part)
             total += loss.total(logits, labels)
             tally.add(logits, labels)
-            activity.go_on()
     module.train(was_training)
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)

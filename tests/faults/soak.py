@@ -33,7 +33,6 @@ SETTINGS = (
     "participation.count=8",
     "model.hidden=[32]",
     "cluster.threads=1",
-    "cluster.patience=600",
     "aggregation.exact=true",
     "aggregation.optimizer=adam",
     "aggregation.lr=0.01",

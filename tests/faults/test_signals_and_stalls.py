@@ -1,14 +1,12 @@
-"""A job that is told to end, or stands still.
+"""A job that is told to end, or stalls.
 
 The first signal is never lost, however early it comes; a second one ends the job whatever it hangs in, and so does the
-watchdog, when it is to.
+stall timeout.
 """
 
 from __future__ import annotations
 
-import re
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -72,24 +70,18 @@ def test_a_second_signal_ends_a_job_whose_rank_hangs_and_the_copies_of_the_first
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stopped", "speaker"), [((2,), 0), ((0,), 1), ((0, 2), 1)])
-def test_a_job_whose_rank_is_stopped_is_ended_with_its_name_and_place(
-    stopped: tuple[int, ...], speaker: int, tmp_path: Path
+@pytest.mark.parametrize("stopped", [(2,), (0,), (0, 2)])
+def test_a_job_with_a_stopped_rank_ends_after_the_stall_timeout_and_keeps_its_checkpoint(
+    stopped: tuple[int, ...], tmp_path: Path
 ):
-    """Well before the patience is over, of which the others' limit is made."""
-    short = ("cluster.watchdog=end", "cluster.patience=600", "checkpoint.every=2", "rounds=1000000")
-    asked = choices("preset=fedavg", "logging.tensorboard=false", *short)
-    job = start_mpi_job(3, [*TRAIN, *asked, "--out", tmp_path / "RUN"])
+    short = ("cluster.stall_timeout=8", "checkpoint.every=2", "rounds=1000000")
+    job = start_mpi_job(
+        3, [*TRAIN, *choices("preset=fedavg", "logging.tensorboard=false", *short), "--out", tmp_path / "RUN"]
+    )
     wait_for_rounds(job, tmp_path / "RUN", 4)
     for rank in [rank_of_job(job, number) for number in stopped]:
         rank.suspend()
     ended = finish_job(job, SECONDS)
     assert ended.returncode == 1
-    named = ", ".join(f"rank {number} on {socket.gethostname()}" for number in stopped)
-    assert re.search(
-        rf"^rank {speaker}: error: waiting \d+ s for {named} in the \w+ of "
-        r"round \d+ \((.*; )?no sign of life for \d+ s, its process is stopped(, .*)?\): the job is ended",
-        ended.stderr,
-        re.M,
-    ), ended.stderr
+    assert "Timeout (0:00:08)!" in ended.stderr and "rounds/loop.py" in ended.stderr, ended.stderr
     assert [*(tmp_path / "RUN" / "checkpoints").iterdir()]

@@ -712,12 +712,8 @@ KEYS: dict[str, Key] = {
 OF_RANKS = ("topology.placement", "topology.balance", "server.trains", "cluster.reduction")
 """Keys that mean something on several ranks only: see `tests/keys/test_keys_of_ranks.py`."""
 
-OF_STALLS = ("cluster.watchdog", "cluster.patience")
-"""Keys that show in a job that stands still only: see tests/process/test_watchdog.py and
-tests/faults/test_signals_and_stalls.py."""
-
-OF_DEATHS = ("cluster.on_rank_failure",)
-"""Keys that show where ranks die only: see tests/mpi/test_deaths.py."""
+OF_STALLS = ("cluster.stall_timeout",)
+"""Keys that show in a stalled job only: see tests/faults/test_signals_and_stalls.py."""
 
 OF_DATA = ("task.kind",)
 """Keys whose values each go with data of their own: see tests/tasks/test_kinds.py."""

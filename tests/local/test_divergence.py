@@ -11,9 +11,8 @@ import torch
 import fedmpi
 from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.activity import activity
 from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.failures import OnDivergence
+from fedmpi.local.failures import OnDivergence, enter_round
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
@@ -165,10 +164,9 @@ def test_a_model_that_fails_on_a_client_is_named_with_its_line_and_the_round() -
     source, model = InMemorySource(SMALL_IMAGES, [5, 3]), FlatModel(Failing(36, 5))
     total, tasks = FloatSum(np.zeros(model.size, np.float32)), [ClientTask(k, None, 0.5) for k in (0, 1)]
     engine = SequentialEngine(model, source, STREAMS)
-    activity.begin()
     for round, said in ((None, ""), (4, ", round 4")):
-        activity.enter("work", round)
+        enter_round(round)
         line = rf"^client 1 on rank 0: KeyError: 'seven' \(\S+test_divergence.py:\d+{said}\)$"
         with pytest.raises(ClientFailure, match=line):
             engine.train(tasks, model.initial, LocalRule(batch_size=None), 0, total)
-    activity.begin()
+    enter_round(None)

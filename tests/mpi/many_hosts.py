@@ -25,7 +25,7 @@ from tests.mpi.launch import finish_job, start_job
 TRACE = Path(__file__).parent / "trace.py"
 SETTINGS = (
     "preset=fedavg data.shards=digits:clients=128 participation.count=64 model.hidden=[32] cluster.threads=1 "
-    "aggregation.exact=true logging.tensorboard=false evaluation.every=5 cluster.patience=600"
+    "aggregation.exact=true logging.tensorboard=false evaluation.every=5"
 )
 SECONDS = 3000
 WARM = 2

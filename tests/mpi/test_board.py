@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedmpi.cluster import semaphore
-from fedmpi.cluster.board import board_of
 from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
 from tests.mpi.launch import run_mpi
 
@@ -134,13 +133,3 @@ def test_there_are_no_semaphores_without_the_calls_of_the_library(monkeypatch: p
     assert not semaphores_work()
     with pytest.raises(RuntimeError, match="no semaphores"):
         Semaphore(memory(), made=True)
-
-
-def test_a_job_that_outlives_its_ranks_waits_in_mpi(monkeypatch: pytest.MonkeyPatch):
-    from fedmpi.cluster import board
-
-    asked = []
-    monkeypatch.setattr(board, "why_fatal", lambda *_: None)
-    monkeypatch.setattr(board, "_everywhere", lambda world, own: asked.append(own))
-    assert board_of(None, None, lacking=False) is None  # type: ignore[arg-type]
-    assert asked == [False]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.group_communicators import MOST_COMMUNICATORS, Recent
-from fedmpi.cluster.living import RankLost
 from fedmpi.cluster.pending_sends import TESTS_PER_PUSH, PendingSends, progress_beside_work
 from fedmpi.mediators.scheduling import random_groups
 
@@ -160,25 +159,6 @@ def test_the_thread_sleeps_a_millisecond_while_a_message_is_under_way_and_ever_l
             time.sleep(0.01)
         assert slept[: len(expected)] == expected
     pending.flush()
-
-
-def test_the_thread_ends_quietly_when_a_rank_has_died_and_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-    lost, kept = threading.Event(), np.empty(0, np.uint8)
-
-    def progress() -> None:
-        assert lost.wait(60)
-        raise RankLost
-
-    pending = PendingSends(progress)
-    pending.take([(Send(1), kept)])  # type: ignore[list-item]
-    (thread,) = pushing_threads()
-    assert thread.daemon
-    lost.set()
-    thread.join(60)
-    assert not thread.is_alive() and not failed
-    assert pending.push()
 
 
 def test_without_threads_pending_sends_get_on_when_asked_to() -> None:

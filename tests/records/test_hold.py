@@ -19,9 +19,9 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.common.errors import RunFailure
-from fedmpi.common.processes import Process, start_time
+from fedmpi.common.processes import start_time
 from fedmpi.records import hold
-from fedmpi.records.hold import FOLDER, LAPSES, Hold, Holder, refuse_held, take_for_dead
+from fedmpi.records.hold import FOLDER, LAPSES, Hold, Holder, refuse_held
 
 
 def in_child(work: Callable[[], int]) -> int:
@@ -177,20 +177,6 @@ def test_a_job_that_slurm_queued_again_takes_its_folder_at_once(tmp_path: Path, 
     again = Hold(tmp_path)
     assert again.before is not None
     again.release()
-
-
-def test_the_folder_of_a_rank_on_a_lost_node_is_free_once_mpi_tells_of_its_death(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(hold, "_dead", set())
-    Hold(tmp_path)._released.set()
-    altered(tmp_path, machine="the lost node", host="node7", pid=4711, began=5)
-    for other in (Process("node7", 4712, 5), Process("node7", 4711, 6), Process("node8", 4711, 5)):
-        take_for_dead(other)
-    with pytest.raises(UserError, match="in use by process 4711 on node7"):
-        refuse_held(tmp_path)
-    take_for_dead(Process("node7", 4711, 5))
-    Hold(tmp_path).release()
 
 
 def test_a_copy_of_a_folder_in_use_is_free(tmp_path: Path):

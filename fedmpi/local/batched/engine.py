@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -182,7 +181,6 @@ class BatchedEngine:
                 x, y = self.source.load(task.client, task.rows)
                 features.append(x)
                 labels.append(y)
-        activity.work_on(tasks[0].client, len(tasks) - 1)
         loaded = time.perf_counter()
         timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
         optimizer = stack_optimizer(rule)
@@ -213,7 +211,6 @@ class BatchedEngine:
                 raise
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
-            activity.go_on()
         steps = np.count_nonzero(timetable.counts, axis=0).tolist()
         stack.settle(steps)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
