@@ -21,7 +21,6 @@ from fedmpi.cluster.communicators import Communicators, count_nodes, maximum, to
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
-from fedmpi.cluster.free_memory import free_memory
 from fedmpi.cluster.group_communicators import Groups
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, remove_leftovers
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_MEMORY = 2**62
-"""Bytes of memory of a node of which it is not known how much there is."""
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 
 
@@ -313,14 +310,6 @@ class Cluster:
         """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
-
-    def memory_for_rank(self) -> int | None:
-        """Bytes of memory that each rank may take where the ranks of a node take alike, the least of all nodes; None
-        where nobody says. Collective."""
-        free = free_memory()
-        own = UNKNOWN_MEMORY if free is None else free // self.node_size
-        least = -self.maximum(-own)
-        return None if least == UNKNOWN_MEMORY else least
 
     def cores_of_others(self) -> float:
         """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""

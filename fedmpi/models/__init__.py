@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fedmpi.cluster.free_memory import free_memory
 from fedmpi.common.calling import naming, refuse_result, takes
-from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.object_names import object_name
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.registry import Part, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
-from fedmpi.models.model_memory import BuiltWithin
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
-def build(
-    name: Any,
-    options: Mapping[str, Any],
-    description: DataDescription,
-    seed: int,
-    room: int | None = None,
-    vectors: int = 1,
-) -> nn.Module:
+def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
     """A freshly initialised model, the same on every rank.
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and put back afterwards.
@@ -47,11 +37,6 @@ def build(
         The data it is for.
     seed : int
         The run's seed.
-    room : int, optional
-        Bytes of memory that it may take; by default all that this process finds free.
-    vectors : int
-        How often its values will be held; of functions of the user's own, which may need more while they build, only
-        what they take then is counted here.
 
     Returns
     -------
@@ -62,7 +47,7 @@ def build(
     ------
     UserError
         Unknown name, failing import, a function that is not called so, an option that the model does not have, or one
-        with which a built-in model cannot be built; `NoRoom` where its values would take more memory than there is.
+        with which a built-in model cannot be built.
     PartFailure
         A function of the user's own raises anything else, or returns no network.
     """
@@ -72,11 +57,7 @@ def build(
     if isinstance(name, nn.Module):
         return _adapted(_copied(name), lora, seed)
     part = resolve("model", name)
-    room = free_memory() if room is None else room
-    guard: AbstractContextManager[Any] = nullcontext()
-    if room is not None:
-        guard = BuiltWithin(room, in_words(name, options), 1 if part.foreign else vectors)
-    with guard, torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         takes(part, partial(part.object, **checked), "description")
         with naming(part) if part.foreign else _refused(part):
@@ -131,10 +112,3 @@ def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT, 1))
         return with_lora(model, lora)
-
-
-def in_words(name: Any, options: Mapping[str, Any]) -> str:
-    """The chosen model and its options, for a refusal."""
-    chosen = "a module" if isinstance(name, nn.Module) else repr(name) if isinstance(name, str) else object_name(name)
-    given = ", ".join(f"model.{key} = {shown(value)}" for key, value in options.items())
-    return f"model.name = {chosen}{f' with {given}' if given else ''}"

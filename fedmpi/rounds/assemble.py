@@ -20,6 +20,7 @@ from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
@@ -31,7 +32,6 @@ from fedmpi.rounds.local_state import LocalState
 from fedmpi.rounds.round_sum import SingleUpdates, one_by_one
 from fedmpi.rounds.run_data import DataFacts, RunData
 from fedmpi.rounds.run_facts import open_and_compare
-from fedmpi.rounds.run_memory import build_model, refuse_large_run
 from fedmpi.rounds.server_step import ServerStep
 from fedmpi.rounds.training import Trainer, evaluation_cost
 from fedmpi.rounds.worker import Worker
@@ -124,7 +124,6 @@ class Experiment:
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         _check_model(config, cluster, data, model)
         hooks = make_hooks(config, model, store.clients)
-        _refuse_large(config, cluster, data, model, layout, hooks)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
         local_state = LocalState(cluster, layout, store.clients, hooks, observer)
@@ -160,7 +159,7 @@ class Experiment:
 def _built_model(config: Config, cluster: Cluster, data: RunData, device: torch.device) -> FlatModel:
     """The network as one vector, with the loss of the task; collective."""
     loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
-    module = build_model(config, data.description, device, cluster)
+    module = build(config.model.name, config.model.options, data.description, config.seed)
     model = FlatModel(module, device, loss, own_part("model", config.model.name))
     check_buffers(config, model)
     return model
@@ -188,14 +187,6 @@ def _check_model(config: Config, cluster: Cluster, data: RunData, model: FlatMod
         check_residuals(data.store.clients, model.size)
     agree_on_values(cluster, model)
     agree_on_traits(cluster, model, data.description)
-
-
-def _refuse_large(
-    config: Config, cluster: Cluster, data: RunData, model: FlatModel, layout: Layout, hooks: Hooks | None
-) -> None:
-    """Refuse what this rank has no memory for."""
-    largest, room = data.evaluated.most_samples, cluster.memory_for_rank()
-    refuse_large_run(config, cluster, model, data.description, data.sizes, largest, layout.workers, hooks, room)
 
 
 def _worker(

@@ -56,8 +56,6 @@ class EvaluatedParts:
 
     Attributes
     ----------
-    most_samples : int
-        Of the largest of the parts.
     confusion : Confusion or None
         Of the model evaluated last, on the test part of a classification.
 
@@ -75,7 +73,6 @@ class EvaluatedParts:
         self.confusion: Confusion | None = None
         self._names = store.manifest.class_names
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
-        self.most_samples = max(store.part_samples(part) for part in self.names)
         for part in self.names:
             if not store.part_samples(part):
                 other = "val" if part == "test" else "test"
