@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
-from data_prep.datasets.raw_files import folder_of, train_test_rows
+from data_prep.datasets.folders import Found, ImageForm, class_folders, look
+from data_prep.datasets.raw_files import folder_of
+from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 
@@ -27,9 +29,10 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     else:
         names = class_folders(folder)
         everything = look([folder], names, tally)
-        train, test = _split(everything.rows(common_form(folder, [everything], options, tally)))
+        train = everything.rows(common_form(folder, [everything], options, tally))
+        test = replace(train, paths=(), labels=train.labels[:0])
     for part, images in (("training", train), ("test", test)):
-        if not len(images.paths):
+        if not len(images.paths) and (images is train or (folder / "test").is_dir()):
             raise UserError(f"{folder} holds no usable {part} image")
     data = RawDataset(
         name=IMAGEFOLDER.name,
@@ -81,14 +84,6 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     return ImageForm(channels, height, width)
 
 
-def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
-    train, test = train_test_rows(len(images.paths))
-    parts = [
-        ImageRows(tuple(images.paths[row] for row in rows), images.labels[rows], images.form) for rows in (train, test)
-    ]
-    return parts[0], parts[1]
-
-
 IMAGEFOLDER = DataSet(
     name="imagefolder",
     samples="yours",
@@ -97,6 +92,6 @@ IMAGEFOLDER = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
-    options=frozenset({"image_size", "skip_odd_sizes"}),
+    read=holding_out(read),
+    options=frozenset({"image_size", "skip_odd_sizes", "split"}),
 )

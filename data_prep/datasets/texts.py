@@ -100,7 +100,7 @@ def text_data_set(
     """
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
-        if not len(rows):
+        if not len(rows) and (part == "training" or "split" not in data_set.options):
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
     users, user_names = natural_clients(texts.users, texts.user_names, train, tally)
     if shared := texts.known(train, test):
@@ -114,6 +114,7 @@ def text_data_set(
     def encoded(known: Ints, tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
+        waits = not len(test) and len(known) == len(train)  # for the test part to be held out
         held = np.delete(train, known)
         all_notes = notes
         if shared := texts.known(train[known], held):
@@ -144,7 +145,7 @@ def text_data_set(
             licence=data_set.licence,
             citation=data_set.citation,
             vocabulary=vocabulary,
-            vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
+            vectors=None if options.vectors is None or waits else read_vectors(options.vectors, vocabulary, tally),
             notes=all_notes,
             refit=lambda rows: encoded(rows, Tally()),
         )
