@@ -288,6 +288,10 @@ class Manifest:
     def as_dict(self) -> dict[str, Any]:
         """The content of manifest.json."""
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
+        if self.understood == Understood():
+            del entries["understood"]
+        if not self.duplicates:
+            del entries["duplicates"]
         if self.description.labelled:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])
