@@ -43,7 +43,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     if options.split == "rows":
         parts = train_test_rows(len(texts))
         if users.min(initial=0) >= 0 and (note := users_in_both(users, *parts)):
-            tally.note(note)
+            tally.note(f"{note}; --split texts keeps equal texts together")
     else:
         parts = train_test_groups(texts.same() if options.split == "texts" else users)
     return text_data_set(AMAZON, texts, labels, names, parts, options, tally)

@@ -96,7 +96,6 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     content = _fitting(raw, content, options)
     x, y, rest = content["x"], content["y"], content.get("x_test")
     task, dtype = meaning(raw, x, options.task)
-    given = x.dtype
     if task == "image":
         axis = channel_axis(raw, x.shape, options.channels)
         x, rest = channels_first(x, axis), None if rest is None else channels_first(rest, axis)
@@ -107,7 +106,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     def place(row: int, name: str = "y") -> str:
         return f"array {name}, row {row}" if row < boundary else f"array {name}_test, row {row - boundary}"
 
-    found = labelled(Source(str(raw), place, boundary, options, tally), y)
+    found = labelled(Source(str(raw), place, options, tally), y)
     good = np.concatenate([_usable(part, dtype) for part in samples])
     for row in np.flatnonzero(~good & found.usable).tolist():
         why = "a token id below 0 or beyond 32 bits" if dtype == "int32" else "a number that is not finite in 32 bits"
@@ -121,14 +120,9 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
 
     shape = x.shape[1:]
     words = _vocabulary(raw, samples, own) if task == "text" else ()
-    sizes = " x ".join(map(str, shape))
-    described = f"{sizes} {'token ids' if task == 'text' else f'numbers ({given})'}"
-    if task == "image":
-        kind = {1: "grey image", 3: "RGB image"}.get(shape[0], f"image of {shape[0]} channels,")
-        described = f"{kind} of {shape[2]} x {shape[1]} pixels ({given})"
     data = own.data_set(task, dtype, shape, read_rows, content.get("user"), words)
     groups = groups_of(content[options.split][own.train], options.split) if options.split in content else None
-    return replace(data, understood=Understood(described, "array y", unused), groups=groups)
+    return replace(data, understood=Understood("", "array y", unused), groups=groups)
 
 
 def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
@@ -159,8 +153,8 @@ def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
         rest = found.get(f"{name}_test")
         if rest is not None and rest.shape[1:] != found[name].shape[1:]:
             raise UserError(
-                f"{raw}: {name} is {content[name].shape}, but {name}_test {content[f'{name}_test'].shape}. Store both in "
-                "the same form."
+                f"{raw}: {name} is {content[name].shape}, but {name}_test {content[f'{name}_test'].shape}. Store both "
+                "in the same form."
             )
     if "y_test" in found:
         found["y"] = np.concatenate([found["y"], found["y_test"]])
@@ -183,8 +177,8 @@ def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modali
     fits = {"text": (2,), "vector": (2, 3), "image": (3, 4)}[chosen]
     if x.ndim not in fits or (chosen == "text" and x.dtype.kind == "f"):
         raise UserError(
-            f"{raw}: x is {x.dtype} {x.shape}. Token ids (--task text) are whole numbers (n, L), vectors (n, d), series "
-            "(--task vector) (n, T, C), images (n, h, w), (n, C, h, w) or (n, h, w, C)."
+            f"{raw}: x is {x.dtype} {x.shape}. Token ids (--task text) are whole numbers (n, L), vectors (n, d), "
+            "series (--task vector) (n, T, C), images (n, h, w), (n, C, h, w) or (n, h, w, C)."
         )
     return chosen, "int32" if chosen == "text" else "uint8" if x.dtype == np.uint8 else "float32"
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.labels import LISTED, as_floats, is_missing
+from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.tables import Column, Table
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.types import AnyArray
@@ -22,11 +22,14 @@ IDENTIFIER = re.compile(
     r"(?i:(.*[_\W])?(id|ids|idx|index|uuid|guid|key|row|rowid|no|nr))|.*[a-z0-9](ID|Id|Idx|Index|Key)"
 )
 """Names of identifiers: id, user_id, PassengerId, index."""
+LISTED = 5
 LEAST_ROWS = 3
 """Rows from which on a column that counts 0, 1, 2 … is an index."""
 FEWEST_LEVELS = 1e-4
 """Of a column's range, the largest step of float32 within it that leaves the column usable."""
-NUMERIC, TEXTUAL, LISTS = ("number", "whole", "truth"), ("text",), ("list", "nested")
+NUMERIC, LISTS = ("number", "whole", "truth"), ("list", "nested")
+KINDS = ("image", "text", "tokens", "vector")
+"""What samples may be, the first that there are columns of."""
 
 
 @dataclass
@@ -219,8 +222,8 @@ def _by_default(
         quoted = f", {shown(example, repr)} in {text[0]} is no number" if example else ""
         raise UserError(
             f"{table.raw} has columns of text ({', '.join(text[:LISTED])}{quoted}) and of numbers "
-            f"({', '.join(numbers[:LISTED])}), but a sample is made of one kind. Choose with --features, e.g. --features "
-            f"{','.join(numbers[:LISTED])}."
+            f"({', '.join(numbers[:LISTED])}), but a sample is made of one kind. Choose with --features, e.g. "
+            f"--features {','.join(numbers[:LISTED])}."
         )
     kind = next((kind for kind, names in found.items() if names), None)
     if kind is None:

@@ -27,7 +27,6 @@ PLAIN = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?", re.ASCII)
 """A number that no other text means, except for zeros behind the decimal point."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 DIGITS = re.compile(r"\d{1,18}", re.ASCII)
-LISTED = 5
 HUGGING_FACE_IGNORED = -100
 """What Hugging Face's models leave out."""
 MOST_LABELS = 100_000
@@ -85,11 +84,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Source:
-    """Where labels come from: names of it and of single rows, for messages, and where the test part begins."""
+    """Where labels come from: names of it and of single rows for messages, and what the user said of them."""
 
     where: str
     place: Place
-    boundary: int
     options: ReadOptions
     tally: Tally
 
@@ -160,7 +158,7 @@ def labelled(source: Source, values: AnyArray | Ragged, columns: tuple[str, ...]
             found = np.full(len(y), -1, np.int64)
             found[there] = codes
             names = columns or tuple(map(str, range(y.shape[1])))
-            return _noted(source, Labelled("classification", found, names, there))
+            return Labelled("classification", found, names, there)
         if declared is not None:
             raise UserError(
                 f"{where} has {y.shape[1:]} values each, but a class is one value, or one 1 among zeros. Leave "
@@ -249,20 +247,7 @@ def _classes(source: Source, values: AnyArray, given: tuple[str, ...], decimal: 
         codes, names = np.array([int(name) for name in names], np.int64)[codes], given
     labels = np.full(len(there), -1, np.int64)
     labels[there] = codes
-    return _noted(source, Labelled("classification", labels, names, there))
-
-
-def _noted(source: Source, found: Labelled) -> Labelled:
-    """Note classes that only the training or only the test part has."""
-    parts = [part[part >= 0] for part in (found.y[: source.boundary], found.y[source.boundary :])]
-    counts = [np.bincount(part, minlength=len(found.names)) for part in parts]
-    for one, part, other in (("training", 0, 1), ("test", 1, 0)):
-        alone = np.flatnonzero((counts[part] > 0) & (counts[other] == 0)).tolist() if len(parts[1]) else []
-        if alone:
-            listed = ", ".join(f"{found.names[name]} ({counts[part][name]:,})" for name in alone[:LISTED])
-            more = f" and {len(alone) - LISTED} more" if len(alone) > LISTED else ""
-            source.tally.note(f"classes that only the {one} part has (with their samples): {listed}{more}")
-    return found
+    return Labelled("classification", labels, names, there)
 
 
 def whole(values: AnyArray) -> AnyArray:

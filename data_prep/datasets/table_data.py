@@ -97,9 +97,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
     first = f" The first: {tally.first}." if tally.first else ""
     if not rows.count:
         raise UserError(f"{raw} holds no readable row.{first or ' Add rows.'}")
-    found = _labelled(
-        table, roles, rows, Source(f"{raw}, column {','.join(roles.labels)}", rows.place, ends[0], options, tally)
-    )
+    found = _labelled(table, roles, rows, Source(f"{raw}, column {','.join(roles.labels)}", rows.place, options, tally))
     if found.kind == "tokens" and roles.kind == "text":
         raise UserError(f"{raw}: targets that are tokens need samples of token ids. Name their column with --features.")
     usable = found.usable

@@ -1,7 +1,7 @@
 """Tables of the user's own as blocks of columns: CSV files, and Parquet and Arrow files by pyarrow.
 
-Python's csv module splits the rows, and gives the line and the number of fields of each. pandas.read_csv fills short rows
-with missing values, and takes the first field of rows with one too many for an index, both without a word.
+Python's csv module splits the rows, and gives the line and the number of fields of each. pandas.read_csv fills short
+rows with missing values, and takes the first field of rows with one too many for an index, both without a word.
 """
 
 from __future__ import annotations
