@@ -121,7 +121,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     shape = x.shape[1:]
     words = _vocabulary(raw, samples, own) if task == "text" else ()
     groups = groups_of(content[options.split][own.train], options.split) if options.split in content else None
-    understood = Understood("", "array y", unused)
+    understood = Understood(unused=unused)
     return own.data_set(task, dtype, shape, read_rows, understood, content.get("user"), groups, words)
 
 

@@ -246,12 +246,9 @@ def _csv_table(
         if len(sample) == SAMPLE_LINES:
             break
     delimiter = _given_delimiter(options.delimiter) or _delimiter(sample)
-    try:
-        cells = [row for row in csv.reader(sample, delimiter=delimiter) if row]
-    except csv.Error as error:
-        raise UserError(f"{path} is no CSV table ({error}). End lines with a line feed.") from None
+    cells = [row for _, row in csv_rows(path, csv.reader(sample, delimiter=delimiter), None) if row]
     if not cells:
-        raise UserError(f"{path} holds no row. Write a header and the rows below it.")
+        raise UserError(f"{path} holds no row. Write a header and rows below it, and end lines with a line feed.")
     names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells[0])]
     if len(names) == 1:
         raise UserError(

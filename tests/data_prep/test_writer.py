@@ -214,14 +214,14 @@ def test_normalisation_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
             test_x=vectors[:40],
         )
     )  # fmt: skip
-    assert raw.mean[0] == pytest.approx(vectors.mean(dtype=float), abs=1e-12)
+    assert raw.mean == pytest.approx(vectors.mean(0, dtype=float), abs=1e-12)
     write_shards(raw, drawn(), tmp_path / "plain", 2, 0, "c")
     assert open_store(tmp_path / "plain").description.mean == pytest.approx(raw.mean, abs=1e-12)
     write_shards(raw, drawn(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
     store = open_store(tmp_path / "out")
     left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
-    assert store.description.mean == pytest.approx((left.mean(),), abs=1e-12)
-    assert store.description.std == pytest.approx((left.std(),), abs=1e-9) and store.description.mean != raw.mean
+    assert store.description.mean == pytest.approx(left.mean(0), abs=1e-12)
+    assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != raw.mean
 
 
 def test_rows_that_the_partition_leaves_out_still_count_for_the_normalisation(tmp_path: Path) -> None:
