@@ -191,7 +191,8 @@ def prepare_command(
         bool, typer.Option("--skip-odd-sizes", help="imagefolder, parquet: leave out images of another size than most.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(metavar="rows|texts", help="amazon: what is held out for testing [rows].")
+        str | None,
+        typer.Option(metavar="rows|users|COLUMN", help="your data, amazon (also texts): what is held out for testing."),
     ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="amazon: keep reviews that repeat another.")
@@ -216,7 +217,7 @@ def prepare_command(
         "numbers_are_classes": numbers_are_classes or None,
         "image_size": _size(image_size),
         "skip_odd_sizes": skip_odd_sizes or None,
-        "split": _one_of("--split", split, {"rows": "each row by itself", "texts": "rows with the same text together"}),
+        "split": split,
         "keep_duplicates": keep_duplicates or None,
     }
     data = data_set(dataset)

@@ -10,27 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.data.schema import Understood as Understood
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
-
-
-@dataclass(frozen=True)
-class Understood:
-    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by `inspect`.
-
-    Parameters
-    ----------
-    sample : str
-        What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``;
-        empty where the data set's name says it.
-    target : str
-        What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``.
-    unused : tuple of (str, str)
-        Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``.
-    """
-
-    sample: str = ""
-    target: str = ""
-    unused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

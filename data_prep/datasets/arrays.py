@@ -10,8 +10,8 @@ import numpy as np
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
-from data_prep.datasets.raw_files import train_test_rows
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
+from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
@@ -35,8 +35,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
     x (n, h, w), (n, C, h, w) or (n, h, w, C) are images, (n, d) vectors; uint8 stays uint8, any other number becomes
     float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector" float32. Labels
-    are whole numbers or texts: the classes are the sorted distinct ones. Without a test part a fifth of the rows is
-    held out.
+    are whole numbers or texts: the classes are the sorted distinct ones.
     """
     return of_arrays(raw, _content(raw, options, tally), options, tally)
 
@@ -70,18 +69,18 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         raise UserError(f"{raw}: the rows of x are {content['x'].shape[1:]} but those of x_test {rest.shape[1:]}")
     axis = channel_axis(raw, content["x"].shape, options.channels) if task == "image" else None
     x = channels_first(content["x"], axis)
-    test_source = x if rest is None else channels_first(rest, axis)
+    test_source = x[:0] if rest is None else channels_first(rest, axis)
     if valued:
         y, y_test = (np.zeros(len(content.get(part, content["y"])), np.int64) for part in ("y", "y_test"))
         names: tuple[str, ...] = ()
     else:
         y, y_test, names = _classes(raw, content, options, tally)
-    train, test = train_test_rows(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
-    test_y = y if rest is None else y_test
+    train, test = np.arange(len(x)), np.arange(len(test_source))
+    test_y = y[:0] if rest is None else y_test
     train, test = train[y[train] >= 0], test[test_y[test] >= 0]
     train = _usable(f"{raw}, array x", x, train, kind, tally)
-    test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
-    if not len(train) or not len(test):
+    test = _usable(f"{raw}, array x_test", test_source, test, kind, tally)
+    if not len(train) or not (len(test) or rest is None):
         why = f": the first that is none: {tally.first}" if tally.first else ""
         raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row{why}")
     vocabulary = token_names(raw, x[train], test_source[test]) if task == "text" else ()
@@ -367,7 +366,7 @@ ARRAYS = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
-    options=frozenset({"label", "targets", "task", "channels", "skip_unlabelled", "numbers_are_classes"}),
+    read=holding_out(read),
+    options=frozenset({"label", "targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"}),
     raw="file",
 )

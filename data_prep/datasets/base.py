@@ -44,8 +44,9 @@ class ReadOptions:
         Width and height that images are resized to; None keeps their size, which must then be the same for all.
     skip_odd_sizes : bool
         Images of another size than most are left out, not refused.
-    split : {"rows", "texts"}
-        What is held out at random for testing: rows, or texts with all rows that have them.
+    split : str
+        What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts"
+        with all rows that have them, or the column whose values are held out with all their rows.
     keep_duplicates : bool
         Reviews that say the same of the same thing by the same person are all kept.
     targets : str or None
@@ -74,7 +75,7 @@ class ReadOptions:
     numbers_are_classes: bool = False
     image_size: tuple[int, int] | None = None
     skip_odd_sizes: bool = False
-    split: Literal["rows", "texts"] = "rows"
+    split: str = "rows"
     keep_duplicates: bool = False
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     user: str | None = None

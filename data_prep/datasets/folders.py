@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.raw_files import Scratch, files_below, is_hidden, part_of
+from data_prep.datasets.raw_files import files_below, is_hidden, part_of, stored
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import Ints
 
@@ -88,10 +88,7 @@ class ImageRows:
 
     def stored(self) -> NDArray[np.uint8]:
         """All images in a temporary file, uint8 (n, C, H, W)."""
-        scratch = Scratch(self.form.shape, np.uint8)
-        for start in range(0, len(self.paths), 256):
-            scratch.append(self(np.arange(start, min(start + 256, len(self.paths)))))
-        return scratch.rows()
+        return stored(self, np.arange(len(self.paths)), self.form.shape, np.uint8)
 
 
 def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.folders import Found, ImageForm, ImageRows, direct_images, look, sub_folders
-from data_prep.datasets.raw_files import folder_of, part_of, train_test_rows
+from data_prep.datasets.folders import Found, ImageForm, direct_images, look, sub_folders
+from data_prep.datasets.raw_files import folder_of, part_of
+from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, Understood, measured
 from fedmpi.common.errors import UserError
 
@@ -31,13 +32,12 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
             )
         parts.append(look(inside, train_part.names, tally))
     form = common_form(raw, parts, options, tally)
-    if len(parts) == 1:
-        train, test_part = _split(train_part.rows(form))
-    else:
-        train, test_part = (part.rows(form) for part in parts)
-    for part, images in (("training", train), ("test", test_part)):
+    rows = [part.rows(form) for part in parts]
+    for part, images in zip(("training", "test"), rows, strict=False):
         if not len(images.paths):
             raise UserError(f"{raw} holds no usable {part} image")
+    train = rows[0]
+    test_part = rows[1] if len(rows) > 1 else replace(train, paths=(), labels=train.labels[:0])
     names = train_part.names
     data = RawDataset(
         name=IMAGEFOLDER.name,
@@ -148,14 +148,6 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     return replace(form, height=height, width=width)
 
 
-def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
-    train, test = train_test_rows(len(images.paths))
-    parts = [
-        ImageRows(tuple(images.paths[row] for row in rows), images.labels[rows], images.form) for rows in (train, test)
-    ]
-    return parts[0], parts[1]
-
-
 IMAGEFOLDER = DataSet(
     name="imagefolder",
     samples="yours",
@@ -164,6 +156,6 @@ IMAGEFOLDER = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
-    options=frozenset({"image_size", "skip_odd_sizes"}),
+    read=holding_out(read),
+    options=frozenset({"image_size", "skip_odd_sizes", "split"}),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from data_prep.datasets.arrays import ARRAYS, of_arrays
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.holdout import hold_out_test
 from data_prep.raw import RawDataset
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
@@ -84,9 +86,9 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
     with calling(part):
         found = reader(raw) if reads_files(part) else reader()
     if isinstance(found, RawDataset):
-        if options != ReadOptions():
+        if replace(options, split="rows") != ReadOptions():
             raise UserError(f"{part.name} gives a RawDataset: --task and what else says what arrays mean do nothing")
-        return found
+        return hold_out_test(found, options.split, tally)
     if not isinstance(found, Mapping):
         problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
         raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
@@ -96,4 +98,4 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
     with calling(part):  # what it gives may fail to become an array, as a tensor of another device does
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
-    return of_arrays(part.name, arrays, options, tally, part.name)
+    return hold_out_test(of_arrays(part.name, arrays, options, tally, part.name), options.split, tally)

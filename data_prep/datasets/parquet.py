@@ -15,11 +15,12 @@ from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
-from data_prep.datasets.raw_files import Names, Scratch, train_test_rows
+from data_prep.datasets.raw_files import Names, stored
 from data_prep.datasets.texts import natural_clients, text_data_set
+from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import Modality
 
 HINT = "a .parquet or .arrow file, or a folder of them (train and test by their names), as Hugging Face's datasets"
@@ -83,7 +84,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     One column of images (Hugging Face's Image, or their bytes) is the samples; else columns of texts, joined; else all
     columns of numbers and of lists of numbers, a vector. `features` says which where that is not meant, `task` "image"
     that texts are the paths of images, "text" that lists of whole numbers are token ids. A part named test, else one
-    named validation, tests; without either a fifth of the rows is held out.
+    named validation, tests.
     """
     files = column_files(raw, tally)
     roles = _roles(raw, files, options)
@@ -102,7 +103,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     if not table.users:
         raise UserError(f"{raw} holds no readable row{f': {tally.first}' if tally.first else ''}")
     readable = np.arange(len(table.users))
-    train, test = (readable[: ends[0]], readable[ends[0] :]) if files.test else train_test_rows(len(readable))
+    train, test = readable[: ends[0]], readable[ends[0] :]
     if table.targets is None:
         labels, names = _labels(raw, files, roles, table, options, tally)
         usable = labels >= 0
@@ -116,7 +117,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         usable &= features.fits(form)
     train, test = train[usable[train]], test[usable[test]]
     for rows, which in ((train, "training"), (test, "test")):
-        if not len(rows):
+        if not len(rows) and (files.test or which == "training"):
             first = f": the first that is none: {tally.first}" if tally.first else ""
             raise UserError(f"{raw} holds no usable {which} row{first}")
     if isinstance(features, Texts):
@@ -127,7 +128,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     users, user_names = natural_clients(table.users, table.names, train, tally)
     task, dtype = STORED[roles.kind]
     shape = form.shape if isinstance(features, Images) else features.shape
-    test_x = _stored(x, test, shape, dtype)
+    test_x = stored(x, test, shape, dtype)
     data = RawDataset(
         name=PARQUET.name,
         task=task,
@@ -282,13 +283,6 @@ def _labels(
     return np.where(labels >= 0, given[labels], -1), names
 
 
-def _stored(x: Any, rows: Ints, shape: tuple[int, ...], dtype: Any) -> AnyArray:
-    scratch = Scratch(shape, dtype)
-    for start in range(0, len(rows), 256):
-        scratch.append(x(rows[start : start + 256]))
-    return scratch.rows()
-
-
 PARQUET = DataSet(
     name="parquet",
     samples="yours",
@@ -297,11 +291,11 @@ PARQUET = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
+    read=holding_out(read),
     options=TEXT_OPTIONS
     | frozenset(
         {"label", "user", "features", "image_size", "skip_odd_sizes", "skip_unlabelled", "numbers_are_classes"}
-        | {"task", "targets"}
+        | {"task", "targets", "split"}
     ),
     raw="file",
     defaults={"length": EVERY_TOKEN},

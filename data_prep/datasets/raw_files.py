@@ -10,7 +10,7 @@ import re
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 TOOLS = {"__macosx", "__pycache__", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
 """Folders that tools make for themselves, in small letters."""
 GZIP = b"\x1f\x8b"
-# The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
-TEST_ROWS = Streams(0)
+STORED_AT_ONCE = 256
 
 
 def part_of(path: Path) -> str | None:
@@ -205,6 +204,14 @@ class Scratch:
         return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))
 
 
+def stored(read: Callable[[Ints], AnyArray], rows: Ints, shape: tuple[int, ...], dtype: Any) -> AnyArray:
+    """What `read` gives for some rows, read in blocks into a temporary file, (r, *shape)."""
+    scratch = Scratch(shape, dtype)
+    for start in range(0, len(rows), STORED_AT_ONCE):
+        scratch.append(read(rows[start : start + STORED_AT_ONCE]))
+    return scratch.rows()
+
+
 class RowByRow:
     """Rows that come one at a time, written to a `Scratch` file in blocks; memory holds one block.
 
@@ -289,43 +296,9 @@ def sort_classes(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, 
     return rank[codes], tuple(names[code] for code in order)
 
 
-def train_test_rows(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
-    """Rows of the training and of the test part for a set that has no official test part.
-
-    floor(n * fraction) rows drawn without replacement, the same for every seed; both parts keep the order of the file.
-
-    Returns
-    -------
-    train, test : int64 arrays, sorted
-    """
-    generator = TEST_ROWS.generator(Purpose.PARTITION, round=2**32)
-    chosen = np.zeros(n, bool)
-    chosen[generator.choice(n, int(n * fraction), replace=False)] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
-
-
-def train_test_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
-    """As `train_test_rows`, but all rows of a group go to the same part.
-
-    Groups are drawn in random order; each goes to the test part if that then holds at most floor(n * fraction) rows.
-
-    Parameters
-    ----------
-    groups : int64 array (n,)
-        Group of every row, 0 ... G - 1.
-    """
-    counts = np.bincount(groups)
-    left, chosen = int(len(groups) * fraction), np.zeros(len(counts), bool)
-    for group in TEST_ROWS.generator(Purpose.PARTITION, round=2**32).permutation(len(counts)).tolist():
-        if counts[group] <= left:
-            left -= int(counts[group])
-            chosen[group] = True
-    return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
-
-
 def chosen_users(names: list[str], users: int | None) -> list[str]:
     """So many of the names at random, the same for every seed, in their order; all where `users` is None or more."""
     if users is None or users >= len(names):
         return names
-    generator = TEST_ROWS.generator(Purpose.PARTITION, round=2**32 + 1)
+    generator = Streams(0).generator(Purpose.PARTITION, round=2**32 + 1)
     return [names[index] for index in np.sort(generator.choice(len(names), users, replace=False))]

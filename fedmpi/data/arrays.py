@@ -17,6 +17,15 @@ from fedmpi.common.data_choices import ARRAYS
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
+from fedmpi.data.overlap import (
+    TESTING,
+    TRAINING,
+    VALIDATION,
+    class_notes,
+    duplicate_notes,
+    duplicates,
+    sample_hashes,
+)
 from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
@@ -269,6 +278,11 @@ class ClientArrays:
     def _manifest(self) -> Manifest:
         clients, samples = len(self.offsets) - 1, len(self.x)
         test_x, test_y = self.test
+        parts = {TRAINING: (self.x, self.y), TESTING: self.test} | ({} if self.val is None else {VALIDATION: self.val})
+        shared = duplicates({part: sample_hashes(x) for part, (x, _) in parts.items()})
+        notes = duplicate_notes(shared, {part: len(x) for part, (x, _) in parts.items()})
+        if self.targets == "classification":
+            notes = (*class_notes({part: y for part, (_, y) in parts.items()}, range(self.classes)), *notes)
         return Manifest(
             dataset=self.name,
             partition="given",
@@ -284,6 +298,8 @@ class ClientArrays:
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
+            notes=notes,
+            duplicates=shared,
         )
 
 

@@ -85,7 +85,7 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
 def facts_of_data(manifest: Manifest) -> Facts:
     """What identifies the data: every entry of the manifest but the command that made it and the words about it."""
     entries = manifest.as_dict()
-    for words in ("command", "notes", "licence", "citation"):
+    for words in ("command", "notes", "licence", "citation", "understood", "duplicates"):
         del entries[words]
     for part in ("train", "test", "val", "extras", "words", "vectors"):
         del entries[part]

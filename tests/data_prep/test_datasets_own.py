@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import tables
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.raw_files import RowByRow, Scratch, train_test_groups, train_test_rows
+from data_prep.datasets.raw_files import RowByRow, Scratch
 from data_prep.datasets.registry import DATASETS
+from data_prep.holdout import train_test_groups, train_test_rows
 from data_prep.raw import RawDataset
 from fedmpi import UserError
 from fedmpi.data.statistics import channel_statistics

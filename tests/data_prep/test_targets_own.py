@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.raw_files import train_test_rows
 from data_prep.datasets.registry import DATASETS
+from data_prep.holdout import train_test_rows
 from data_prep.raw import RawDataset
 from fedmpi import UserError
 from fedmpi.data.opening import open_store
