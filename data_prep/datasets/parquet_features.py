@@ -219,6 +219,7 @@ class Images:
         self._is_path = array("b")
         self._sizes: list[tuple[int, int]] = []
         self._grey = True
+        self._deepest = 0
 
     def add(self, values: list[Any], where: str, tally: Tally) -> bool:
         """Append an image; False, and counted, where it cannot be read."""
@@ -236,8 +237,9 @@ class Images:
             return False
         self._content.append(np.frombuffer(content if path is None else os.fsencode(path), np.uint8))
         self._is_path.append(path is not None)
-        self._sizes.append(facts[0])
-        self._grey = self._grey and facts[1]
+        self._sizes.append(facts.size)
+        self._grey = self._grey and facts.grey
+        self._deepest = max(self._deepest, facts.deepest)
         return True
 
     def _path(self, named: str, where: str) -> Path:
@@ -254,7 +256,7 @@ class Images:
 
     def found(self) -> Found:
         """Their sizes, and whether all are grey."""
-        return Found((), np.empty(0, np.int64), tuple(self._sizes), self._grey)
+        return Found((), np.empty(0, np.int64), tuple(self._sizes), self._grey, self._deepest)
 
     def fits(self, form: ImageForm) -> NDArray[np.bool_]:
         """Which have the size of a form, or are resized to it."""
