@@ -59,7 +59,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         citation=IMAGEFOLDER.citation,
         notes=tuple(tally.notes),
         understood=Understood(
-            f"{'grey' if form.channels == 1 else 'colour'} image of {form.width} x {form.height} pixels",
+            "",
             "name of the class folder",
             (*unused, *(entry for part in parts for entry in part.unused)),
         ),

@@ -121,7 +121,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
         data = data if found.kind == "classification" else with_targets(data, found, *parts)
         return _with(data, Understood(f"text of {said}", target, roles.unused), groups)
     if isinstance(samples, Images):
-        kind = "grey" if form.channels == 1 else "RGB"
+        kind = "gray" if form.channels == 1 else "color"
         sample = f"{kind} image of {form.width} x {form.height} pixels: {said}"
         data = own.data_set(
             "image", "uint8", form.shape, samples.reader(form, rows.place), users, at_most=IMAGE_STATISTICS_ROWS

@@ -111,7 +111,7 @@ class DataDescription:
         if self.task == "image" and len(self.feature_shape) == 3:
             channels, height, width = self.feature_shape
             kind = {1: "gray image", 3: "color image"}.get(channels, f"image of {channels} channels and")
-            return f"{kind} of {height} x {width} pixels, {self.dtype}"
+            return f"{kind} of {width} x {height} pixels, {self.dtype}"
         return f"{shape} number{'' if self.feature_shape == (1,) else 's'}, {self.dtype}"
 
     @property
