@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -96,7 +97,7 @@ def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
 
     Grey values of 16 bits, 0 to `form.white`, are scaled to 0 to 255.
     """
-    with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+    with _opened(path) as image:
         turn = TURNS.get(_orientation(image))
         picture: Image.Image = image
         if _is_deep(image):
@@ -111,6 +112,15 @@ def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
         picture = picture.resize((form.width, form.height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
+    """An image; as a stream, because Pillow maps files and then misreads turned TIFF images."""
+    with ExitStack() as stack:
+        stack.enter_context(catch_warnings(action="ignore"))
+        stream = stack.enter_context(path.open("rb")) if isinstance(path, Path) else path
+        yield stack.enter_context(Image.open(stream, formats=FORMATS))
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -153,7 +163,7 @@ def is_image(path: Path) -> bool:
     if path.suffix.lower() in SUFFIXES:
         return True
     try:
-        with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS):
+        with _opened(path):
             return True
     except Exception:  # of content of another kind Pillow raises errors of many kinds
         return False
@@ -242,14 +252,15 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
         raise UserError(
             f"no readable image in class folders of {where}. Put the images of each class in its own folder"
         )
+    named = ", ".join(folder.name for folder in folders)
     turned, clear = sum(facts.turned for _, _, facts in kept), sum(facts.alpha for _, _, facts in kept)
     if turned:
-        tally.note(f"{where}: {turned:,} images were turned upright by their EXIF orientation")
+        tally.note(f"{named}: {turned:,} images were turned upright by their EXIF orientation")
     if clear:
-        tally.note(f"{where}: {clear:,} images may be transparent; transparent pixels are white")
+        tally.note(f"{named}: {clear:,} images may be transparent; transparent pixels are white")
     if others:
         counts = (f"{count:,} {ending}" for ending, count in sorted(others.items()))
-        unused.append((f"{', '.join(counts)} in class folders of {where}", "not images"))
+        unused.append((f"{', '.join(counts)} in class folders of {named}", "not images"))
     return Found(
         tuple(path for path, _, _ in kept),
         np.array([label for _, label, _ in kept], np.int64),
@@ -276,9 +287,9 @@ def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], l
             holders = {path.parent for path in found} - {folder / name}
             below[name] = {str(path.relative_to(folder / name)) for path in holders}
             if not found:
-                unused.append((str(folder / name), "no images in it"))
+                unused.append((f"{folder.name}/{name}", "no images in it"))
         if count := direct_images(folder):
-            unused.append((f"{count:,} images directly in {folder}", "in no class folder"))
+            unused.append((f"{count:,} image(s) directly in {folder.name}", "in no class folder"))
         _reject_mixed(folder, {name: inner for name, inner in below.items() if inner})
     return images, others, unused
 
@@ -332,7 +343,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
     """
     where, problem = where or str(path), ""
     try:
-        with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+        with _opened(path) as image:
             orientation, deep, size = _orientation(image), _is_deep(image), image.size
             if size[0] * size[1] > MOST_PIXELS:
                 problem = f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all"

@@ -99,7 +99,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     for part, found in parts.items():
         if len(found) > 1:
             tally.note(f"several folders are one part ({part}): {named[part]}")
-    return parts, [(str(path), "its name means no part") for path in others]
+    return parts, [(path.name, "its name means no part") for path in others]
 
 
 def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
