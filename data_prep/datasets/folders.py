@@ -139,6 +139,18 @@ def _is_grey(image: Image.Image) -> bool:
     return image.mode in GREY_MODES or _is_deep(image)
 
 
+def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple[str, bool]]:
+    """How an image that was opened and not decoded is changed by `decode`, and whether it is so."""
+    yield "were turned upright by their EXIF orientation", orientation in TURNS
+    yield "may be transparent; transparent pixels are white", _has_alpha(image) and not deep
+    yield (
+        "have 16 bits and colours or transparency; the lower 8 bits are dropped",
+        ";16" in str(getattr(image, "tile", "")) and not deep,
+    )
+    frames = image.format != "MPO" and getattr(image, "is_animated", False)  # cameras add a preview as a second frame
+    yield "have several frames or pages; only the first one is read", frames
+
+
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; Pillow itself turns TIFF images. An unreadable one counts as upright."""
     try:
@@ -253,11 +265,8 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
             f"no readable image in class folders of {where}. Put the images of each class in its own folder"
         )
     named = ", ".join(folder.name for folder in folders)
-    turned, clear = sum(facts.turned for _, _, facts in kept), sum(facts.alpha for _, _, facts in kept)
-    if turned:
-        tally.note(f"{named}: {turned:,} images were turned upright by their EXIF orientation")
-    if clear:
-        tally.note(f"{named}: {clear:,} images may be transparent; transparent pixels are white")
+    for remark, count in Counter(remark for _, _, facts in kept for remark in facts.remarks).items():
+        tally.note(f"{named}: {count:,} images {remark}")
     if others:
         counts = (f"{count:,} {ending}" for ending, count in sorted(others.items()))
         unused.append((f"{', '.join(counts)} in class folders of {named}", "not images"))
@@ -325,15 +334,13 @@ def _listed(names: Sequence[str]) -> str:
 class ImageFacts(NamedTuple):
     """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
 
-    `deepest` is the largest value of grey of 16 bits, else 0; `turned` whether EXIF turns it; `alpha` whether it may be
-    transparent.
+    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
     """
 
     size: tuple[int, int]
     grey: bool
     deepest: int = 0
-    turned: bool = False
-    alpha: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
@@ -345,6 +352,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
     try:
         with _opened(path) as image:
             orientation, deep, size = _orientation(image), _is_deep(image), image.size
+            remarks = tuple(remark for remark, holds in _remarks(image, orientation, deep) if holds)
             if size[0] * size[1] > MOST_PIXELS:
                 problem = f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all"
             elif image.mode in UNRANGED and not deep:
@@ -356,7 +364,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
             if not problem:
                 size = image.size[::-1] if orientation > 4 else image.size
                 deepest = int(np.asarray(image).max()) if deep else 0
-                return ImageFacts(size, _is_grey(image), deepest, orientation in TURNS, _has_alpha(image))
+                return ImageFacts(size, _is_grey(image), deepest, remarks)
     except UnidentifiedImageError:
         problem = "not a readable image (of no known format)"
     except Exception as error:  # decoders raise errors of many kinds

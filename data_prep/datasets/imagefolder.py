@@ -88,7 +88,10 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     ):
         return {"train": [folder], "test": [], "valid": []}, []
     if "train" not in named:
-        raise UserError(f"{folder} has no training part ({', '.join(named.values())}). Name a folder train")
+        raise UserError(
+            f"{folder} has parts ({', '.join(named.values())}) and no training part. Name a folder train, or give "
+            "classes names without such words"
+        )
     if others and len(named) == 1:
         raise UserError(
             f"{folder} holds the training part {named['train']}, and {others[0].name}, which is no part. Point "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +117,8 @@ REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "one set of several": (("faces/train/a", "faces/test/a", "notes/b"), ("Point --raw at", "faces")),
     "several sets": (("a/train/x", "a/test/x", "b/train/y", "b/test/y"), ("Point --raw at",)),
     "no training part": (("val/cats", "test/cats"), ("no training part", "Name a folder train")),
+    "classes with part words": (("test_positive", "test_negative"), ("names without such words",)),
+    "parts behind classes": (("cats_train", "cats_test", "dogs_train", "dogs_test"), ("in class folders",)),
     "another class": (("train/cats", "train/dogs", "test/cats", "test/Dogs"), ("'Dogs'", "(cats, dogs)")),
     "no classes": (("train", "test"), ("in class folders", "Put the images of each class")),
     "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at", "raw/train")),
@@ -250,6 +254,22 @@ def test_grey_of_16_bits_is_scaled_by_the_bits_that_are_used(
     scaled = np.rint(ramp / ((2**bits - 1) / 255)).astype(int)
     assert np.asarray(store.test()[0])[0, 0].tolist() == scaled.tolist() and len(np.unique(scaled)) == 256
     assert (f"use {bits} bits" in capsys.readouterr().out) == (bits < 16)
+
+
+def test_pixels_that_are_dropped_are_said(tmp_path: Path, capsys: Output) -> None:
+    classes(tmp_path / "raw", ("cats",))
+    frames = [Image.new("L", (4, 4), value) for value in (101, 102)]
+    for name in ("1.gif", "2.tif", "3.png"):
+        frames[0].save(tmp_path / "raw" / "cats" / name, save_all=True, append_images=frames[1:])
+    deep = struct.pack(">2I5B", 4, 4, 16, 2, 0, 0, 0)
+    data = zlib.compress((b"\0" + b"\x80\x01" * 12) * 4)
+    chunks = ((b"IHDR", deep), (b"IDAT", data), (b"IEND", b""))
+    parts = (struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks)
+    (tmp_path / "raw" / "cats" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    store = prepared(tmp_path / "raw", tmp_path / "s")
+    assert [value for value in values(store) if value > 100] == [101, 101, 101, 128]
+    said = shown(capsys)
+    assert "3 images have several frames or pages" in said and "1 images have 16 bits and colours" in said
 
 
 def _rgba(alpha: int, color: int) -> np.ndarray:
