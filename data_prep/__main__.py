@@ -163,10 +163,13 @@ def prepare_command(
     targets: Annotated[
         str | None, typer.Option(metavar="KIND", help="arrays, parquet: classification, tokens, multilabel, ...")
     ] = None,
-    user: Annotated[str | None, typer.Option(metavar="COLUMN", help="parquet: column of users [user].")] = None,
+    user: Annotated[str | None, typer.Option(metavar="COLUMN", help="tables: column of users [user].")] = None,
     features: Annotated[
-        str | None, typer.Option(metavar="COLUMN,...", help="parquet: columns that samples are made of.")
+        str | None, typer.Option(metavar="COLUMN,...", help="tables: columns that samples are made of.")
     ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="CSV: what separates columns, e.g. tab [detected].")] = None,
+    decimal: Annotated[str | None, typer.Option(metavar=".|,", help="CSV: the decimal sign [detected].")] = None,
+    encoding: Annotated[str | None, typer.Option(help="CSV: encoding of the text, e.g. latin-1 [utf-8].")] = None,
     users: Annotated[
         int | None, typer.Option(help="shakespeare, stackoverflow, ...: users read, at random [all].")
     ] = None,
@@ -207,6 +210,9 @@ def prepare_command(
         "targets": _one_of("--targets", targets, TARGETS),
         "user": user,
         "features": None if features is None else tuple(features.split(",")),
+        "delimiter": delimiter,
+        "decimal": _one_of("--decimal", decimal, {".": "1.5", ",": "1,5"}),
+        "encoding": encoding,
         "users": users,
         "per_user": per_user,
         "tags": tags,

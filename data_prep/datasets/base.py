@@ -31,7 +31,7 @@ class ReadOptions:
     files : tuple of str
         Names of the files to read, where a folder holds several.
     label : str
-        Column of a CSV file that holds the label.
+        Column that holds the label, or several with commas between.
     task : {"image", "text", "vector"} or None
         What the arrays mean, where their dtype does not say.
     channels : {"first", "last"} or None
@@ -62,6 +62,10 @@ class ReadOptions:
         Samples read of each user, the first ones; None reads all.
     tags : int
         Labels kept, the most frequent ones.
+    delimiter, decimal : str or None
+        What separates the columns of a CSV file, and the decimals of its numbers; None detects both.
+    encoding : str or None
+        Of a CSV file; None is UTF-8.
     """
 
     length: int = 30
@@ -83,6 +87,9 @@ class ReadOptions:
     users: int | None = None
     per_user: int | None = None
     tags: int = 500
+    delimiter: str | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.arrays import ARRAYS, of_arrays
+from data_prep.datasets.arrays import of_arrays
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.holdout import hold_out_test
 from data_prep.raw import RawDataset
@@ -20,7 +20,7 @@ from fedmpi.common.registry import Part, resolve
 
 NAMES = ("x", "y", "user", "x_test", "y_test")
 """Of the arrays that a reader can give."""
-OF_ARRAYS = ARRAYS.options - {"label"}
+OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
 """Fields of ReadOptions that say what arrays mean."""
 
 
@@ -92,7 +92,7 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
     if not isinstance(found, Mapping):
         problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
         raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
-    if unknown := sorted(set(map(str, found)) - set(NAMES)):
+    if unknown := sorted(set(map(str, found)) - {*NAMES, options.split}):
         raise refuse_result(part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(NAMES)}")
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")

@@ -10,11 +10,13 @@ import re
 import tempfile
 import weakref
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.room import temporary_room
 from fedmpi.common.errors import UserError
@@ -25,6 +27,9 @@ BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
 """Bytes of a line of text: what is unzipped may be much longer than the file."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+WIDE = ("utf-16", "utf-32")
+"""Encodings of which a line feed is several bytes."""
+GZIP = b"\x1f\x8b"
 PART_WORDS = {
     "train": ("train", "training"),
     "test": ("test", "testing"),
@@ -34,8 +39,8 @@ PART_WORDS = {
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 TOOLS = {"__macosx", "__pycache__", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
 """Folders that tools make for themselves, in small letters."""
-GZIP = b"\x1f\x8b"
 STORED_AT_ONCE = 256
+RAGGED_AT_ONCE = 1024
 
 
 def part_of(path: Path) -> str | None:
@@ -123,39 +128,68 @@ def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """The content of a file, unzipped on the way if it is gzipped, whatever its name ends in."""
+    """The content of a file, unzipped on the way where it is gzip, whatever its name."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no file; --raw must lead to files")
     try:
-        with path.open("rb") as stream:
-            zipped = stream.read(len(GZIP)) == GZIP
-        return gzip.open(path, "rb") if zipped else path.open("rb")
+        stream = path.open("rb")
+        if stream.peek(2)[:2] != GZIP:
+            return stream
+        stream.close()
+        return gzip.open(path, "rb")
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror or error}") from error
 
 
-def lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, unzipped when named .gz: UTF-8, or latin-1 where a line is not valid UTF-8.
+def lines(
+    path: Path, encoding: str | None = None, fallback: str | None = None, remedy: str = "Save it as UTF-8."
+) -> Iterator[str]:
+    """Lines of a text file, unzipped where it is gzip.
 
-    A byte order mark before the first line is no part of it.
+    Parameters
+    ----------
+    path : Path
+        The file; a byte order mark before the first line is no part of it.
+    encoding : str or None
+        Of the file; None is UTF-8.
+    fallback : str or None
+        Encoding of single lines that are not valid, in official files that mix two.
+    remedy : str
+        What to do about text of another encoding, for the error message.
     """
+    known = _encoding(encoding or "utf-8")
     with open_bytes(path) as stream:
         try:
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b"")):
+            if known.startswith(WIDE):
+                text = io.TextIOWrapper(stream, known, newline="\n")
+                yield from iter(lambda: text.readline(LONGEST_LINE), "")
+                return
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
                 if len(line) == LONGEST_LINE:
                     raise UserError(
-                        f"{path}, line {number + 1} is longer than {LONGEST_LINE:,} bytes; end rows with a line feed"
+                        f"{path}, line {number} is longer than {LONGEST_LINE:,} bytes; end rows with a line feed"
                     )
-                if number == 0:
+                if number == 1:
                     if line.startswith(UTF_16):
-                        raise UserError(f"{path} is UTF-16 text; save it as UTF-8")
+                        raise UserError(f"{path} is UTF-16 text. {remedy}")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 try:
-                    yield line.decode("utf-8")
+                    yield line.decode(known)
                 except UnicodeDecodeError:
-                    yield line.decode("latin-1")
+                    if fallback is None:
+                        raise UserError(f"{path}, line {number} is not {known.upper()} text. {remedy}") from None
+                    yield line.decode(fallback)
+        except UnicodeError:
+            raise UserError(f"{path} is not {known.upper()} text. {remedy}") from None
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+
+
+def _encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        raise UserError(f"--encoding {name!r} is unknown. Give one such as utf-8, latin-1, cp1252 or utf-16.") from None
 
 
 class Scratch:
@@ -266,11 +300,78 @@ class RowByRow:
             self._waiting = []
 
 
+class Ragged:
+    """Rows of different lengths, one after another in a temporary file.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of the values.
+    whole : bool
+        Whether the values are whole numbers, as their file declares.
+    """
+
+    def __init__(self, dtype: Any, whole: bool = False) -> None:
+        self.whole = whole
+        self._values = Scratch((), dtype)
+        self._ends = array("q", [0])
+        self._known = array("b")
+        self._block: list[Any] = []
+        self._mapped: AnyArray | None = None
+
+    def append(self, row: Any) -> None:
+        """Add a row (k,); None where it is missing."""
+        self._known.append(row is not None)
+        self._block.append(np.asarray([] if row is None else row, self._values.dtype))
+        self._ends.append(self._ends[-1] + len(self._block[-1]))
+        if len(self._block) == RAGGED_AT_ONCE:
+            self._flush()
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Which rows are not missing, (n,)."""
+        return np.array(self._known, bool)
+
+    @property
+    def lengths(self) -> Ints:
+        """Values of each row, (n,)."""
+        ends = np.array(self._ends, np.int64)
+        return ends[1:] - ends[:-1]
+
+    @property
+    def values(self) -> AnyArray:
+        """The values of all rows, one after another."""
+        if self._block or self._mapped is None:
+            self._flush()
+            self._mapped = self._values.rows()
+        return self._mapped
+
+    def row(self, number: int) -> AnyArray:
+        """One row."""
+        return np.asarray(self.values[self._ends[number] : self._ends[number + 1]])
+
+    def padded(self, width: int, filling: float) -> AnyArray:
+        """All rows (n, width), cut or filled up."""
+        values, starts, lengths = self.values, np.array(self._ends, np.int64)[:-1, None], self.lengths[:, None]
+        out = Scratch((width,), self._values.dtype)
+        for low in range(0, len(lengths), RAGGED_AT_ONCE):
+            first, there = starts[low : low + RAGGED_AT_ONCE], np.arange(width) < lengths[low : low + RAGGED_AT_ONCE]
+            block = np.full(there.shape, filling, values.dtype)
+            block[there] = values[(first + np.arange(width))[there]]
+            out.append(block)
+        return out.rows()
+
+    def _flush(self) -> None:
+        if self._block:
+            self._values.append(np.concatenate(self._block))
+            self._block = []
+
+
 class Names:
     """Codes 0, 1, 2 ... for names in the order in which they first appear."""
 
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        self._codes = {name: code for code, name in enumerate(names)}
 
     def code(self, name: str) -> int:
         """The code of a name, a new one when it is new."""

@@ -47,6 +47,11 @@ def shard_name(index: int) -> str:
     return f"train-{index:05d}.h5"
 
 
+def scales_of(feature_shape: tuple[int, ...]) -> int:
+    """How many values may have their own mean and std: the channels of an image, else the last axis of a sample."""
+    return feature_shape[0] if len(feature_shape) == 3 else feature_shape[-1]
+
+
 @dataclass(frozen=True)
 class DataDescription:
     """Everything a model builder needs to know of a data set.
@@ -64,7 +69,8 @@ class DataDescription:
     vocabulary : int
         Number of token ids; 0 unless task is "text".
     mean, std : tuple of float
-        Per channel, applied to x / 255 (uint8) or x (float32); empty for token ids.
+        Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
+        (uint8) or x (float32); empty for token ids.
     targets : {"classification", "tokens", "multilabel", "regression"}
         What y holds (`TARGETS`).
     target_shape : tuple of int
@@ -150,9 +156,9 @@ class DataDescription:
         self._check_targets()
         if (self.task == "text") != (self.dtype == "int32") or (self.task == "text" and self.vocabulary < 1):
             raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
-        channels = self.feature_shape[0] if len(self.feature_shape) == 3 else 1
-        if any(len(values) not in (0, 1, channels) for values in (self.mean, self.std)):
-            raise ValueError(f"mean and std are one number, or one for each of {channels} channels")
+        scales = scales_of(self.feature_shape)
+        if any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)):
+            raise ValueError(f"mean and std are one number, or one for each of {scales} channels or columns")
         if not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std):
             raise ValueError("mean and std are finite numbers, std above 0")
 
@@ -288,6 +294,10 @@ class Manifest:
     def as_dict(self) -> dict[str, Any]:
         """The content of manifest.json."""
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
+        if self.understood == Understood():
+            del entries["understood"]
+        if not self.duplicates:
+            del entries["duplicates"]
         if self.description.labelled:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])

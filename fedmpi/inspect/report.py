@@ -132,9 +132,8 @@ class Inspection:
         options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
         low, first, median, third, high = found.size_quartiles
         fewest, mean_classes, most = found.classes_per_client
-        shape = " x ".join(map(str, manifest.description.feature_shape))
         lines = [
-            ("data set", f"{manifest.dataset}, {manifest.description.task}, {shape} {manifest.description.dtype}"),
+            ("data set", manifest.dataset),
             *manifest.facts(),
             ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
             ("clients", f"{found.clients:,} in {len(manifest.train):,} shards; {found.empty_clients:,} hold no sample"),

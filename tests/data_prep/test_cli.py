@@ -95,7 +95,7 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("arrays --raw . --partition iid --clients 3 --out o", ". is not a file"),
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
         ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels 'middle' is unknown"),
-        ("amazon --raw . --split users --partition iid --clients 3 --out o", "--split 'users' is unknown; choose rows"),
+        ("amazon --raw . --split stars --partition iid --clients 3 --out o", "--split 'stars' is unknown; choose rows"),
         ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size '3by4' is no size"),
         ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size 3x0 is impossible"),
         ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "mnist takes no --skip-odd-sizes"),

@@ -423,25 +423,12 @@ def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int])
     groups = np.unique(drawn, return_inverse=True)[1]
     train, test = train_test_groups(groups)
     assert np.array_equal(np.sort(np.r_[train, test]), np.arange(len(groups)))
-    assert not set(groups[train]) & set(groups[test]) and len(test) <= len(groups) // 5
-    room = len(groups) // 5 - len(test)
-    assert all(np.bincount(groups)[group] > room for group in set(groups[train]))
-
-
-def test_texts_in_both_parts_are_counted_and_reported_for_every_text_set(tmp_path: Path) -> None:
-    row = '"{}","1","date","NO_QUERY","anna","{}"\n'
-    train = [row.format(0, "sad"), row.format(4, "glad"), row.format(4, "mad")]
-    (tmp_path / "training.csv").write_text("".join(train))
-    (tmp_path / "testdata.csv").write_text(
-        "".join(row.format(0, text) for text in ("glad", "new", "sad ", "sad", "Sad"))
-    )
-    tally = Tally()
-    raw = _read("sentiment140", tmp_path, tally=tally)
-    assert tally.notes[0].startswith("3 of 5 test texts also occur in the training part")
-    assert raw.notes == tuple(tally.notes)
-    (tmp_path / "testdata.csv").write_text(row.format(0, "new"))
-    tally = Tally()
-    assert _read("sentiment140", tmp_path, tally=tally).notes == () and not tally.notes
+    assert not set(groups[train]) & set(groups[test])
+    sizes, share = np.bincount(groups), len(groups) // 5
+    if len(sizes) > 1 and sizes.min() > share:
+        assert len(test) == sizes.min()  # the smallest group, as none fits
+    else:
+        assert len(test) <= share and all(sizes[group] > share - len(test) for group in set(groups[train]))
 
 
 def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> None:
