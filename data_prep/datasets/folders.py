@@ -144,7 +144,7 @@ def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple
     yield "were turned upright by their EXIF orientation", orientation in TURNS
     yield "may be transparent; transparent pixels are white", _has_alpha(image) and not deep
     yield (
-        "have 16 bits and colours or transparency; the lower 8 bits are dropped",
+        "have 16 bits and colors or transparency; the lower 8 bits are dropped",
         ";16" in str(getattr(image, "tile", "")) and not deep,
     )
     frames = image.format != "MPO" and getattr(image, "is_animated", False)  # cameras add a preview as a second frame
@@ -181,6 +181,18 @@ def is_image(path: Path) -> bool:
         return False
 
 
+class ImageFacts(NamedTuple):
+    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
+
+    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
+    """
+
+    size: tuple[int, int]
+    grey: bool
+    deepest: int = 0
+    remarks: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Found:
     """Readable images of class folders, in path order.
@@ -189,12 +201,7 @@ class Found:
     ----------
     paths : tuple of Path
     labels : int64 array (n,)
-    sizes : tuple of (int, int)
-        Width and height.
-    grey : bool
-        Whether none has colours.
-    deepest : int
-        The largest value of grey images of 16 bits; 0 without any.
+    facts : tuple of ImageFacts
     names : tuple of str
         The classes.
     unused : tuple of (str, str)
@@ -203,15 +210,13 @@ class Found:
 
     paths: tuple[Path, ...]
     labels: Ints
-    sizes: tuple[tuple[int, int], ...]
-    grey: bool
-    deepest: int = 0
+    facts: tuple[ImageFacts, ...]
     names: tuple[str, ...] = ()
     unused: tuple[tuple[str, str], ...] = ()
 
     def rows(self, form: ImageForm) -> ImageRows:
         """The images in a form: all of them where it resizes, else those of its size."""
-        fits = np.array([form.resize or size == (form.width, form.height) for size in self.sizes], bool)
+        fits = np.array([form.resize or facts.size == (form.width, form.height) for facts in self.facts], bool)
         return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
 
 
@@ -221,7 +226,8 @@ def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: 
     Parameters and errors are those of `look`.
     """
     found = look(folders, names, tally)
-    for path, size in zip(found.paths, found.sizes, strict=True):
+    for path, facts in zip(found.paths, found.facts, strict=True):
+        size = facts.size
         if size != (form.width, form.height):
             tally.bad(str(path), f"{size[0]} x {size[1]} pixels instead of {form.width} x {form.height}")
     return found.rows(form)
@@ -264,21 +270,11 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
         raise UserError(
             f"no readable image in class folders of {where}. Put the images of each class in its own folder"
         )
-    named = ", ".join(folder.name for folder in folders)
-    for remark, count in Counter(remark for _, _, facts in kept for remark in facts.remarks).items():
-        tally.note(f"{named}: {count:,} images {remark}")
     if others:
         counts = (f"{count:,} {ending}" for ending, count in sorted(others.items()))
-        unused.append((f"{', '.join(counts)} in class folders of {named}", "not images"))
-    return Found(
-        tuple(path for path, _, _ in kept),
-        np.array([label for _, label, _ in kept], np.int64),
-        tuple(facts.size for _, _, facts in kept),
-        all(facts.grey for _, _, facts in kept),
-        max(facts.deepest for _, _, facts in kept),
-        names,
-        tuple(unused),
-    )
+        unused.append((f"{', '.join(counts)} below {', '.join(folder.name for folder in folders)}", "not images"))
+    labels = np.array([label for _, label, _ in kept], np.int64)
+    return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
 
 
 def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], list[tuple[str, str]]]:
@@ -329,18 +325,6 @@ def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
 def _listed(names: Sequence[str]) -> str:
     more = f", {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-class ImageFacts(NamedTuple):
-    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
-
-    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
-    """
-
-    size: tuple[int, int]
-    grey: bool
-    deepest: int = 0
-    remarks: tuple[str, ...] = ()
 
 
 def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:

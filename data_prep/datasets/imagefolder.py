@@ -59,9 +59,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         citation=IMAGEFOLDER.citation,
         notes=tuple(tally.notes),
         understood=Understood(
-            f"{'grey' if form.channels == 1 else 'colour'} image of {form.width} x {form.height} pixels",
-            "name of the class folder",
-            (*unused, *(entry for part in parts for entry in part.unused)),
+            target="name of the class folder", unused=(*unused, *(entry for part in parts for entry in part.unused))
         ),
     )
     return measured(data, at_most=STATISTICS_ROWS)
@@ -127,16 +125,20 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     UserError
         When sizes differ and the user does not say what to do.
     """
-    channels = 1 if all(part.grey for part in parts) else 3
-    bits = max(8, parts[0].deepest.bit_length()) if parts[0].deepest else 16
+    found = [facts for part in parts for facts in part.facts]
+    for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():
+        tally.note(f"{count:,} images {remark}")
+    channels = 1 if all(facts.grey for facts in found) else 3
+    deepest = max(facts.deepest for facts in parts[0].facts)
+    bits = max(8, deepest.bit_length()) if deepest else 16
     if bits < 16:
-        tally.note(f"grey images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
+        tally.note(f"gray images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
     form = ImageForm(channels, 0, 0, white=2**bits - 1)
     if options.image_size is not None:
         if options.skip_odd_sizes:
             raise UserError("--image-size makes all images one size, so none is odd; leave out --skip-odd-sizes")
         return replace(form, height=options.image_size[1], width=options.image_size[0], resize=True)
-    sizes = Counter(size for part in parts for size in part.sizes)
+    sizes = Counter(facts.size for facts in found)
     (width, height), most = sizes.most_common(1)[0]
     others = sizes.total() - most
     if others and not options.skip_odd_sizes:

@@ -201,7 +201,7 @@ def test_what_a_sample_is_and_what_is_to_be_predicted_is_said_and_kept(tmp_path:
     prepared(tmp_path / "raw", tmp_path / "s")
     for _ in range(2):
         said = shown(capsys)
-        assert "grey image of 4 x 4 pixels" in said and "name of the class folder" in said and "cats, dogs" in said
+        assert "gray image of 4 x 4 pixels" in said and "name of the class folder" in said and "cats, dogs" in said
         app(["inspect", str(tmp_path / "s")], standalone_mode=False)
 
 
@@ -269,7 +269,7 @@ def test_pixels_that_are_dropped_are_said(tmp_path: Path, capsys: Output) -> Non
     store = prepared(tmp_path / "raw", tmp_path / "s")
     assert [value for value in values(store) if value > 100] == [101, 101, 101, 128]
     said = shown(capsys)
-    assert "3 images have several frames or pages" in said and "1 images have 16 bits and colours" in said
+    assert "3 images have several frames or pages" in said and "1 images have 16 bits and colors" in said
 
 
 def _rgba(alpha: int, color: int) -> np.ndarray:
