@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import unescape
+from html.entities import html5
 from itertools import groupby
 from pathlib import Path
 from unicodedata import category, normalize
@@ -30,7 +31,7 @@ PLAIN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _LETTERS = rf"\w[\w{_MARKS}]*"
 WORD = re.compile(rf"{_LETTERS}(?:['\u05f3\u05f4\u200c\u200d]{_LETTERS})*")
 """A word of any text without underscores."""
-ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|[a-zA-Z][a-zA-Z\d]*);")
+ENTITY = re.compile(r"&(#\d+;|#[xX][\da-fA-F]+;|[a-zA-Z][a-zA-Z\d]*;)")
 INVISIBLE = dict.fromkeys((0xAD, 0x200E, 0x200F, 0x2060, 0xFEFF)) | {0x2019: "'"}
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")
@@ -49,12 +50,17 @@ def tokens(text: str) -> list[str]:
     >>> tokens("Don't panic: it\u2019s 2 o'clock &amp; cafe\u0301 time!")
     ["don't", 'panic', "it's", '2', "o'clock", 'caf\u00e9', 'time']
     """
-    while "&" in text and (plain := ENTITY.sub(lambda found: unescape(found[0]), text)) != text:
+    while "&" in text and (plain := ENTITY.sub(_character, text)) != text:
         text = plain
     text = text.lower()
     if text.isascii():
         return PLAIN.findall(text)
     return WORD.findall(normalize("NFC", text.translate(INVISIBLE)).replace("_", " "))
+
+
+def _character(entity: re.Match[str]) -> str:
+    """What an HTML entity stands for; `unescape` would find one at the beginning of another name, too."""
+    return unescape(entity[0]) if entity[1][0] == "#" or entity[1] in html5 else entity[0]
 
 
 class TextRows:

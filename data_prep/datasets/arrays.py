@@ -120,9 +120,9 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
 
     shape = x.shape[1:]
     words = _vocabulary(raw, samples, own) if task == "text" else ()
-    data = own.data_set(task, dtype, shape, read_rows, content.get("user"), words)
     groups = groups_of(content[options.split][own.train], options.split) if options.split in content else None
-    return replace(data, understood=Understood("", "array y", unused), groups=groups)
+    understood = Understood("", "array y", unused)
+    return own.data_set(task, dtype, shape, read_rows, understood, content.get("user"), groups, words)
 
 
 def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:

@@ -157,16 +157,21 @@ class Roles:
         return list(dict.fromkeys((*self.features, *self.labels, *others)))
 
 
-def surveyed(table: Table) -> dict[str, Facts]:
-    """One pass over all columns except those of images."""
+def surveyed(table: Table, tally: Tally) -> dict[str, Facts]:
+    """One pass over all columns except those of images; `tally` receives lines that are no rows."""
     facts = {name: Facts(name, column, table.decimal) for name, column in table.columns.items()}
     names = [name for name, column in table.columns.items() if column.kind not in ("image", "other")]
+    rows = 0
     for path in (*table.train, *table.test):
         begins = True
-        for block in table.blocks(path, names):
+        for block in table.blocks(path, names, tally):
+            rows += len(block.places)
             for name in names:
                 facts[name].add(block.columns[name], begins)
             begins = False
+    if not rows:
+        first = f" The first: {tally.first}." if tally.first else " Add rows."
+        raise UserError(f"{table.raw} holds no readable row.{first}")
     return {name: found.finish() for name, found in facts.items()}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -96,7 +97,7 @@ def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
 
     Grey values of 16 bits, 0 to `form.white`, are scaled to 0 to 255.
     """
-    with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+    with _opened(path) as image:
         turn = TURNS.get(_orientation(image))
         picture: Image.Image = image
         if _is_deep(image):
@@ -113,6 +114,15 @@ def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
+@contextmanager
+def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
+    """An image; as a stream, because Pillow maps files and then misreads turned TIFF images."""
+    with ExitStack() as stack:
+        stack.enter_context(catch_warnings(action="ignore"))
+        stream = stack.enter_context(path.open("rb")) if isinstance(path, Path) else path
+        yield stack.enter_context(Image.open(stream, formats=FORMATS))
+
+
 def _is_deep(image: Image.Image) -> bool:
     """Whether it is grey of 16 bits; some versions of Pillow read such files as 32 bits."""
     return image.mode in DEEP_GREY or (image.mode == "I" and image.format in ("PNG", "PPM"))
@@ -127,6 +137,18 @@ def _is_grey(image: Image.Image) -> bool:
         palette = np.array(image.getpalette()).reshape(-1, 3)
         return bool((palette == palette[:, :1]).all())
     return image.mode in GREY_MODES or _is_deep(image)
+
+
+def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple[str, bool]]:
+    """How an image that was opened and not decoded is changed by `decode`, and whether it is so."""
+    yield "were turned upright by their EXIF orientation", orientation in TURNS
+    yield "may be transparent; transparent pixels are white", _has_alpha(image) and not deep
+    yield (
+        "have 16 bits and colors or transparency; the lower 8 bits are dropped",
+        ";16" in str(getattr(image, "tile", "")) and not deep,
+    )
+    frames = image.format != "MPO" and getattr(image, "is_animated", False)  # cameras add a preview as a second frame
+    yield "have several frames or pages; only the first one is read", frames
 
 
 def _orientation(image: Image.Image) -> int:
@@ -153,10 +175,22 @@ def is_image(path: Path) -> bool:
     if path.suffix.lower() in SUFFIXES:
         return True
     try:
-        with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS):
+        with _opened(path):
             return True
     except Exception:  # of content of another kind Pillow raises errors of many kinds
         return False
+
+
+class ImageFacts(NamedTuple):
+    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
+
+    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
+    """
+
+    size: tuple[int, int]
+    grey: bool
+    deepest: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,12 +201,7 @@ class Found:
     ----------
     paths : tuple of Path
     labels : int64 array (n,)
-    sizes : tuple of (int, int)
-        Width and height.
-    grey : bool
-        Whether none has colours.
-    deepest : int
-        The largest value of grey images of 16 bits; 0 without any.
+    facts : tuple of ImageFacts
     names : tuple of str
         The classes.
     unused : tuple of (str, str)
@@ -181,15 +210,13 @@ class Found:
 
     paths: tuple[Path, ...]
     labels: Ints
-    sizes: tuple[tuple[int, int], ...]
-    grey: bool
-    deepest: int = 0
+    facts: tuple[ImageFacts, ...]
     names: tuple[str, ...] = ()
     unused: tuple[tuple[str, str], ...] = ()
 
     def rows(self, form: ImageForm) -> ImageRows:
         """The images in a form: all of them where it resizes, else those of its size."""
-        fits = np.array([form.resize or size == (form.width, form.height) for size in self.sizes], bool)
+        fits = np.array([form.resize or facts.size == (form.width, form.height) for facts in self.facts], bool)
         return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
 
 
@@ -199,7 +226,8 @@ def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: 
     Parameters and errors are those of `look`.
     """
     found = look(folders, names, tally)
-    for path, size in zip(found.paths, found.sizes, strict=True):
+    for path, facts in zip(found.paths, found.facts, strict=True):
+        size = facts.size
         if size != (form.width, form.height):
             tally.bad(str(path), f"{size[0]} x {size[1]} pixels instead of {form.width} x {form.height}")
     return found.rows(form)
@@ -242,23 +270,11 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
         raise UserError(
             f"no readable image in class folders of {where}. Put the images of each class in its own folder"
         )
-    turned, clear = sum(facts.turned for _, _, facts in kept), sum(facts.alpha for _, _, facts in kept)
-    if turned:
-        tally.note(f"{where}: {turned:,} images were turned upright by their EXIF orientation")
-    if clear:
-        tally.note(f"{where}: {clear:,} images may be transparent; transparent pixels are white")
     if others:
         counts = (f"{count:,} {ending}" for ending, count in sorted(others.items()))
-        unused.append((f"{', '.join(counts)} in class folders of {where}", "not images"))
-    return Found(
-        tuple(path for path, _, _ in kept),
-        np.array([label for _, label, _ in kept], np.int64),
-        tuple(facts.size for _, _, facts in kept),
-        all(facts.grey for _, _, facts in kept),
-        max(facts.deepest for _, _, facts in kept),
-        names,
-        tuple(unused),
-    )
+        unused.append((f"{', '.join(counts)} below {', '.join(folder.name for folder in folders)}", "not images"))
+    labels = np.array([label for _, label, _ in kept], np.int64)
+    return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
 
 
 def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], list[tuple[str, str]]]:
@@ -276,9 +292,9 @@ def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], l
             holders = {path.parent for path in found} - {folder / name}
             below[name] = {str(path.relative_to(folder / name)) for path in holders}
             if not found:
-                unused.append((str(folder / name), "no images in it"))
+                unused.append((f"{folder.name}/{name}", "no images in it"))
         if count := direct_images(folder):
-            unused.append((f"{count:,} images directly in {folder}", "in no class folder"))
+            unused.append((f"{count:,} image(s) directly in {folder.name}", "in no class folder"))
         _reject_mixed(folder, {name: inner for name, inner in below.items() if inner})
     return images, others, unused
 
@@ -311,20 +327,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-class ImageFacts(NamedTuple):
-    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
-
-    `deepest` is the largest value of grey of 16 bits, else 0; `turned` whether EXIF turns it; `alpha` whether it may be
-    transparent.
-    """
-
-    size: tuple[int, int]
-    grey: bool
-    deepest: int = 0
-    turned: bool = False
-    alpha: bool = False
-
-
 def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
     """The facts of an image that can be read; None, and counted, of one that cannot.
 
@@ -332,8 +334,9 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
     """
     where, problem = where or str(path), ""
     try:
-        with catch_warnings(action="ignore"), Image.open(path, formats=FORMATS) as image:
+        with _opened(path) as image:
             orientation, deep, size = _orientation(image), _is_deep(image), image.size
+            remarks = tuple(remark for remark, holds in _remarks(image, orientation, deep) if holds)
             if size[0] * size[1] > MOST_PIXELS:
                 problem = f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all"
             elif image.mode in UNRANGED and not deep:
@@ -345,7 +348,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
             if not problem:
                 size = image.size[::-1] if orientation > 4 else image.size
                 deepest = int(np.asarray(image).max()) if deep else 0
-                return ImageFacts(size, _is_grey(image), deepest, orientation in TURNS, _has_alpha(image))
+                return ImageFacts(size, _is_grey(image), deepest, remarks)
     except UnidentifiedImageError:
         problem = "not a readable image (of no known format)"
     except Exception as error:  # decoders raise errors of many kinds

@@ -59,9 +59,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         citation=IMAGEFOLDER.citation,
         notes=tuple(tally.notes),
         understood=Understood(
-            "",
-            "name of the class folder",
-            (*unused, *(entry for part in parts for entry in part.unused)),
+            target="name of the class folder", unused=(*unused, *(entry for part in parts for entry in part.unused))
         ),
     )
     return measured(data, at_most=STATISTICS_ROWS)
@@ -88,7 +86,10 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     ):
         return {"train": [folder], "test": [], "valid": []}, []
     if "train" not in named:
-        raise UserError(f"{folder} has no training part ({', '.join(named.values())}). Name a folder train")
+        raise UserError(
+            f"{folder} has parts ({', '.join(named.values())}) and no training part. Name a folder train, or give "
+            "classes names without such words"
+        )
     if others and len(named) == 1:
         raise UserError(
             f"{folder} holds the training part {named['train']}, and {others[0].name}, which is no part. Point "
@@ -99,7 +100,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     for part, found in parts.items():
         if len(found) > 1:
             tally.note(f"several folders are one part ({part}): {named[part]}")
-    return parts, [(str(path), "its name means no part") for path in others]
+    return parts, [(path.name, "its name means no part") for path in others]
 
 
 def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
@@ -124,16 +125,20 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     UserError
         When sizes differ and the user does not say what to do.
     """
-    channels = 1 if all(part.grey for part in parts) else 3
-    bits = max(8, parts[0].deepest.bit_length()) if parts[0].deepest else 16
+    found = [facts for part in parts for facts in part.facts]
+    for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():
+        tally.note(f"{count:,} images {remark}")
+    channels = 1 if all(facts.grey for facts in found) else 3
+    deepest = max(facts.deepest for facts in parts[0].facts)
+    bits = max(8, deepest.bit_length()) if deepest else 16
     if bits < 16:
-        tally.note(f"grey images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
+        tally.note(f"gray images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
     form = ImageForm(channels, 0, 0, white=2**bits - 1)
     if options.image_size is not None:
         if options.skip_odd_sizes:
             raise UserError("--image-size makes all images one size, so none is odd; leave out --skip-odd-sizes")
         return replace(form, height=options.image_size[1], width=options.image_size[0], resize=True)
-    sizes = Counter(size for part in parts for size in part.sizes)
+    sizes = Counter(facts.size for facts in found)
     (width, height), most = sizes.most_common(1)[0]
     others = sizes.total() - most
     if others and not options.skip_odd_sizes:

@@ -30,6 +30,8 @@ DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 HUGGING_FACE_IGNORED = -100
 """What Hugging Face's models leave out."""
 MOST_LABELS = 100_000
+LONGEST_NAME = 1000
+"""Characters of a label or user: arrays of texts are as wide as the longest."""
 Place = Callable[[int], str]
 
 
@@ -41,14 +43,19 @@ def is_missing(values: AnyArray) -> Bools:
 
 
 def _missing(value: Any) -> bool:
-    return value.strip() in MISSING if isinstance(value, str) else value is None or value is not value or value != value
+    return (
+        value.strip() in MISSING
+        if isinstance(value, str)
+        else value is None or (isinstance(value, float) and value != value)
+    )
 
 
 def as_floats(values: AnyArray, decimal: str = ".") -> NDArray[np.float64]:
     """Numbers or cells of text as floats, NaN where one is missing or no number; a number has no underscores."""
     if values.dtype.kind not in "OU":
         return values.astype(np.float64)
-    texts = ["nan" if value is None else str(value) for value in values.tolist()]
+    held = values.tolist()
+    texts = [value if isinstance(value, str) else "nan" if value is None else str(float(value)) for value in held]
     if decimal != ".":
         texts = ["?" if "." in text else text.replace(decimal, ".") for text in texts]
     try:
@@ -65,6 +72,8 @@ def uniform(values: AnyArray) -> AnyArray:
         return np.char.decode(values, "utf-8") if values.dtype.itemsize else values.astype(str)
     if values.dtype.kind == "O":
         held = ["" if value is None else value for value in values.tolist()]
+        if (longest := max((len(value) for value in held if isinstance(value, str)), default=0)) > LONGEST_NAME:
+            raise UserError(f"A label or user of {longest:,} characters is none. Name another column as label or user.")
         return np.array([str(v).strip() for v in held]) if all(isinstance(v, str | bool) for v in held) else values
     return values.astype(str) if values.dtype.kind == "b" else values
 

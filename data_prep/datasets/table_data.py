@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,19 +78,22 @@ class _Rows:
 def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet) -> RawDataset:
     """The table that `raw` names: a file, or a folder of files whose names say train, test or validation."""
     table = open_table(raw, options)
-    facts = surveyed(table)
+    facts = surveyed(table, tally)
     roles = roles_of(table, facts, options, tally)
     _check_targets(table, facts, roles, options)
     tally.notes += table.notes
     if roles.kind == "text" and options.length == EVERY_TOKEN:
         options = replace(options, length=ReadOptions.length)
     samples = _samples(table, facts, roles, options)
-    numeric = roles.labels if len(roles.labels) > 1 or options.targets == "regression" else ()
+    lists = facts[roles.labels[0]].kind == "list"
+    numeric = roles.labels if not lists and (len(roles.labels) > 1 or options.targets == "regression") else ()
     kept = [name for name in (*roles.labels, roles.user, roles.group) if name]
     rows, ends = _Rows(table, facts, kept), []
     for part in (table.train, table.test):
         for path in part:
-            for block in table.blocks(path, roles.columns, tally):
+            for block in table.blocks(path, roles.columns):
+                if not len(block.places):
+                    continue
                 for name in numeric:
                     block = _with_numbers(block, name, table.decimal, tally)
                 rows.add(block.take(samples.add(block, tally)))
@@ -107,9 +111,9 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
     said = ", ".join(roles.features[:NAMED])
     said += f" and {len(roles.features) - NAMED} more" if len(roles.features) > NAMED else ""
     own = Own(raw, data_set, found, usable, ends[0], bool(table.test), tally)
-    target = f"column {', '.join(roles.labels)}"
     users = rows.column(roles.user) if roles.user else None
     groups = groups_of(rows.column(roles.group)[own.train], roles.group) if roles.group else None
+    understood = Understood("", f"column {', '.join(roles.labels)}", roles.unused)
     if isinstance(samples, Texts):
         known, names = natural_users(users[own.train], tally) if users is not None else (None, None)
         codes = np.full(rows.count, -1, np.int64)
@@ -119,23 +123,21 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
         parts = own.train, own.test
         data = text_data_set(data_set, samples.texts, labels, found.names, parts, options, tally)
         data = data if found.kind == "classification" else with_targets(data, found, *parts)
-        return _with(data, Understood(f"text of {said}", target, roles.unused), groups)
+        return _with(data, replace(understood, sample=f"text of {said}"), groups)
+    beside: dict[str, Any] = {"users": users, "groups": groups}
     if isinstance(samples, Images):
         kind = "gray" if form.channels == 1 else "color"
-        sample = f"{kind} image of {form.width} x {form.height} pixels: {said}"
-        data = own.data_set(
-            "image", "uint8", form.shape, samples.reader(form, rows.place), users, at_most=IMAGE_STATISTICS_ROWS
-        )
-    elif isinstance(samples, Tokens):
-        sample = f"{samples.shape[0]} token ids: {said}"
-        ids = samples.ids()
-        words = tuple(map(str, range(int(ids.max(initial=0)) + 1)))
-        data = own.data_set("text", "int32", samples.shape, samples.reader(), users, words)
-    else:
-        series = len(samples.shape) == 2
-        sample = f"{'series of ' if series else ''}{' x '.join(map(str, samples.shape))} numbers: {said}"
-        data = own.data_set("vector", "float32", samples.shape, samples.reader(), users, names=samples.names)
-    return _with(data, Understood(sample, target, roles.unused), groups)
+        understood = replace(understood, sample=f"{kind} image of {form.width} x {form.height} pixels: {said}")
+        x, beside["at_most"] = samples.reader(form, rows.place), IMAGE_STATISTICS_ROWS
+        return own.data_set("image", "uint8", form.shape, x, understood, **beside)
+    if isinstance(samples, Tokens):
+        understood = replace(understood, sample=f"{samples.shape[0]} token ids: {said}")
+        beside["vocabulary"] = tuple(map(str, range(int(samples.ids().max(initial=0)) + 1)))
+        return own.data_set("text", "int32", samples.shape, samples.reader(), understood, **beside)
+    sizes = " x ".join(map(str, samples.shape))
+    understood = replace(understood, sample=f"{sizes} {'numbers' if sizes != '1' else 'number'}: {said}")
+    beside["names"] = samples.names
+    return own.data_set("vector", "float32", samples.shape, samples.reader(), understood, **beside)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,9 @@ class Own:
         dtype: str,
         shape: tuple[int, ...],
         x: Callable[[Ints], AnyArray],
-        users: AnyArray | None,
+        understood: Understood,
+        users: AnyArray | None = None,
+        groups: Ints | None = None,
         vocabulary: tuple[str, ...] = (),
         names: tuple[str, ...] = (),
         at_most: int = STATISTICS_ROWS,
@@ -203,6 +207,8 @@ class Own:
             vocabulary=vocabulary,
             notes=tuple(self.tally.notes),
             feature_names=names,
+            understood=understood,
+            groups=groups,
         )
         data = data if classes else with_targets(data, found, train, test)
         return data if task == "text" else measured(data, at_most=at_most)
@@ -249,7 +255,9 @@ def _samples(
 def _check_targets(table: Table, facts: dict[str, Facts], roles: Roles, options: ReadOptions) -> None:
     """Reject columns that cannot hold the targets that the user declares."""
     columns, declared = {name: facts[name].kind for name in roles.labels}, options.targets
-    types = ", ".join(f"{name}: {table.columns[name].type}" for name in columns)
+    types = ", ".join(
+        f"{name}: {kind if table.is_text else table.columns[name].type}" for name, kind in columns.items()
+    )
     lists = [name for name in columns if columns[name] == "list"]
     problem = ""
     if set(columns.values()) & {"image", "nested", "other"}:
