@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.raw_files import folder_of, lines
+from data_prep.datasets.raw_files import files_below, folder_of, lines
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.holdout import train_test_groups, train_test_rows, users_in_both
 from data_prep.raw import RawDataset
@@ -59,7 +59,7 @@ def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
         or is given twice.
     """
     folder = folder_of(raw)
-    there = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
+    there = files_below(folder, *PATTERNS)
     listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
     if not there:
         raise UserError(f"no review file in {folder}; --raw must hold {HINT}")

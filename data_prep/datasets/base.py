@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.data.schema import Modality
+
+UNKNOWN = "not stated"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,16 @@ class Tally:
     def note(self, text: str) -> None:
         """Keep a sentence for the report."""
         self.notes.append(text)
+
+
+def not_official(data: RawDataset, tally: Tally) -> RawDataset:
+    """Data in an official set's format that are not this set's: of unknown licence, mean and deviation measured."""
+    tally.note(
+        f"these are not {data.name}'s own files, but another data set in their format ({data.name}-format). Mean and "
+        "standard deviation are measured; the licence and the citation above are not theirs"
+    )
+    other = replace(data, name=f"{data.name}-format", licence=UNKNOWN, citation=UNKNOWN, notes=tuple(tally.notes))
+    return measured(other)
 
 
 Reader = Callable[[Path, ReadOptions, Tally], RawDataset]

@@ -36,13 +36,16 @@ PART_WORDS = {
     "valid": ("validation", "valid", "val", "dev"),
 }
 """Words in the names of files and folders, in any case, by the part of the data that they mean."""
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+TOOLS = {"__macosx", "__pycache__", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
+"""Folders that tools make for themselves, in small letters."""
 STORED_AT_ONCE = 256
 RAGGED_AT_ONCE = 1024
 
 
 def part_of(path: Path) -> str | None:
     """The part ("train", "test" or "valid") that the words of a relative path mean, the last folder or file first."""
-    words = [word for name in reversed(path.parts) for word in re.split(r"[^a-z]+", name.lower())]
+    words = [word.lower() for name in reversed(path.parts) for word in WORD.findall(name)]
     return next((part for word in words for part, known in PART_WORDS.items() if word in known), None)
 
 
@@ -59,6 +62,44 @@ def folder_of(raw: Path) -> Path:
     return raw
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is hidden or belongs to a tool, and so holds no samples."""
+    return name.startswith(".") or name.lower() in TOOLS
+
+
+def files_below(folder: Path, *patterns: str) -> list[Path]:
+    """Files of a folder at any depth that match a pattern (without any: all files), in path order.
+
+    Hidden files and folders of tools are left out. Linked folders are followed, but no folder is read twice, and none
+    that contains `folder`.
+
+    Raises
+    ------
+    OSError
+        A folder cannot be read.
+    """
+    found, seen = [], {_identity(parent) for parent in folder.absolute().parents}
+    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        identity = _identity(root)
+        if identity in seen:
+            folders.clear()
+            continue
+        seen.add(identity)
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        found += [Path(root, name) for name in names if not is_hidden(name)]
+    matching = (path for path in found if any(path.match(pattern) for pattern in patterns or ("*",)))
+    return sorted(path for path in matching if path.is_file())
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    state = os.stat(folder)
+    return state.st_dev, state.st_ino
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
     """The one file below `raw` that matches a pattern; the first pattern that matches anything decides.
 
@@ -69,7 +110,7 @@ def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
     """
     folder = folder_of(raw)
     for pattern in patterns:
-        found = sorted(path for path in folder.rglob(pattern) if path.is_file())
+        found = files_below(folder, pattern)
         if len(found) > 1:
             names = ", ".join(str(path.relative_to(folder)) for path in found[:4])
             raise UserError(f"{folder} holds {len(found)} files named {pattern} ({names}); point --raw at one folder")

@@ -127,7 +127,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
     beside: dict[str, Any] = {"users": users, "groups": groups}
     if isinstance(samples, Images):
         kind = "gray" if form.channels == 1 else "color"
-        understood = replace(understood, sample=f"{kind} image of {form.height} x {form.width} pixels: {said}")
+        understood = replace(understood, sample=f"{kind} image of {form.width} x {form.height} pixels: {said}")
         x, beside["at_most"] = samples.reader(form, rows.place), IMAGE_STATISTICS_ROWS
         return own.data_set("image", "uint8", form.shape, x, understood, **beside)
     if isinstance(samples, Tokens):

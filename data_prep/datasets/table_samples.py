@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.columns import Facts, shape_of
-from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
+from data_prep.datasets.folders import Found, ImageFacts, ImageForm, decode, image_facts
 from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.raw_files import Ragged, Scratch
 from data_prep.datasets.tables import Block
@@ -135,8 +135,7 @@ class Images:
         self._name, self._folder = name, folder
         self._content = Ragged(np.uint8)
         self._is_path = array("b")
-        self._sizes: list[tuple[int, int]] = []
-        self._grey = True
+        self._facts: list[ImageFacts] = []
 
     def add(self, block: Block, tally: Tally) -> NDArray[np.bool_]:
         """Append the images of a block; True for these, those that cannot be read are counted."""
@@ -158,8 +157,7 @@ class Images:
             return False
         self._content.append(np.frombuffer(content if path is None else os.fsencode(path), np.uint8))
         self._is_path.append(path is not None)
-        self._sizes.append(facts[0])
-        self._grey = self._grey and facts[1]
+        self._facts.append(facts)
         return True
 
     def _path(self, named: str, beside: Path) -> Path:
@@ -175,12 +173,12 @@ class Images:
         return self._folder
 
     def found(self) -> Found:
-        """Their sizes, and whether all are grey."""
-        return Found((), np.empty(0, np.int64), tuple(self._sizes), self._grey)
+        """What was found of them."""
+        return Found((), np.empty(0, np.int64), tuple(self._facts))
 
     def fits(self, form: ImageForm) -> NDArray[np.bool_]:
         """Which have the size of a form, or are resized to it."""
-        return np.array([form.resize or size == (form.width, form.height) for size in self._sizes], bool)
+        return np.array([form.resize or facts.size == (form.width, form.height) for facts in self._facts], bool)
 
     def reader(self, form: ImageForm, where: Callable[[int], str]) -> Callable[[Ints], AnyArray]:
         """A function from rows to their images of a form, uint8 (r, C, H, W); `where` says where a row is."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.raw_files import lines, open_bytes, part_of
+from data_prep.datasets.raw_files import files_below, lines, open_bytes, part_of
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray, Ints
 
@@ -160,8 +160,7 @@ def open_table(raw: Path, options: ReadOptions) -> Table:
         There is no such file, one cannot be read, or their columns differ.
     """
     if raw.is_dir():
-        found = [path for path in sorted(raw.rglob("*")) if is_table(path) and path.is_file()]
-        found = [path for path in found if not path.name.startswith(("cache-", "."))]
+        found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
         arrows = [path for path in found if is_arrow(path)]
         found = arrows or found
     else:

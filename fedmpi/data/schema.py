@@ -111,7 +111,7 @@ class DataDescription:
         if self.task == "image" and len(self.feature_shape) == 3:
             channels, height, width = self.feature_shape
             kind = {1: "gray image", 3: "color image"}.get(channels, f"image of {channels} channels and")
-            return f"{kind} of {height} x {width} pixels, {self.dtype}"
+            return f"{kind} of {width} x {height} pixels, {self.dtype}"
         return f"{shape} number{'' if self.feature_shape == (1,) else 's'}, {self.dtype}"
 
     @property
@@ -271,14 +271,19 @@ class Manifest:
 
     def facts(self) -> list[tuple[str, str]]:
         """What the data are, as (name, sentence): the sample, the target, the classes, columns or files not used."""
-        known, facts = self.understood, []
-        facts.append(("sample", known.sample or self.description.sample))
-        facts.append(("target", known.target or self.description.target))
+        known = self.understood
+        facts = [
+            ("sample", known.sample or self.description.sample),
+            ("target", known.target or self.description.target),
+        ]
         if self.class_names:
             more = f" and {self.classes - CLASSES_NAMED:,} more" if self.classes > CLASSES_NAMED else ""
             facts.append(("classes", f"{self.classes:,}: {', '.join(self.class_names[:CLASSES_NAMED])}{more}"))
         if known.unused:
-            facts.append(("not used", "; ".join(f"{name}: {why}" for name, why in known.unused)))
+            reasons: dict[str, list[str]] = {}
+            for name, why in known.unused:
+                reasons.setdefault(why, []).append(name)
+            facts.append(("not used", "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())))
         return facts
 
     @property

@@ -108,10 +108,10 @@ def images(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
 DATA = [
     (digits, ["image of 8 x 8 pixels", "one of 10 classes", "classes 10: 0, 1, 2", "1,442 train, 355 test"]),
     (vectors, ["sample 4 numbers", "one of 2 classes", "classes 2: cat, dog", "16 train, 4 test, 0 validation"]),
-    (many_classes, ["color image of 8 x 6 pixels", "classes 12: kind00,", "kind09 and 2 more", "48 train, 12 test"]),
+    (many_classes, ["color image of 6 x 8 pixels", "classes 12: kind00,", "kind09 and 2 more", "48 train, 12 test"]),
     (tokens, ["text of 7 tokens", "vocabulary of 30", "classes 2: 0, 1", "16 train, 4 test"]),
     (numbers, ["sample 4 numbers", "target 2 numbers", "16 train, 4 test"]),
-    (images, ["image of 6 x 5 pixels", "classes 2: ants, moths", "8 train, 2 test"]),
+    (images, ["gray image of 5 x 6 pixels", "classes 2: ants, moths", "8 train, 2 test"]),
 ]
 
 
@@ -236,6 +236,37 @@ def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prep
     assert 0 < len(found["test"][1]) <= 0.2 * (len(found["training"][1]) + len(found["test"][1]))
     _, shown = prepared(data_set, raw, out="rows")
     assert "the test part is drawn by rows" in shown and "--split users keeps the samples of a user together" in shown
+
+
+def arrays_of_patients(folder: Path) -> tuple[str, Path]:
+    patient = np.repeat(np.arange(12), 5)
+    x = np.column_stack([patient, RNG.random(60)])
+    return "arrays", npz(folder / "a.npz", x=x, y=RNG.integers(0, 2, 60), patient=[f"p{number}" for number in patient])
+
+
+def csv_of_patients(folder: Path) -> tuple[str, Path]:
+    rows = [{"patient": f"p{n % 9}", "value": n % 9, "other": RNG.random(), "label": "ab"[n % 2]} for n in range(60)]
+    return "arrays", table(folder / "t.csv", rows)
+
+
+def parquet_of_patients(folder: Path) -> tuple[str, Path]:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"x": [n % 7 / 2 for n in range(70)], "patient": [n % 7 for n in range(70)]}
+    pq.write_table(pa.table(columns | {"label": [n % 3 for n in range(70)]}), folder / "t.parquet")
+    return "parquet", folder / "t.parquet"
+
+
+OF_PATIENTS = [arrays_of_patients, csv_of_patients, parquet_of_patients]
+
+
+@pytest.mark.parametrize("make", OF_PATIENTS, ids=[make.__name__ for make in OF_PATIENTS])
+def test_groups_of_a_column_are_held_out_whole(
+    make: Callable[[Path], tuple[str, Path]], prepared: Prepared, tmp_path: Path
+) -> None:
+    folder, shown = prepared(*make(tmp_path), "--split", "patient")
+    patients = {name: set(x[:, 0].tolist()) for name, (x, _) in parts_of(folder).items()}  # the first feature
+    assert patients["test"] and not patients["training"] & patients["test"]
+    assert open_store(folder).description.feature_shape[0] < 3  # the group is no feature
 
 
 def test_groups_are_held_out_with_their_share_of_each_class(prepared: Prepared, tmp_path: Path) -> None:
