@@ -474,3 +474,154 @@ def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path, prepar
     raw = csv(tmp_path / "t.csv", {"label": Y, "a": A})
     raw.write_bytes(codecs.BOM_UTF8 + raw.read_bytes())
     assert prepared(raw)[0].description.classes == 3
+
+
+def test_rows_that_are_left_out_take_their_labels_along(tmp_path: Path, prepared: Prepared) -> None:
+    """Of more rows than one block: every sample keeps its label and user, the bad ones are counted."""
+    rows = [f"{row * 2},c{row % 2},u{row % 3}" for row in range(5000)]
+    rows[4::500] = ["oops,c0,u0"] * 10
+    rows[7::500] = ["1,c0"] * 10
+    rows[9::500] = [""] * 10
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,user", *rows]) + "\n")
+    store, manifest = prepared(tmp_path / "t.csv", "--partition", "user")
+    x, y = everything(store)
+    assert manifest["skipped"] == 20 and len(x) == 4970 and store.clients == 3
+    np.testing.assert_array_equal(x[:, 0] / 2 % 2, y)
+    for client in range(3):
+        assert set(store.client(client)[0][:, 0] / 2 % 3) == {client}
+    said = prepared(tmp_path / "t.csv", "--strict")
+    assert "line 9: 2 fields where the header names 3" in said
+
+
+TARGETS = {"a": A, "b": B, "rain": COUNT / 4, "wind": COUNT * 3, "wet": COUNT % 2, "dry": COUNT % 3 // 2, "t": WORDS}
+
+
+@pytest.mark.parametrize("write", [csv, parquet])
+@pytest.mark.parametrize(
+    ("words", "kind", "expected"),
+    [
+        (("rain,wind",), "regression", [COUNT / 4, COUNT * 3]),
+        (("wet,dry",), "multilabel", [COUNT % 2, COUNT % 3 // 2]),
+        (("wet,dry", "--targets", "regression"), "regression", [COUNT % 2, COUNT % 3 // 2]),
+        (("rain", "--targets", "regression"), "regression", [COUNT / 4]),
+    ],
+)
+def test_targets_of_tables_that_are_no_classes(
+    tmp_path: Path, prepared: Prepared, write: Any, words: tuple[str, ...], kind: str, expected: Any
+) -> None:
+    raw = write(tmp_path / f"t.{write.__name__}", TARGETS)
+    store, manifest = prepared(raw, "--features", "a,b", "--label", *words)
+    x, y = everything(store)
+    assert store.description.targets == kind and (kind != "multilabel" or manifest["class_names"] == ["wet", "dry"])
+    order = np.argsort(x[:, 0]), np.argsort(A)
+    np.testing.assert_allclose(y.reshape(len(y), -1)[order[0]], np.stack(expected, 1)[order[1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("rain,snow", "has no column 'snow'"),
+        ("rain,rain", "names a column twice"),
+        ("a,rain --targets classification", "a class is one value"),
+        ("rain --targets multilabel", "needs several columns"),
+        ("rain --targets tokens", "tokens are lists"),
+        ("t --targets regression", "must be numbers, not t"),
+        ("rain,wind --targets multilabel", "neither 0 nor 1"),
+        ("rain --targets numbers", "'numbers' is unknown"),
+        ("rain", "--targets regression"),
+        ("rain --features a,rain", "'rain' is the label column"),
+        ("wet --features t,a", "Name one column of images"),
+    ],
+)
+@pytest.mark.parametrize("write", [csv, parquet])
+def test_columns_that_are_not_what_is_said_are_rejected(
+    tmp_path: Path, prepared: Prepared, write: Any, words: str, sentence: str
+) -> None:
+    raw = write(tmp_path / f"t.{write.__name__}", TARGETS)
+    features = () if "--features" in words else ("--features", "a,b")
+    if words.startswith("a,"):
+        features = ("--features", "b")
+    assert sentence in prepared(raw, *features, "--label", *words.split())
+
+
+IDS = RNG.integers(0, 9, (ROWS, 4))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "facts"),
+    [
+        ({"x": X, "y": RNG.random((ROWS, 5)) < 0.5}, "", ("vector", "multilabel", (5,))),
+        ({"x": X, "y": RNG.normal(size=(ROWS, 2, 3))}, "", ("vector", "regression", (2, 3))),
+        ({"x": X, "y": A}, "--targets regression", ("vector", "regression", ())),
+        ({"x": IDS, "y": IDS}, "--task text", ("text", "tokens", (4,))),
+        ({"x": IDS, "y": (IDS > 4).astype(np.uint8)}, "--task text", ("text", "multilabel", (4,))),
+        ({"x": IDS, "y": Y}, "--task text", ("text", "classification", ())),
+        ({"x": IDS, "y": Y}, "--task vector", ("vector", "classification", ())),
+        ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "", ("image", "classification", ())),
+        ({"x": RNG.random((ROWS, 6, 5, 13)), "y": Y}, "--channels last", ("image", "classification", ())),
+        ({"x": np.asfortranarray(X), "y": Y.astype(np.uint64), "user": Y}, "", ("vector", "classification", ())),
+        ({"x": X, "y": np.array([b"cat", b"dog"] * (ROWS // 2))}, "", ("vector", "classification", ())),
+    ],
+)
+def test_arrays_are_what_their_shape_and_numbers_say(
+    tmp_path: Path, prepared: Prepared, arrays: Table, words: str, facts: tuple[Any, ...]
+) -> None:
+    np.savez(tmp_path / "t.npz", **arrays, x_test=arrays["x"][:9], y_test=arrays["y"][:9])
+    store, _ = prepared(tmp_path / "t.npz", *words.split())
+    found = store.description
+    assert (found.task, found.targets, found.target_shape) == facts
+    x = arrays["x"][:9]
+    x = x[:, None] if x.ndim == 3 else np.moveaxis(x, 3, 1) if x.ndim == 4 else x
+    np.testing.assert_array_equal(store.test()[0], x.astype(found.dtype))
+    if facts[1] != "classification":
+        np.testing.assert_array_equal(store.test()[1], arrays["y"][:9].astype(store.test()[1].dtype))
+
+
+HOLES = np.where(COUNT == 4, np.nan, 1.0)[:, None] * X
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "sentence"),
+    [
+        ({"x": X, "y": Y[:-1]}, "", "y has shape (59,) where x has 60 rows"),
+        ({"x": X, "y": Y, "user": Y[:-1]}, "", "user has shape (59,)"),
+        ({"x": np.array([{}] * ROWS), "y": Y}, "", "Python objects"),
+        ({"x": A, "y": Y}, "", "one row of them a sample"),
+        ({"x": IDS, "y": Y}, "", "--task text"),
+        ({"x": IDS.reshape(ROWS, 2, 2), "y": Y}, "--task text", "whole numbers (n, L)"),
+        ({"x": RNG.random((ROWS, 3, 6, 5)), "y": Y}, "--task vector", "images (n, h, w)"),
+        ({"x": RNG.random((ROWS, 16, 16, 13)), "y": Y}, "", "--channels first for"),
+        ({"x": RNG.random((ROWS, 3, 16, 3)), "y": Y}, "", "--channels first for"),
+        ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "--channels last", "Leave out --channels"),
+        ({"x": X, "y": A}, "", "array y, row 0: .* is a number to be predicted"),
+        ({"x": X, "y": np.where(COUNT == 3, np.nan, Y)}, "", "1 of 60 samples have no label"),
+        ({"x": X, "y": HOLES}, "", "1 of 60 samples have no label"),
+        ({"x": X, "y": np.zeros((ROWS, 0))}, "", "a sample has no target"),
+        ({"x": X, "y": np.zeros(ROWS, "datetime64[s]")}, "", "Labels must be whole numbers or texts"),
+        ({"x": X, "y": np.array([b"\xe9"] * ROWS)}, "", "is no UTF-8 text"),
+        ({"x": X, "y": X, "x_test": X, "y_test": X[:, :1]}, "", "y is (60, 2), but y_test (60, 1)"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "", "x is (60, 2), but x_test (60, 1)"),
+        ({"x": X * np.nan, "y": Y}, "", "no usable training sample. The first: .* array x, row 0"),
+        (
+            {"x": X, "y": Y, "x_test": X * np.nan, "y_test": Y},
+            "",
+            "no usable test sample. The first: .* array x_test, row 0",
+        ),
+        ({"x": IDS + 10**8, "y": Y}, "--task text", "the largest token id"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_rejected(
+    tmp_path: Path, prepared: Prepared, arrays: Table, words: str, sentence: str
+) -> None:
+    np.savez(tmp_path / "t.npz", **arrays)
+    said, pieces = prepared(tmp_path / "t.npz", *words.split()), sentence.split(".* ")
+    assert all(piece in said for piece in pieces), said
+
+
+def test_rows_without_a_number_or_a_user_are_counted(tmp_path: Path, prepared: Prepared) -> None:
+    np.savez(tmp_path / "t.npz", x=HOLES, y=Y, user=np.where(COUNT < 7, "", "ann"))
+    _, manifest = prepared(tmp_path / "t.npz")
+    assert manifest["skipped"] == 1 and any("6 of 59 training rows name no user" in note for note in manifest["notes"])
+    np.savez(tmp_path / "t.npz", x=X, y=np.where(COUNT == 3, np.nan, Y), x_test=X, y_test=Y)
+    store, _ = prepared(tmp_path / "t.npz", "--skip-unlabelled")
+    assert store.samples == ROWS - 1 and store.description.classes == 3
