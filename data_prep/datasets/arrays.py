@@ -46,13 +46,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def read_npz(path: Path, options: ReadOptions, tally: Tally) -> Arrays:
-    """The arrays x, y, user, x_test and y_test of an .npz file, and that of `ReadOptions.split`.
-
-    Raises
-    ------
-    UserError
-        When the file is damaged, holds Python objects or lacks x or y.
-    """
+    """The arrays x, y, user, x_test and y_test of an .npz file, and that of `ReadOptions.split`."""
     if not path.stat().st_size:
         raise UserError(f"{path} is empty. Write it again with numpy.savez.")
     try:
@@ -73,23 +67,7 @@ def read_npz(path: Path, options: ReadOptions, tally: Tally) -> Arrays:
 
 
 def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally, name: str = "arrays") -> RawDataset:
-    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test.
-
-    Parameters
-    ----------
-    raw : Path or str
-        Where they come from, for messages.
-    content : dict of arrays
-    options : ReadOptions
-    tally : Tally
-    name : str
-        Of the data set.
-
-    Raises
-    ------
-    UserError
-        Arrays that do not fit together, or that no model can read.
-    """
+    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test."""
     unused = tuple(
         (other, "no array of this name has a meaning") for other in content if other not in (*MEMBERS, options.split)
     )
@@ -162,13 +140,7 @@ def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
 
 
 def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modality, Dtype]:
-    """What x is and how it is stored, from its dtype and dimensions and the user's word.
-
-    Raises
-    ------
-    UserError
-        When the dtype is not a number, or the shape and the task do not fit.
-    """
+    """What x is and how it is stored, from its dtype and dimensions and the user's word."""
     if x.dtype.kind not in "uif" or x.ndim < 2 or 0 in x.shape:
         raise UserError(f"{raw}: x is {x.dtype} {x.shape}. It must hold numbers, one row of them a sample.")
     if task is None and x.dtype.kind in "ui" and x.dtype != np.uint8 and x.ndim == 2:
@@ -199,13 +171,7 @@ def _check_columns(raw: Path | str, x: AnyArray, tally: Tally) -> None:
 
 
 def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["first", "last"] | None) -> int | None:
-    """The axis of images that holds the channels: the one of 1, 3 or 4 values, or as the user says; None: no axis does.
-
-    Raises
-    ------
-    UserError
-        When the shape fits both readings or none, and the user does not say.
-    """
+    """The axis of images that holds the channels: that of 1, 3 or 4 values, or as the user says; None where none is."""
     if len(shape) == 3:
         if declared is not None:
             raise UserError(f"{raw}: x is {shape}, images without an axis of channels. Leave out --channels.")

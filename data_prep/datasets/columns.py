@@ -34,17 +34,7 @@ KINDS = ("image", "text", "tokens", "vector")
 
 @dataclass
 class Facts:
-    """What one pass over a column of the training and test files found.
-
-    Parameters
-    ----------
-    name : str
-    column : Column
-    decimal : str
-        Decimal sign of CSV cells.
-    kind : str
-        What its values are; of a CSV column numbers or text, by most of its cells.
-    """
+    """What one pass over a column of the training and test files found."""
 
     name: str
     column: Column
@@ -66,22 +56,25 @@ class Facts:
     def add(self, values: AnyArray, begins: bool) -> None:
         """Take in a block of the column; `begins`: it is the first of its file."""
         kind = self.column.kind
-        there = ~is_missing(values)
+        if kind == "cell":
+            numbers = as_floats(values, self.decimal)
+            good, there = ~np.isnan(numbers), np.ones(len(values), bool)
+            there[~good] = ~is_missing(values[~good])
+            self.numbers += int(good.sum())
+            if not self.example and (there & ~good).any():
+                self.example = str(values[there & ~good][0]).strip()
+            written = "".join(values.tolist()) if self.whole else ""
+            self.whole = self.whole and "." not in written and self.decimal not in written
+            self._measure(numbers, bool(good.all()), begins)
+        else:
+            there = ~is_missing(values)
         self.present += int(there.sum())
         if kind in LISTS:
             self.shapes.update(shape_of(value, kind == "nested") for value in values[there].tolist())
-        elif kind == "cell":
-            numbers = as_floats(values[there], self.decimal)
-            good = ~np.isnan(numbers)
-            self.numbers += int(good.sum())
-            if not good.all() and not self.example:
-                self.example = str(values[there][~good][0]).strip()
-            self.whole = self.whole and not any("." in text or self.decimal in text for text in values[there].tolist())
-            self._measure(numbers, bool(there.all() and good.all()), begins)
         elif kind in NUMERIC:
             self.numbers += int(there.sum())
             self._measure(np.asarray(values[there], np.float64), bool(there.all()), begins)
-        if kind in ("cell", "whole", "text"):
+        if kind in ("cell", "whole", "text") and self.distinct:
             self._distinct(values[there])
 
     def _measure(self, numbers: NDArray[np.float64], complete: bool, begins: bool) -> None:
@@ -176,13 +169,7 @@ def surveyed(table: Table, tally: Tally) -> dict[str, Facts]:
 
 
 def roles_of(table: Table, facts: dict[str, Facts], options: ReadOptions, tally: Tally) -> Roles:
-    """What each column is.
-
-    Raises
-    ------
-    UserError
-        A column that was named does not exist, or samples could be made of texts or of numbers.
-    """
+    """What each column is."""
     labels = (options.label,) if options.label in table.columns else tuple(options.label.split(","))
     user = options.user or (USER_COLUMN if USER_COLUMN in table.columns else None)
     group = None if options.split in ("rows", "users", "texts") else options.split

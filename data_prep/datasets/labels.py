@@ -54,16 +54,21 @@ def as_floats(values: AnyArray, decimal: str = ".") -> NDArray[np.float64]:
     """Numbers or cells of text as floats, NaN where one is missing or no number; a number has no underscores."""
     if values.dtype.kind not in "OU":
         return values.astype(np.float64)
-    held = values.tolist()
-    texts = [value if isinstance(value, str) else "nan" if value is None else str(float(value)) for value in held]
-    if decimal != ".":
-        texts = ["?" if "." in text else text.replace(decimal, ".") for text in texts]
+    cells = values.tolist()
     try:
-        if not any("_" in text for text in texts):
-            return np.array(texts, object).astype(np.float64)
-    except ValueError:
+        if decimal != ".":
+            cells = ["?" if "." in cell else cell.replace(decimal, ".") for cell in cells]
+        if "_" not in "".join(cells):
+            return np.array(cells, object).astype(np.float64)
+    except (ValueError, TypeError, AttributeError):
         pass
-    return np.array([float(text) if NUMBER.fullmatch(text.strip()) else np.nan for text in texts], np.float64)
+    return np.array([_as_float(cell) for cell in cells], np.float64)
+
+
+def _as_float(cell: Any) -> float:
+    if isinstance(cell, str) and not NUMBER.fullmatch(cell.strip()):
+        return np.nan
+    return np.nan if cell is None else float(cell)
 
 
 def uniform(values: AnyArray) -> AnyArray:
@@ -119,20 +124,6 @@ def labelled(source: Source, values: AnyArray | Ragged, columns: tuple[str, ...]
 
     One value each is a class, unless the user says regression; so is one 1 among zeros. Whole numbers (n, L) are
     tokens, truth values and other zeros and ones labels that may hold together, all else a regression.
-
-    Parameters
-    ----------
-    source : Source
-    values : array or Ragged
-    columns : tuple of str
-        Names of the columns of (n, k).
-    decimal : str
-        Decimal sign of CSV cells, whose columns of plain numbers are numbers; "" of typed values.
-
-    Raises
-    ------
-    UserError
-        Samples without a label, or values that cannot be what the user says.
     """
     where, declared = source.where, source.options.targets
     if isinstance(values, Ragged):

@@ -77,15 +77,7 @@ class Numbers:
 
 
 class Tokens:
-    """Lists of token ids, cut and padded with 0 to one length.
-
-    Parameters
-    ----------
-    name : str
-        The column.
-    length : int
-        Ids kept of a list; where all are shorter, those of the longest.
-    """
+    """Lists of token ids, cut and padded with 0 to one length."""
 
     def __init__(self, name: str, length: int) -> None:
         self._name, self._length = name, length
@@ -122,13 +114,6 @@ class Images:
     """Encoded images one after another in a temporary file, decoded when they are asked for.
 
     Where a row names an image's file instead, the path is kept in its place.
-
-    Parameters
-    ----------
-    name : str
-        The column.
-    folder : Path
-        Where relative paths begin, if not beside the file that names them.
     """
 
     def __init__(self, name: str, folder: Path) -> None:

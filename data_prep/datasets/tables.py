@@ -42,19 +42,7 @@ Kind = Literal["cell", "truth", "whole", "number", "text", "image", "list", "nes
 
 @dataclass(frozen=True)
 class Column:
-    """A column as its file declares it.
-
-    Parameters
-    ----------
-    kind : str
-        What its values are.
-    type : str
-        Its type in the file's own words, for messages.
-    whole : bool
-        Whether the numbers of a list are whole.
-    class_names : tuple of str
-        Names of the classes that its values number (Hugging Face's ClassLabel).
-    """
+    """A column as its file declares it."""
 
     kind: Kind
     type: str
@@ -84,21 +72,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Files of the same columns.
-
-    Parameters
-    ----------
-    raw : Path
-        What the user named.
-    columns : dict of Column
-        By name, in the order of the first file.
-    train, test : tuple of Path
-        Files of each part; test may be none.
-    index : frozenset of str
-        Columns that pandas' metadata call an index.
-    delimiter, decimal, encoding : str
-        Of CSV files.
-    """
+    """Files of the same columns."""
 
     raw: Path
     columns: dict[str, Column]
@@ -133,7 +107,7 @@ class Table:
         taken = [list(self.columns).index(name) for name in names]
         reader = csv.reader(lines(path, self.encoding, remedy=REMEDY), delimiter=self.delimiter)
         stream = csv_rows(path, reader, tally)
-        next(stream)
+        next(row for _, row in stream if row)  # the header
         for line, row in stream:
             if len(row) != len(self.columns):
                 if row and tally is not None:
@@ -153,11 +127,6 @@ def open_table(raw: Path, options: ReadOptions) -> Table:
 
     A validation part is left out where there is a test part, else it is the test part; files whose names mean no part
     are training files.
-
-    Raises
-    ------
-    UserError
-        There is no such file, one cannot be read, or their columns differ.
     """
     if raw.is_dir():
         found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
