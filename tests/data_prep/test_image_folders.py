@@ -137,6 +137,15 @@ def test_folders_that_may_mean_something_else_are_rejected_with_the_remedy(
     assert all(word in said for word in words), said
 
 
+def test_the_reason_is_said_where_no_image_can_be_read(tmp_path: Path, capsys: Output) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        (tmp_path / "raw" / name / "0.heic").write_bytes(b"ftypheic")
+    assert "2 .heic" in refused(tmp_path / "raw", tmp_path / "s", capsys)
+    (tmp_path / "raw" / "a" / "1.png").write_bytes(b"cut short")
+    assert "a/1.png: not a readable image" in refused(tmp_path / "raw", tmp_path / "s", capsys)
+
+
 STRAY = [
     "cats/.ipynb_checkpoints/0-checkpoint.png",
     "cats/__MACOSX/a.png",
