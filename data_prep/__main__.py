@@ -163,10 +163,13 @@ def prepare_command(
     targets: Annotated[
         str | None, typer.Option(metavar="KIND", help="arrays, parquet: classification, tokens, multilabel, ...")
     ] = None,
-    user: Annotated[str | None, typer.Option(metavar="COLUMN", help="parquet: column of users [user].")] = None,
+    user: Annotated[str | None, typer.Option(metavar="COLUMN", help="tables: column of users [user].")] = None,
     features: Annotated[
-        str | None, typer.Option(metavar="COLUMN,...", help="parquet: columns that samples are made of.")
+        str | None, typer.Option(metavar="COLUMN,...", help="tables: columns that samples are made of.")
     ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="CSV: what separates columns, e.g. tab [detected].")] = None,
+    decimal: Annotated[str | None, typer.Option(metavar=".|,", help="CSV: the decimal sign [detected].")] = None,
+    encoding: Annotated[str | None, typer.Option(help="CSV: encoding of the text, e.g. latin-1 [utf-8].")] = None,
     users: Annotated[
         int | None, typer.Option(help="shakespeare, stackoverflow, ...: users read, at random [all].")
     ] = None,
@@ -191,7 +194,8 @@ def prepare_command(
         bool, typer.Option("--skip-odd-sizes", help="imagefolder, parquet: leave out images of another size than most.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(metavar="rows|texts", help="amazon: what is held out for testing [rows].")
+        str | None,
+        typer.Option(metavar="rows|users|COLUMN", help="your data, amazon (also texts): what is held out for testing."),
     ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="amazon: keep reviews that repeat another.")
@@ -206,6 +210,9 @@ def prepare_command(
         "targets": _one_of("--targets", targets, TARGETS),
         "user": user,
         "features": None if features is None else tuple(features.split(",")),
+        "delimiter": delimiter,
+        "decimal": _one_of("--decimal", decimal, {".": "1.5", ",": "1,5"}),
+        "encoding": encoding,
         "users": users,
         "per_user": per_user,
         "tags": tags,
@@ -216,7 +223,7 @@ def prepare_command(
         "numbers_are_classes": numbers_are_classes or None,
         "image_size": _size(image_size),
         "skip_odd_sizes": skip_odd_sizes or None,
-        "split": _one_of("--split", split, {"rows": "each row by itself", "texts": "rows with the same text together"}),
+        "split": split,
         "keep_duplicates": keep_duplicates or None,
     }
     data = data_set(dataset)

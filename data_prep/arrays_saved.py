@@ -92,6 +92,7 @@ def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
         test_y=test_y,
         skipped=0,
         licence="",
+        notes=arrays.notes,
         citation="",
         vocabulary=tuple(map(str, range(description.vocabulary))),
         targets=description.targets,

@@ -139,6 +139,7 @@ def _raw(store: ShardStore, rows: AugmentedRows, labels: Ints) -> RawDataset:
         licence=manifest.licence,
         citation=manifest.citation,
         extras=store.extras,
+        understood=manifest.understood,
     )
 
 

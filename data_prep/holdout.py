@@ -1,12 +1,177 @@
-"""Parts held out of a partitioned data set: validation samples of every client, and a class-balanced test part."""
+"""Parts held out of a data set: a test part where the files have none, and validation samples of every client."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 
+from data_prep.datasets.base import Reader, ReadOptions, Tally
+from data_prep.datasets.raw_files import stored
+from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
-from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.whole_numbers import largest_remainders, offsets_of
+
+TEST_SHARE = 0.2
+
+
+def holding_out(read: Reader) -> Reader:
+    """Complete a reader of the user's own files: a test part is taken from the training samples where it gives none."""
+
+    def complete(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+        return hold_out_test(read(raw, options, tally), options.split, tally)
+
+    return complete
+
+
+def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
+    """Take a fifth of the training samples for testing, where the data set has no test part; the same for every seed.
+
+    Normalisation and vocabulary are then those of the other samples (`RawDataset.refit`).
+
+    Parameters
+    ----------
+    raw : RawDataset
+    split : str
+        "rows": at random, of every class its share, and at least one of each class with two samples; "users", or the
+        column that gave `RawDataset.groups`: all samples of a user or group together.
+    tally : Tally
+        Receives notes.
+
+    Raises
+    ------
+    UserError
+        There are too few samples or groups, or nothing that `split` could mean.
+    """
+    groups = raw.users if split == "users" else raw.groups
+    if len(raw.test_y):
+        if split != "rows":
+            raise UserError(f"{raw.name} has a test part, so --split {split} has no effect. Leave --split out.")
+        return raw
+    labels = raw.labels if raw.has_classes else None
+    if split == "rows":
+        train, test = stratified_rows(len(raw.labels), labels)
+    elif groups is not None:
+        train, test = train_test_groups(groups, labels)
+    elif split == "users":
+        raise UserError(f"--split users needs users, but {raw.name} names none. Name their column with --user.")
+    else:
+        raise UserError(f"--split {split} is unknown for {raw.name}. Choose rows, users, or a column of a table.")
+    if not len(train) or not len(test):
+        what = "sample" if split == "rows" else "user" if split == "users" else f"value of {split}"
+        raise UserError(
+            f"{raw.name} holds one {what}, so no test part can be held out. Give more data, or a test part."
+        )
+    if split == "rows" and raw.users is not None and (note := in_both("users", raw.users, train, test)):
+        tally.note(note)
+        raw = replace(raw, notes=(*raw.notes, note))
+    return _parted(raw, train, test, train, None)
+
+
+def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
+    """A note where the users or texts (n,) of test rows also have training rows; empty where none has."""
+    tested = np.unique(codes[test])
+    both = int(np.isin(tested, codes[train]).sum())
+    if not both:
+        return ""
+    return (
+        f"the test part is drawn by rows: {both:,} of its {len(tested):,} {what} also have training samples; "
+        f"--split {what} keeps the samples of one together"
+    )
+
+
+def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyArray | None) -> RawDataset:
+    """The data set of the rows `train`, tested on the rows `test`, with the statistics of the rows `known`."""
+    fitted = raw if raw.refit is None else raw.refit(known)
+    if test_x is None or raw.task == "text":  # token ids depend on the vocabulary
+        test_x = stored(fitted.read, test, raw.feature_shape, raw.dtype)
+    users, names = raw.users, raw.user_names
+    if users is not None:
+        left, users = np.unique(users[train], return_inverse=True)
+        names = names if names is None else tuple(names[user] for user in left)
+    return replace(
+        fitted,
+        labels=raw.labels[train],
+        users=users,
+        user_names=names,
+        read=lambda rows: fitted.read(train[rows]),
+        test_x=test_x,
+        test_y=raw.targets_of(test),
+        notes=tuple(dict.fromkeys((*raw.notes, *fitted.notes))),
+        attributes={name: values[train] for name, values in raw.attributes.items()},
+        given_labels=None if raw.given_labels is None else raw.given_labels[train],
+        refit=None if raw.refit is None else lambda rows: _parted(raw, train, test, train[rows], test_x),
+        read_targets=None if raw.read_targets is None else lambda rows: fitted.targets_of(train[rows]),
+        groups=None if raw.groups is None else raw.groups[train],
+    )
+
+
+def stratified_rows(n: int, labels: Ints | None) -> tuple[Ints, Ints]:
+    """Rows of the training and of the test part (sorted): of every class its share, drawn at random.
+
+    Shares are rounded by largest remainders; each class with two samples or more has at least one in either part.
+    Without labels, or where no class has two samples, floor(n / 5) rows are drawn, at least one.
+    """
+    counts = np.zeros(0, np.int64) if labels is None else np.bincount(labels)
+    if counts.max(initial=0) < 2:
+        return train_test_rows(n, least=min(n - 1, 1))
+    assert labels is not None
+    shares = largest_remainders(TEST_SHARE * counts.astype(np.float64), int(n * TEST_SHARE))
+    shares = np.clip(shares, np.minimum(counts // 2, 1), np.maximum(counts - 1, 0))
+    drawn = _generator().permutation(n)
+    drawn = drawn[np.argsort(labels[drawn], kind="stable")]
+    place = np.arange(n) - np.repeat(offsets_of(counts)[:-1], counts)
+    chosen = np.zeros(n, bool)
+    chosen[drawn[place < np.repeat(shares, counts)]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def train_test_rows(n: int, least: int = 0) -> tuple[Ints, Ints]:
+    """Rows of the training and of the test part (sorted): floor(n / 5), but at least so many, drawn at random."""
+    chosen = np.zeros(n, bool)
+    chosen[_generator().choice(n, max(int(n * TEST_SHARE), least), replace=False)] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def train_test_groups(groups: Ints, labels: Ints | None = None) -> tuple[Ints, Ints]:
+    """Rows of the training and of the test part (sorted), all rows of a group in the same part.
+
+    Groups come in random order. Each goes to the test part if that then holds at most floor(n / 5) rows and its class
+    counts come nearer to a fifth of each class. Where none does, the smallest of several groups tests.
+
+    Parameters
+    ----------
+    groups : int64 (n,)
+        Group of every row, 0 ... G - 1.
+    labels : int64 (n,) or None
+        None takes all rows for one class.
+    """
+    n, classes = len(groups), labels if labels is not None else np.zeros(len(groups), np.int64)
+    missing = np.bincount(classes) * TEST_SHARE
+    order = np.argsort(groups, kind="stable")
+    starts = offsets_of(np.bincount(groups))
+    left, chosen = int(n * TEST_SHARE), np.zeros(len(starts) - 1, bool)
+    for group in _generator().permutation(len(chosen)).tolist():
+        size = int(starts[group + 1] - starts[group])
+        if not 0 < size <= left:
+            continue
+        found, counts = np.unique(classes[order[starts[group] : starts[group + 1]]], return_counts=True)
+        if labels is None or np.abs(missing[found] - counts).sum() < np.abs(missing[found]).sum():
+            missing[found] -= counts
+            left -= size
+            chosen[group] = True
+    sizes = np.diff(starts)
+    if not chosen.any() and np.count_nonzero(sizes) > 1:
+        chosen[np.argmin(np.where(sizes > 0, sizes, n + 1))] = True
+    return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
+
+
+def _generator() -> np.random.Generator:
+    """The generator of the test part: the same for every seed, so that runs over seeds share one test part."""
+    return Streams(0).generator(Purpose.PARTITION, round=2**32)
 
 
 def hold_out_validation(

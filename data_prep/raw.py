@@ -10,27 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.data.schema import Understood as Understood
+from fedmpi.data.schema import scales_of
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
-
-
-@dataclass(frozen=True)
-class Understood:
-    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by `inspect`.
-
-    Parameters
-    ----------
-    sample : str
-        What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``;
-        empty where the data set's name says it.
-    target : str
-        What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``.
-    unused : tuple of (str, str)
-        Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``.
-    """
-
-    sample: str = ""
-    target: str = ""
-    unused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +36,8 @@ class RawDataset:
     dtype : {"uint8", "float32", "int32"}
         The smallest dtype that holds the features faithfully.
     mean, std : tuple of float
-        Normalisation, one value a channel, of x / 255 (uint8) or x (float32); empty for text.
+        Normalisation, one value for each channel or column, or for all, of x / 255 (uint8) or x (float32); empty for
+        text.
     labels : int64 (n,)
         Labels of the training rows. Where targets are no classes: what partition laws may go by in place of them, or
         zeros.
@@ -157,8 +140,13 @@ class RawDataset:
         return self.labels[rows] if self.read_targets is None else np.asarray(self.read_targets(rows))
 
 
-def measured(raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS) -> RawDataset:
-    """The data set with the mean and standard deviation of each channel of its training rows.
+def measured(
+    raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS, together: bool = False
+) -> RawDataset:
+    """The data set with the mean and standard deviation of its training rows.
+
+    They are those of each channel of images, of each column of float vectors (d,) and series (T, C), and of all bytes
+    of uint8 vectors, which share one scale.
 
     Parameters
     ----------
@@ -167,7 +155,9 @@ def measured(raw: RawDataset, among: Ints | None = None, at_most: int = STATISTI
     among : int64 array or None
         The training rows to take into account; None takes all.
     at_most : int
-        Evenly spaced rows read of them.
+        Evenly spaced rows read of them, of images and bytes.
+    together : bool
+        The columns of vectors share one scale, too.
 
     Returns
     -------
@@ -175,6 +165,8 @@ def measured(raw: RawDataset, among: Ints | None = None, at_most: int = STATISTI
         Can be measured again without some of its rows (`RawDataset.refit`).
     """
     rows = np.arange(len(raw.labels)) if among is None else among
-    channels = raw.feature_shape[0] if len(raw.feature_shape) == 3 else 1
-    mean, std = statistics(raw.read, rows, channels, 255.0 if raw.dtype == "uint8" else 1.0, at_most)
-    return replace(raw, mean=mean, std=std, refit=lambda kept: measured(raw, kept, at_most))
+    image = len(raw.feature_shape) == 3
+    columns = not (image or together or raw.dtype == "uint8")
+    channels = scales_of(raw.feature_shape) if image or columns else 1
+    mean, std = statistics(raw.read, rows, channels, 255.0 if raw.dtype == "uint8" else 1.0, at_most, columns)
+    return replace(raw, mean=mean, std=std, refit=lambda kept: measured(raw, kept, at_most, together))

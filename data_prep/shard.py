@@ -17,6 +17,7 @@ from data_prep.room import GrowingFile
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
+from fedmpi.data.overlap import Hashes, sample_hashes
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -77,22 +78,25 @@ def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, 
     return replace(draft, count_dtype=smallest_unsigned(largest))
 
 
-def write_training(plan: ShardPlan, indices: range, folder: Path, tick: Callable[[int], None]) -> list[ShardFile]:
+def write_training(
+    plan: ShardPlan, indices: range, folder: Path, tick: Callable[[int], None]
+) -> tuple[list[ShardFile], Hashes]:
     """Write some of the training shards; shards are independent, so several processes may each write some.
 
-    While one shard is filled the one before is flushed and hashed.
+    While one shard is filled the one before is flushed and its checksum is computed. Also returns the hashes of their
+    samples.
     """
     with nothing_partial(*(folder / shard_name(index) for index in indices)), ThreadPoolExecutor(1) as finisher:
-        files = []
+        files, hashes = [], [np.zeros(0, np.uint64)]
         for index in indices:
-            _fill_shard(plan, index, folder, tick)
+            hashes.append(_fill_shard(plan, index, folder, tick))
             first, last = int(plan.starts[index]), int(plan.starts[index + 1])
             samples = int(plan.offsets[last] - plan.offsets[first])
             files.append(finisher.submit(complete, folder / shard_name(index), first, last - first, samples))
-        return [file.result() for file in files]
+        return [file.result() for file in files], np.concatenate(hashes)
 
 
-def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int], None]) -> None:
+def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int], None]) -> Hashes:
     first, last = int(plan.starts[index]), int(plan.starts[index + 1])
     rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
     with growing_h5(folder / shard_name(index)) as h5:
@@ -105,34 +109,37 @@ def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int],
             for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
                 counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
                 filled += len(block)
-        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+        return _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
 def write_validation(
     plan: ShardPlan, path: Path, rows: Ints, offsets: Ints | None, tick: Callable[[int], None]
-) -> ShardFile:
+) -> tuple[ShardFile, Hashes]:
     """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``.
 
-    Without offsets they are nobody's.
+    Without offsets they are nobody's. Also returns the hashes of their samples.
     """
     with growing_h5(path) as h5:
         if offsets is not None:
             store(h5, OFFSETS, offsets)
             store(h5, CLIENT_IDS, plan.client_ids)
-        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(rows))
+        hashes = _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+    return complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(rows)), hashes
 
 
 def _stream(
     h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
-) -> None:
+) -> Hashes:
     labels = reserve(h5, LABELS, (len(rows), *raw.target_shape), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
+    hashes = np.empty(len(rows), np.uint64)
     for low, part in chunks(raw, rows):
         labels[low : low + len(part)] = kept_as(raw, _read_targets(raw, part), label_dtype)
-        features[low : low + len(part)] = _read(raw, part)
+        features[low : low + len(part)] = x = _read(raw, part)
+        hashes[low : low + len(part)] = sample_hashes(x)
         h5.check()
         tick(len(part) * row_bytes(raw))
+    return hashes
 
 
 def chunks(raw: RawDataset, rows: Ints) -> Iterator[tuple[int, Ints]]:

@@ -250,7 +250,8 @@ def shifted(
     levels_note = f" (feature_shift of extras.h5: {of_sample.description})" if isinstance(of_sample, Shift) else ""
     note = f"features shifted client by client: {name}{levels_note}; the test part is not"
     changed = replace(changed, notes=(*raw.notes, note))
-    return measured(changed) if raw.refit is not None else changed
+    one_scale = len(raw.feature_shape) != 3 and len(raw.mean) == 1
+    return measured(changed, together=one_scale) if raw.refit is not None else changed
 
 
 def with_label_noise(

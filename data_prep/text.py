@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import unescape
+from html.entities import html5
+from itertools import groupby
 from pathlib import Path
+from unicodedata import category, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +22,45 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import Ints
 
-# A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
-TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+# Marks combine with the letter before them (accents, vowel signs, points); 0xE0100 begins the variation selectors.
+_CODES = [code for code in (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)) if category(chr(code))[0] == "M"]
+_RUNS = [[code for _, code in run] for _, run in groupby(enumerate(_CODES), lambda pair: pair[1] - pair[0])]
+_MARKS = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in _RUNS)
+PLAIN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+"""A word of a text in ASCII."""
+_LETTERS = rf"\w[\w{_MARKS}]*"
+WORD = re.compile(rf"{_LETTERS}(?:['\u05f3\u05f4\u200c\u200d]{_LETTERS})*")
+"""A word of any text without underscores."""
+ENTITY = re.compile(r"&(#\d+;|#[xX][\da-fA-F]+;|[a-zA-Z][a-zA-Z\d]*;)")
+INVISIBLE = dict.fromkeys((0xAD, 0x200E, 0x200F, 0x2060, 0xFEFF)) | {0x2019: "'"}
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<pad>", "<unk>")
 BUFFER_ROWS = 8192
 
 
 def tokens(text: str) -> list[str]:
-    """Lower-cased word tokens of a text: every match of `TOKEN`, a typographic apostrophe counting as a plain one.
+    """Lower-cased words of a text, in NFC, its HTML entities undone.
+
+    A word is a run of letters and digits of any script with their combining marks. Inside a word there may be
+    apostrophes (typographic ones count as plain ones), Hebrew geresh and gershayim, and joiners (U+200C, U+200D). Soft
+    hyphens and other invisible characters are dropped. All else separates words.
 
     Examples
     --------
-    >>> tokens("Don't panic: it\u2019s 2 o'clock!")
-    ["don't", 'panic', "it's", '2', "o'clock"]
+    >>> tokens("Don't panic: it\u2019s 2 o'clock &amp; cafe\u0301 time!")
+    ["don't", 'panic', "it's", '2', "o'clock", 'caf\u00e9', 'time']
     """
-    return TOKEN.findall(text.lower().replace("\u2019", "'"))
+    while "&" in text and (plain := ENTITY.sub(_character, text)) != text:
+        text = plain
+    text = text.lower()
+    if text.isascii():
+        return PLAIN.findall(text)
+    return WORD.findall(normalize("NFC", text.translate(INVISIBLE)).replace("_", " "))
+
+
+def _character(entity: re.Match[str]) -> str:
+    """What an HTML entity stands for; `unescape` would find one at the beginning of another name, too."""
+    return unescape(entity[0]) if entity[1][0] == "#" or entity[1] in html5 else entity[0]
 
 
 class TextRows:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.data.overlap import TESTING, TRAINING, Hashes, class_notes, duplicate_notes, duplicates, sample_hashes
+from fedmpi.data.overlap import VALIDATION as VALIDATION_PART
 from fedmpi.data.schema import (
     EXTRAS,
     FEATURES,
@@ -128,11 +130,11 @@ def write_shards(
         given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)
         plan = make_plan(given, partition, rows, offsets, shards)
         try:
-            train, val = _write_samples(plan, raw, held[0], held[1], folder, progress, team)
+            written = _write_samples(plan, raw, held[0], held[1], folder, progress, team)
             if hold is not None:
                 hold.check()
                 dropped = len(raw.labels) - len(rows) - len(held[0])
-                _write_rest(plan, partition, dropped, test, train, val, folder, seed, command)
+                _write_rest(plan, raw, partition, dropped, test, held[0], written, folder, seed, command)
                 release(folder)
         except OSError as error:
             if team.size == 1:
@@ -172,6 +174,15 @@ def _bytes_needed(raw: RawDataset, rows: int) -> int:
     return (rows + len(raw.test_y)) * (row_bytes(raw) + 1) + beside
 
 
+@dataclass
+class _Written:
+    """Training shards, validation part, and the hashes of their samples."""
+
+    train: list[ShardFile]
+    val: ShardFile | None
+    hashes: dict[str, Hashes]
+
+
 def _write_samples(
     plan: ShardPlan,
     true: RawDataset,
@@ -180,7 +191,7 @@ def _write_samples(
     folder: Path,
     progress: Progress | None,
     team: Cluster,
-) -> tuple[list[ShardFile], ShardFile | None]:
+) -> _Written:
     """Every process writes its share of the training shards, rank 0 also the validation part, which has true labels.
 
     All are listed on rank 0.
@@ -189,27 +200,38 @@ def _write_samples(
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
     held = held if team.is_server else held[:0]
     ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
-    files = write_training(plan, mine, folder, ticks.add)
-    truly = replace(plan, raw=true)
-    val = write_validation(truly, folder / VALIDATION, held, held_offsets, ticks.add) if len(held) else None
+    files, hashes = write_training(plan, mine, folder, ticks.add)
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
-    return sorted(listed, key=lambda file: file.first_client), val
+    found = _Written(sorted(listed, key=lambda file: file.first_client), None, {})
+    found.hashes[TRAINING] = np.concatenate(team.gather(hashes) or [hashes])
+    if len(held):
+        truly = replace(plan, raw=true)
+        val = write_validation(truly, folder / VALIDATION, held, held_offsets, ticks.add)
+        found.val, found.hashes[VALIDATION_PART] = val
+    return found
 
 
 def _write_rest(
     plan: ShardPlan,
+    true: RawDataset,
     partition: Partition,
     dropped: int,
     test: Ints,
-    train: list[ShardFile],
-    val: ShardFile | None,
+    held: Ints,
+    written: _Written,
     folder: Path,
     seed: int,
     command: str,
 ) -> None:
     """The test part, what belongs to the whole data set, and last the manifest."""
-    raw = plan.raw
+    raw, hashes = plan.raw, written.hashes
+    test_file, hashes[TESTING] = _write_test(raw, folder / TEST, test)
+    shared = duplicates(hashes)
+    notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
+    if raw.has_classes:
+        labels = {TRAINING: true.labels[plan.rows], VALIDATION_PART: true.labels[held], TESTING: raw.test_y[test]}
+        notes = (*class_notes(labels, raw.class_names), *notes)
     manifest = Manifest(
         dataset=raw.name,
         partition=partition.law,
@@ -220,9 +242,9 @@ def _write_rest(
         classes=raw.classes,
         class_names=raw.class_names,
         description=describe(raw),
-        train=tuple(train),
-        test=_write_test(raw, folder / TEST, test),
-        val=val,
+        train=tuple(written.train),
+        test=test_file,
+        val=written.val,
         extras=_write_extras(raw, folder),
         words=_write_vocabulary(raw, folder),
         vectors=_write_vectors(raw, folder),
@@ -232,20 +254,24 @@ def _write_rest(
         licence=raw.licence,
         citation=raw.citation,
         command=command,
-        notes=(*raw.notes, *partition.notes),
+        notes=(*raw.notes, *partition.notes, *notes),
+        understood=raw.understood,
+        duplicates=shared,
     )
     write_text(folder / MANIFEST, manifest.to_json())
 
 
-def _write_test(raw: RawDataset, path: Path, rows: Ints) -> ShardFile:
+def _write_test(raw: RawDataset, path: Path, rows: Ints) -> tuple[ShardFile, Hashes]:
+    hashes = np.empty(len(rows), np.uint64)
     with growing_h5(path) as h5:
         y, dtype = np.asarray(raw.test_y)[rows], np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
         store(h5, LABELS, kept_as(raw, y, dtype))
         features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
         for low, part in chunks(raw, rows):
-            features[low : low + len(part)] = raw.test_x[part].astype(raw.dtype, copy=False)
+            features[low : low + len(part)] = x = raw.test_x[part].astype(raw.dtype, copy=False)
+            hashes[low : low + len(part)] = sample_hashes(x)
             h5.check()
-    return complete(path, samples=len(rows))
+    return complete(path, samples=len(rows)), hashes
 
 
 def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:

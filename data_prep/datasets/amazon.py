@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.raw_files import folder_of, lines, train_test_groups, train_test_rows
+from data_prep.datasets.raw_files import files_below, folder_of, lines
 from data_prep.datasets.texts import LabelledTexts, text_data_set
+from data_prep.holdout import in_both, train_test_groups, train_test_rows
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 
@@ -28,6 +29,8 @@ HINT = "a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.j
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part."""
+    if options.split not in ("rows", "texts", "users"):
+        raise UserError(f"--split {options.split!r} is unknown; choose rows, texts or users")
     texts = LabelledTexts(options.length)
     seen: set[bytes] | None = None if options.keep_duplicates else set()
     for path in choose(raw, options.files):
@@ -36,7 +39,14 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
                 _add(line, f"{path}, line {number}", texts, tally, seen)
     labels = np.array(texts.labels, np.int64)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
-    parts = train_test_rows(len(texts)) if options.split == "rows" else train_test_groups(texts.same())
+    users = np.array(texts.users, np.int64)
+    if options.split == "rows":
+        parts = train_test_rows(len(texts))
+        for what, codes in (("users", users), ("texts", texts.same())):
+            if codes.min(initial=0) >= 0 and (note := in_both(what, codes, *parts)):
+                tally.note(note)
+    else:
+        parts = train_test_groups(texts.same() if options.split == "texts" else users)
     return text_data_set(AMAZON, texts, labels, names, parts, options, tally)
 
 
@@ -50,7 +60,7 @@ def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
         or is given twice.
     """
     folder = folder_of(raw)
-    there = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
+    there = files_below(folder, *PATTERNS)
     listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
     if not there:
         raise UserError(f"no review file in {folder}; --raw must hold {HINT}")

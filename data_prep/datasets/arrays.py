@@ -1,4 +1,4 @@
-"""Arrays of the user's own: an .npz file with x, y (and user, x_test, y_test), or a CSV file with a label column."""
+"""Files of the user's own: arrays of an .npz file, or a table (`data_prep.datasets.table_data`)."""
 
 from __future__ import annotations
 
@@ -8,262 +8,173 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
-from data_prep.datasets.raw_files import train_test_rows
-from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
-from data_prep.raw import RawDataset, measured
-from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray, Ints
+from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
+from data_prep.datasets.columns import LEAST_ROWS, beyond_float32
+from data_prep.datasets.labels import Source, groups_of, labelled, uniform
+from data_prep.datasets.table_data import EVERY_TOKEN, Own, read_table
+from data_prep.datasets.table_samples import LARGEST, LARGEST_TOKEN
+from data_prep.datasets.tables import is_arrow, is_table
+from data_prep.holdout import holding_out
+from data_prep.raw import RawDataset, Understood
+from fedmpi.common.errors import UserError, raised
+from fedmpi.common.types import AnyArray, Bools, Ints
+from fedmpi.data.arrays import CHANNELS
 from fedmpi.data.schema import Modality
-from fedmpi.data.targets import kept_targets
+from fedmpi.data.targets import one_column
 
-HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
-CHANNELS = (1, 3, 4)
-LARGEST_TOKEN = 10_000_000
-TABLES = (".csv", ".csv.gz")
-INSTEAD = {
-    ".npy": "one array has no labels; write both with numpy.savez('mine.npz', x=x, y=y)",
-    ".parquet": "write it as a table with pandas.read_parquet(FILE).to_csv('mine.csv', index=False)",
-}
+MEMBERS = ("x", "y", "user", "x_test", "y_test")
+HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow"
+ROWS_AT_ONCE = 1024
 Arrays = dict[str, AnyArray]
 Dtype = Literal["uint8", "float32", "int32"]
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """The user's arrays.
+    """The user's arrays or table.
 
-    x (n, h, w), (n, C, h, w) or (n, h, w, C) are images, (n, d) vectors; uint8 stays uint8, any other number becomes
-    float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector" float32. Labels
-    are whole numbers or texts: the classes are the sorted distinct ones. Without a test part a fifth of the rows is
-    held out.
+    Of arrays, x (n, h, w), (n, C, h, w) or (n, h, w, C) are images and (n, d) vectors; uint8 stays uint8, any other
+    number becomes float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector"
+    float32; "vector" also makes (n, T, C) series.
     """
-    return of_arrays(raw, _content(raw, options, tally), options, tally)
+    if raw.is_dir() or is_table(raw):
+        return read_table(raw, options, tally, PARQUET if raw.is_dir() or is_arrow(raw) else ARRAYS)
+    if raw.name.lower().endswith(".npz") and raw.is_file():
+        return of_arrays(raw, read_npz(raw, options, tally), options, tally)
+    if raw.suffix.lower() == ".npy":
+        raise UserError(f"{raw} is one array without labels. Write both with numpy.savez('mine.npz', x=x, y=y).")
+    raise UserError(f"{raw} is of no kind that can be read. --raw must name {HINT}.")
+
+
+def read_npz(path: Path, options: ReadOptions, tally: Tally) -> Arrays:
+    """The arrays x, y, user, x_test and y_test of an .npz file, and that of `ReadOptions.split`."""
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty. Write it again with numpy.savez.")
+    try:
+        with np.load(path) as archive:
+            there = list(archive)
+            arrays = {name: np.asarray(archive[name]) for name in (*MEMBERS, options.split) if name in there}
+    except Exception as error:  # damaged archives raise errors of many kinds
+        advice = " Convert Python objects to numbers or texts, e.g. with astype(str)." if "pickle" in str(error) else ""
+        raise UserError(
+            f"{path} is not a readable .npz file ({raised(error)}). Write it with numpy.savez.{advice}"
+        ) from error
+    if "x" not in arrays or "y" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
+        raise UserError(
+            f"{path} holds the arrays {', '.join(there) or 'none'}, but x and y are needed, and x_test and y_test go "
+            "together. Save them under these names: numpy.savez('mine.npz', x=..., y=..., x_test=..., y_test=...)."
+        )
+    return arrays | {name: np.empty(0) for name in there if name not in arrays}
 
 
 def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally, name: str = "arrays") -> RawDataset:
-    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test.
-
-    Parameters
-    ----------
-    raw : Path or str
-        Where they come from, for messages.
-    content : dict of arrays
-    options : ReadOptions
-    tally : Tally
-    name : str
-        Of the data set.
-
-    Raises
-    ------
-    UserError
-        Arrays that do not fit together, or that no model can read.
-    """
-    _check_lengths(raw, content)
-    kind_of_targets = targets_of(raw, content, options)
-    valued = kind_of_targets != "classification"
-    if valued:
-        content = _valued(raw, content, kind_of_targets, options, tally)
-    task, kind = meaning(raw, content["x"], options.task)
-    rest = content.get("x_test")
-    if rest is not None and rest.shape[1:] != content["x"].shape[1:]:
-        raise UserError(f"{raw}: the rows of x are {content['x'].shape[1:]} but those of x_test {rest.shape[1:]}")
-    axis = channel_axis(raw, content["x"].shape, options.channels) if task == "image" else None
-    x = channels_first(content["x"], axis)
-    test_source = x if rest is None else channels_first(rest, axis)
-    if valued:
-        y, y_test = (np.zeros(len(content.get(part, content["y"])), np.int64) for part in ("y", "y_test"))
-        names: tuple[str, ...] = ()
-    else:
-        y, y_test, names = _classes(raw, content, options, tally)
-    train, test = train_test_rows(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
-    test_y = y if rest is None else y_test
-    train, test = train[y[train] >= 0], test[test_y[test] >= 0]
-    train = _usable(f"{raw}, array x", x, train, kind, tally)
-    test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
-    if not len(train) or not len(test):
-        why = f": the first that is none: {tally.first}" if tally.first else ""
-        raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row{why}")
-    vocabulary = token_names(raw, x[train], test_source[test]) if task == "text" else ()
-    users, user_names = _users(content, train, tally)
-
-    def rows(index: Ints) -> AnyArray:
-        return x[train[index]].astype(kind)
-
-    data = RawDataset(
-        name=name,
-        task=task,
-        classes=len(names),
-        class_names=names,
-        feature_shape=x.shape[1:],
-        dtype=kind,
-        mean=(),
-        std=(),
-        labels=y[train],
-        users=users,
-        user_names=user_names,
-        read=rows,
-        test_x=test_source[test].astype(kind),
-        test_y=test_y[test],
-        skipped=tally.unreadable,
-        licence=ARRAYS.licence,
-        citation=ARRAYS.citation,
-        vocabulary=vocabulary,
-        notes=tuple(tally.notes),
-        feature_names=tuple(content.get("feature_names", np.empty(0, str)).tolist()),
+    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test."""
+    unused = tuple(
+        (other, "no array of this name has a meaning") for other in content if other not in (*MEMBERS, options.split)
     )
-    if valued:
-        data = with_targets(data, kind_of_targets, content, train, test)
-    return data if task == "text" else measured(data)
+    content = _fitting(raw, content, options)
+    x, y, rest = content["x"], content["y"], content.get("x_test")
+    task, dtype = meaning(raw, x, options.task)
+    if task == "image":
+        axis = channel_axis(raw, x.shape, options.channels)
+        x, rest = channels_first(x, axis), None if rest is None else channels_first(rest, axis)
+    elif dtype == "float32" and x.ndim == 2:
+        _check_columns(raw, x, tally)
+    samples, boundary = [x] if rest is None else [x, rest], len(x)
+
+    def place(row: int, name: str = "y") -> str:
+        return f"array {name}, row {row}" if row < boundary else f"array {name}_test, row {row - boundary}"
+
+    found = labelled(Source(str(raw), place, options, tally), y)
+    good = np.concatenate([_usable(part, dtype) for part in samples])
+    for row in np.flatnonzero(~good & found.usable).tolist():
+        why = "a token id below 0 or beyond 32 bits" if dtype == "int32" else "a number that is not finite in 32 bits"
+        tally.bad(f"{raw}, {place(row, 'x')}", why)
+    own = Own(raw, replace(ARRAYS, name=name), found, found.usable & good, boundary, rest is not None, tally)
+
+    def read_rows(rows: Ints) -> AnyArray:
+        if not len(rows) or rows.max() < boundary:
+            return x[rows].astype(dtype)
+        return samples[1][rows - boundary].astype(dtype)
+
+    shape = x.shape[1:]
+    words = _vocabulary(raw, samples, own) if task == "text" else ()
+    groups = groups_of(content[options.split][own.train], options.split) if options.split in content else None
+    understood = Understood(unused=unused)
+    return own.data_set(task, dtype, shape, read_rows, understood, content.get("user"), groups, words)
 
 
-def targets_of(raw: Path | str, content: Arrays, options: ReadOptions) -> str:
-    """What the targets are: as the user says, classes where each row has one value, or as several values look.
-
-    Raises
-    ------
-    UserError
-        They cannot be what the user says.
-    """
-    y = content["y"]
-    if 0 in y.shape[1:]:
-        raise UserError(f"{raw}: y is {y.shape}: a sample has no target")
-    if y.ndim < 2 or not y.size:
-        if options.targets in ("tokens", "multilabel"):
-            raise UserError(f"{raw}: y is {y.shape}, but targets that are {options.targets} have several values each")
-        return options.targets or "classification"
-    if options.targets == "classification":
-        raise UserError(f"{raw}: y is {y.shape}, but a class is one value; leave --targets out, or give one column")
-    if options.targets is not None:
-        return options.targets
-    zeros_and_ones = y.dtype.kind in "biuf" and bool(np.isin(y, (0, 1)).all())
-    if y.dtype.kind in "ui" and not (zeros_and_ones and y.dtype == np.uint8):
-        return "tokens"
-    return "multilabel" if zeros_and_ones else "regression"
-
-
-def _valued(raw: Path | str, content: Arrays, targets: str, options: ReadOptions, tally: Tally) -> Arrays:
-    """The arrays with targets as they are kept; rows without a target are refused, or left out."""
-    found = dict(content)
-    for x, name, beside in (("x", "y", ("user",)), ("x_test", "y_test", ())):
+def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
+    """The arrays with texts instead of bytes, values of one column (n, 1) as (n,), and y_test behind y."""
+    found = {}
+    for name in (*MEMBERS, options.split):
         if name not in content:
             continue
-        values, where = _numbers(f"{raw}, array {name}", content[name]), f"{raw}, array {name}"
-        if values.shape[1:] != content["y"].shape[1:]:
-            raise UserError(f"{raw}: a row of y has {content['y'].shape[1:]} values, one of y_test {values.shape[1:]}")
-        labelled = (
-            np.all(np.isfinite(values.reshape(len(values), -1)), axis=1)
-            if values.dtype.kind == "f"
-            else np.ones(len(values), bool)
-        )
-        if not labelled.all():
-            if not options.skip_unlabelled:
-                raise UserError(
-                    f"{where}: {int((~labelled).sum()):,} of {len(labelled):,} rows lack a target, the first is row "
-                    f"{int(labelled.argmin())}; give or remove them, or add --skip-unlabelled to leave them out"
-                )
-            tally.drop(UNLABELLED, int((~labelled).sum()))
-        found[name] = kept_targets(where, values[labelled], targets)
-        for other in (x, *beside):
-            if other in content:
-                found[other] = content[other][labelled]
+        values, target = content[name], name.startswith("y")
+        try:
+            found[name] = uniform(values) if values.dtype.kind == "S" else values
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{raw}, array {name}: {error.object!r} is no UTF-8 text. Store texts, not bytes."
+            ) from None
+        if not name.startswith("x"):
+            found[name] = one_column(found[name], options.targets if target else None)
+        like = found.get("x_test" if name == "y_test" else "x", values)
+        if not values.ndim:
+            raise UserError(f"{raw}: {name} is a single {values.dtype}. It must hold one row for each sample.")
+        if name != "x_test" and (
+            len(values) != len(like) or (found[name].ndim > 1 and name not in ("x", "y", "y_test"))
+        ):
+            raise UserError(
+                f"{raw}: {name} has shape {values.shape} where x has {len(like)} rows. Make it ({len(like)},)."
+            )
+    for name in ("x", "y"):
+        rest = found.get(f"{name}_test")
+        if rest is not None and rest.shape[1:] != found[name].shape[1:]:
+            raise UserError(
+                f"{raw}: {name} is {content[name].shape}, but {name}_test {content[f'{name}_test'].shape}. Store both "
+                "in the same form."
+            )
+    if "y_test" in found:
+        found["y"] = np.concatenate([found["y"], found["y_test"]])
     return found
 
 
-def _numbers(where: str, values: AnyArray) -> AnyArray:
-    """Targets as numbers, also where a table holds them as texts."""
-    if values.dtype.kind in "biuf":
-        return values
-    try:
-        if values.dtype.kind == "U":
-            return np.where(np.char.strip(values) == "", "nan", values).astype(np.float64)
-    except ValueError as error:
-        raise UserError(f"{where}: {error}; targets that are no classes are numbers") from None
-    raise UserError(f"{where} holds {values.dtype}; targets that are no classes are numbers")
-
-
-def with_targets(data: RawDataset, targets: str, content: Arrays, train: Ints, test: Ints) -> RawDataset:
-    """The data set with targets of several values, or of one that is no class.
-
-    Parameters
-    ----------
-    data : RawDataset
-    targets : str
-        What they are.
-    content : dict of arrays
-        y of all rows, y_test where the test rows have their own, target_names.
-    train, test : int64 arrays
-        Which of them are which part.
-    """
-    y, refit = content["y"], data.refit
-    held = content.get("y_test", y)[test]
-    width = int(np.prod(y.shape[1:], dtype=np.int64))
-    classes = width
-    if targets == "tokens":
-        classes = max(int(y.max(initial=0)), int(held.max(initial=0)), len(data.vocabulary) - 1) + 1
-    names = tuple(content.get("target_names", np.empty(0, str)).tolist())
-    return replace(
-        data,
-        classes=classes,
-        class_names=names if targets == "multilabel" and len(names) == width else (),
-        labels=np.zeros(len(train), np.int64),
-        test_y=held,
-        targets=targets,
-        target_shape=y.shape[1:],
-        read_targets=lambda index: y[train[index]],
-        refit=None if refit is None else lambda rows: with_targets(refit(rows), targets, content, train, test),
-    )
-
-
-def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
-    """The arrays of a file, read by its kind; the kind is in its name."""
-    if not raw.is_file():
-        raise UserError(f"{raw} is not a file; --raw must name {HINT}")
-    name = raw.name.lower()
-    if name.endswith(".npz"):
-        return read_npz(raw)
-    if name.endswith(TABLES):
-        return read_table(raw, options.label, options.skip_unlabelled, tally)
-    kind = raw.suffix.lower()
-    raise UserError(f"{raw} is not read as it is: {INSTEAD.get(kind, f'--raw must name {HINT}')}")
-
-
 def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modality, Dtype]:
-    """What x is and how it is stored, from its dtype and dimensions and the user's word.
-
-    Raises
-    ------
-    UserError
-        When the dtype is not a number, or the shape and the task do not fit.
-    """
+    """What x is and how it is stored, from its dtype and dimensions and the user's word."""
     if x.dtype.kind not in "uif" or x.ndim < 2 or 0 in x.shape:
-        raise UserError(f"{raw}: x is {x.dtype} {x.shape}; it must hold numbers, one row of them a sample")
-    wide_integers = x.dtype.kind in "ui" and x.dtype != np.uint8
-    if task is None and wide_integers and x.ndim == 2:
-        raise UserError(f"{raw}: x holds {x.dtype} numbers; say --task text (token ids) or --task vector")
+        raise UserError(f"{raw}: x is {x.dtype} {x.shape}. It must hold numbers, one row of them a sample.")
+    if task is None and x.dtype.kind in "ui" and x.dtype != np.uint8 and x.ndim == 2:
+        raise UserError(f"{raw}: x holds {x.dtype} numbers. Say --task text (token ids) or --task vector.")
     chosen: Modality = task or ("vector" if x.ndim == 2 else "image")
-    if chosen == "text":
-        if x.ndim != 2 or x.dtype.kind not in "ui":
-            raise UserError(f"{raw}: x is {x.dtype} {x.shape}, but --task text needs whole numbers (n, L)")
-        return "text", "int32"
-    if chosen == "vector" and x.ndim != 2:
-        raise UserError(f"{raw}: x is {x.shape}, but --task vector needs rows (n, d); leave it out or reshape x")
-    if chosen == "image" and x.ndim not in (3, 4):
-        raise UserError(f"{raw}: x is {x.shape}, but images are (n, h, w), (n, C, h, w) or (n, h, w, C)")
-    return chosen, "uint8" if x.dtype == np.uint8 else "float32"
+    fits = {"text": (2,), "vector": (2, 3), "image": (3, 4)}[chosen]
+    if x.ndim not in fits or (chosen == "text" and x.dtype.kind == "f"):
+        raise UserError(
+            f"{raw}: x is {x.dtype} {x.shape}. Token ids (--task text) are whole numbers (n, L), vectors (n, d), "
+            "series (--task vector) (n, T, C), images (n, h, w), (n, C, h, w) or (n, h, w, C)."
+        )
+    return chosen, "int32" if chosen == "text" else "uint8" if x.dtype == np.uint8 else "float32"
+
+
+def _check_columns(raw: Path | str, x: AnyArray, tally: Tally) -> None:
+    """Reject columns that float32 cannot keep, and note those that count the rows."""
+    for column in range(x.shape[1]):
+        values = np.asarray(x[:, column], np.float64)
+        values = values[np.abs(values) <= LARGEST]
+        if not len(values):
+            continue
+        low, high = float(values.min()), float(values.max())
+        problem = beyond_float32(low, high, float(np.abs(values - values.astype(np.float32)).max()))
+        if problem:
+            raise UserError(f"{raw}: column {column} of x {problem}. Subtract its smallest value and save x again.")
+        if len(x) == len(values) >= LEAST_ROWS and values[0] in (0, 1) and (np.diff(values) == 1).all():
+            tally.note(f"column {column} of x counts the rows; leave it out if it is an index")
 
 
 def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["first", "last"] | None) -> int | None:
-    """The axis of images that holds the channels: the one of 1, 3 or 4 values, or as the user says; None: no axis does.
-
-    Raises
-    ------
-    UserError
-        When the shape fits both readings or none, and the user does not say.
-    """
+    """The axis of images that holds the channels: that of 1, 3 or 4 values, or as the user says; None where none is."""
     if len(shape) == 3:
         if declared is not None:
-            raise UserError(f"{raw}: x is {shape}, images without an axis of channels; leave out --channels")
+            raise UserError(f"{raw}: x is {shape}, images without an axis of channels. Leave out --channels.")
         return None
     axes = {"first": 1, "last": 3}
     if declared is not None:
@@ -272,91 +183,36 @@ def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["fir
     if len(fitting) != 1:
         raise UserError(
             f"{raw}: x is {shape}, and {'both the second and the last axis' if fitting else 'neither axis'} could hold "
-            f"the channels of an image; say --channels first for (n, C, h, w) or --channels last for (n, h, w, C)"
+            f"the channels of an image. Say --channels first for (n, C, h, w) or --channels last for (n, h, w, C)."
         )
     return fitting[0]
 
 
 def channels_first(x: AnyArray, axis: int | None) -> AnyArray:
-    """Images as (n, C, H, W), from the axis of their channels; vectors, tokens (two axes) as they are."""
-    if x.ndim == 2:
-        return x
+    """Images as (n, C, H, W), from the axis of their channels."""
     return x[:, None] if axis is None else np.moveaxis(x, axis, 1)
 
 
-def _check_lengths(raw: Path | str, content: Arrays) -> None:
-    if ("x_test" in content) != ("y_test" in content):
-        raise UserError(f"{raw} holds only one of x_test and y_test; it must hold both or neither")
-    for one, other in (("x", "y"), ("x", "user"), ("x_test", "y_test")):
-        if other in content:
-            if not content[one].ndim:
-                raise UserError(
-                    f"{raw}: {one} is a single {content[one].dtype}; it must hold numbers, a row each sample"
-                )
-            values, expected = content[other], len(content[one])
-            fits = (
-                len(values.shape) > 0 and len(values) == expected
-                if other.startswith("y")
-                else values.shape == (expected,)
-            )
-            if not fits:
-                raise UserError(
-                    f"{raw}: {other} has shape {values.shape} where {one} has {expected} rows; make it ({expected},)"
-                )
+def _usable(x: AnyArray, dtype: Dtype) -> Bools:
+    """The rows that the stored dtype can hold: finite numbers, token ids of at least 0."""
+    good = np.ones(len(x), bool)
+    low, high = (0, np.iinfo(np.int32).max) if dtype == "int32" else (-LARGEST, LARGEST)
+    for start in range(0, 0 if dtype == "uint8" else len(x), ROWS_AT_ONCE):
+        block = x[start : start + ROWS_AT_ONCE].reshape(len(good[start : start + ROWS_AT_ONCE]), -1)
+        good[start : start + ROWS_AT_ONCE] = ((block >= low) & (block <= high)).all(axis=1)
+    return good
 
 
-def _classes(
-    raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally
-) -> tuple[Ints, Ints, tuple[str, ...]]:
-    """Labels of the training and the test part, -1 where there is none, and the classes."""
-    parts = [(f"{raw}, array {name}", content[name]) for name in ("y", "y_test") if name in content]
-    labels, names = classes_of(parts, LabelRule(options.skip_unlabelled, options.numbers_are_classes), tally)
-    return labels[0], labels[-1], names
-
-
-def _users(content: Arrays, train: Ints, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
-    if "user" not in content:
-        return None, None
-    held = content["user"][train]
-    if nobody := int((~not_missing(held)).sum()):
-        tally.note(f"{nobody:,} of {len(held):,} training rows name no user, so the data have no natural clients")
-        return None, None
-    distinct, users = np.unique(held, return_inverse=True)
-    return users.astype(np.int64), tuple(map(str, distinct.tolist()))
-
-
-def _usable(where: str, x: AnyArray, rows: Ints, kind: Dtype, tally: Tally) -> Ints:
-    """Those of `rows` that the stored dtype can hold: finite numbers, token ids of at least 0."""
-    good = np.ones(len(rows), bool)
-    if kind == "uint8":
-        return rows
-    limit = np.iinfo(np.int32).max if kind == "int32" else np.finfo(np.float32).max
-    low = 0 if kind == "int32" else -limit
-    for start in range(0, len(rows), BLOCK_ROWS):
-        block = x[rows[start : start + BLOCK_ROWS]].reshape(len(good[start : start + BLOCK_ROWS]), -1)
-        good[start : start + BLOCK_ROWS] = ((block >= low) & (block <= limit)).all(1)
-    for row in rows[~good]:
-        why = "a token id below 0 or beyond 32 bits" if kind == "int32" else "a number that is not finite in 32 bits"
-        tally.bad(f"{where}, row {row}", why)
-    return rows[good]
-
-
-def token_names(raw: Path | str, *arrays: AnyArray) -> tuple[str, ...]:
+def _vocabulary(raw: Path | str, samples: list[AnyArray], own: Own) -> tuple[str, ...]:
     """The token ids as words, 0 to the largest."""
-    largest = _largest(*arrays)
+    held = (samples[0][own.train], *(part[own.test - own.boundary] for part in samples[1:]))
+    largest = max(int(part.max(initial=0)) for part in held)
     if largest > LARGEST_TOKEN:
         raise UserError(
-            f"{raw}: the largest token id is {largest:,}, and a model keeps a vector for each id below: number the "
-            f"words from 0 on, to {LARGEST_TOKEN:,} at most"
+            f"{raw}: the largest token id is {largest:,}, and a model keeps a vector for each id below it. Number the "
+            f"words from 0 on, to {LARGEST_TOKEN:,} at most."
         )
     return tuple(map(str, range(largest + 1)))
-
-
-def _largest(*arrays: AnyArray) -> int:
-    """The largest token id, by blocks."""
-    return max(
-        int(part[start : start + BLOCK_ROWS].max()) for part in arrays for start in range(0, len(part), BLOCK_ROWS)
-    )
 
 
 ARRAYS = DataSet(
@@ -367,7 +223,13 @@ ARRAYS = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
-    options=frozenset({"label", "targets", "task", "channels", "skip_unlabelled", "numbers_are_classes"}),
+    read=holding_out(read),
+    options=TEXT_OPTIONS
+    | {"label", "user", "features", "targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"}
+    | {"delimiter", "decimal", "encoding", "image_size", "skip_odd_sizes"},
     raw="file",
+    defaults={"length": EVERY_TOKEN},
+)
+PARQUET = replace(
+    ARRAYS, name="parquet", files="a .parquet, .arrow or .csv file, or a folder of them (train and test by name)"
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.data.schema import Modality
+
+UNKNOWN = "not stated"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ReadOptions:
     files : tuple of str
         Names of the files to read, where a folder holds several.
     label : str
-        Column of a CSV file that holds the label.
+        Column that holds the label, or several with commas between.
     task : {"image", "text", "vector"} or None
         What the arrays mean, where their dtype does not say.
     channels : {"first", "last"} or None
@@ -42,8 +44,9 @@ class ReadOptions:
         Width and height that images are resized to; None keeps their size, which must then be the same for all.
     skip_odd_sizes : bool
         Images of another size than most are left out, not refused.
-    split : {"rows", "texts"}
-        What is held out at random for testing: rows, or texts with all rows that have them.
+    split : str
+        What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts"
+        with all rows that have them, or the column whose values are held out with all their rows.
     keep_duplicates : bool
         Reviews that say the same of the same thing by the same person are all kept.
     targets : str or None
@@ -59,6 +62,10 @@ class ReadOptions:
         Samples read of each user, the first ones; None reads all.
     tags : int
         Labels kept, the most frequent ones.
+    delimiter, decimal : str or None
+        What separates the columns of a CSV file, and the decimals of its numbers; None detects both.
+    encoding : str or None
+        Of a CSV file; None is UTF-8.
     """
 
     length: int = 30
@@ -72,7 +79,7 @@ class ReadOptions:
     numbers_are_classes: bool = False
     image_size: tuple[int, int] | None = None
     skip_odd_sizes: bool = False
-    split: Literal["rows", "texts"] = "rows"
+    split: str = "rows"
     keep_duplicates: bool = False
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     user: str | None = None
@@ -80,6 +87,9 @@ class ReadOptions:
     users: int | None = None
     per_user: int | None = None
     tags: int = 500
+    delimiter: str | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
 
 
 @dataclass
@@ -112,6 +122,16 @@ class Tally:
     def note(self, text: str) -> None:
         """Keep a sentence for the report."""
         self.notes.append(text)
+
+
+def not_official(data: RawDataset, tally: Tally) -> RawDataset:
+    """Data in an official set's format that are not this set's: of unknown licence, mean and deviation measured."""
+    tally.note(
+        f"these are not {data.name}'s own files, but another data set in their format ({data.name}-format). Mean and "
+        "standard deviation are measured; the licence and the citation above are not theirs"
+    )
+    other = replace(data, name=f"{data.name}-format", licence=UNKNOWN, citation=UNKNOWN, notes=tuple(tally.notes))
+    return measured(other)
 
 
 Reader = Callable[[Path, ReadOptions, Tally], RawDataset]

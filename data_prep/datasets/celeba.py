@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.folders import SUFFIXES, ImageForm, ImageRows, image_facts
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, pairs, require_leaf
-from data_prep.datasets.raw_files import Names, compact, folder_of
+from data_prep.datasets.raw_files import Names, compact, files_below, folder_of
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 
@@ -31,7 +31,7 @@ class _Part:
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Faces in colour, resized to `image_size` (84 x 84, as LEAF's model reads them); the celebrity is the client."""
     folder = folder_of(raw)
-    pictures = {path.name: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES}
+    pictures = {path.name: path for path in files_below(folder) if path.suffix.lower() in SUFFIXES}
     names, parts = Names(), []
     for files in require_leaf(folder, " beside the folder img_align_celeba"):
         part = _Part()

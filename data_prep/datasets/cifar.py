@@ -5,6 +5,7 @@ A pickle can run any code when it is loaded: `cifar_pickle` reads it as data, an
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.base import DataSet, ReadOptions, Tally, not_official
 from data_prep.datasets.cifar_pickle import read_pickle
 from data_prep.datasets.raw_files import Scratch, require
 from data_prep.raw import RawDataset
@@ -21,6 +22,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
 SHAPE = (3, 32, 32)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+NAMES100 = "fbe8ad23bbaf24969898a386833b49c3aaf6ad1119d43f7b41cdea1b3416d578"
+"""sha256 of CIFAR-100's class names, one per line."""
 HINT10 = "the unpacked folder cifar-10-batches-py (data_batch_1 ... 5, test_batch, batches.meta)"
 HINT100 = "the unpacked folder cifar-100-python (train, test, meta)"
 
@@ -118,7 +122,8 @@ def read10(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train = [require(raw, (f"data_batch_{number}",), HINT10) for number in range(1, 6)]
     names = _class_names(require(raw, ("batches.meta",), HINT10), "label_names", 10)
     statistics = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return _read(CIFAR10, train, require(raw, ("test_batch",), HINT10), names, "labels", statistics, tally)
+    data = _read(CIFAR10, train, require(raw, ("test_batch",), HINT10), names, "labels", statistics, tally)
+    return data if names == CLASSES else not_official(data, tally)
 
 
 def read100(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -127,7 +132,9 @@ def read100(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train, test = require(raw, ("train",), HINT100), require(raw, ("test",), HINT100)
     statistics = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     data = _read(CIFAR100, [train], test, names, "fine_labels", statistics, tally)
-    return replace(data, superclasses=_superclasses(train, data.labels))
+    data = replace(data, superclasses=_superclasses(train, data.labels))
+    official = hashlib.sha256("\n".join(names).encode()).hexdigest() == NAMES100
+    return data if official else not_official(data, tally)
 
 
 def _superclasses(path: Path, labels: Ints) -> Ints | None:

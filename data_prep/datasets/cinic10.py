@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.cifar import CLASSES
 from data_prep.datasets.folders import ImageForm, survey
 from data_prep.datasets.raw_files import folder_of
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FORM = ImageForm(3, 32, 32)
 HINT = "the unpacked CINIC-10 folder (train/, valid/ and test/ with one folder of PNG files a class)"
 

@@ -1,188 +1,277 @@
-"""Parquet and Arrow files as a stream of column blocks: which belong to which part, and what their columns are.
-
-pyarrow reads them; it is asked for when such files are read, and nowhere else.
-"""
+"""What the columns of a table are: the label, the user, an index, an identifier, or what samples are made of."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from data_prep.datasets.base import Tally
-from data_prep.datasets.raw_files import part_of
-from fedmpi.common.errors import UserError, raised
+import numpy as np
+from numpy.typing import NDArray
 
-SUFFIXES = (".parquet", ".arrow")
-BLOCK_ROWS = 1024
-LIST = re.compile(r"(?:large_|fixed_size_)?list<[^<>]*: (\w+)(?: not null)?>(?:\[\d+\])?")
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.labels import as_floats, is_missing
+from data_prep.datasets.tables import Column, Table
+from fedmpi.common.errors import UserError, shown
+from fedmpi.common.types import AnyArray
+
+USER_COLUMN = "user"
+PANDAS_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")
+IDENTIFIER = re.compile(
+    r"(?i:(.*[_\W])?(id|ids|idx|index|uuid|guid|key|row|rowid|no|nr))|.*[a-z0-9](ID|Id|Idx|Index|Key)"
+)
+"""Names of identifiers: id, user_id, PassengerId, index."""
+LISTED = 5
+LEAST_ROWS = 3
+"""Rows from which on a column that counts 0, 1, 2 … is an index."""
+FEWEST_LEVELS = 1e-4
+"""Of a column's range, the largest step of float32 within it that leaves the column usable."""
+NUMERIC, LISTS = ("number", "whole", "truth"), ("list", "nested")
+KINDS = ("image", "text", "tokens", "vector")
+"""What samples may be, the first that there are columns of."""
+
+
+@dataclass
+class Facts:
+    """What one pass over a column of the training and test files found."""
+
+    name: str
+    column: Column
+    decimal: str
+    kind: str = ""
+    present: int = 0
+    numbers: int = 0
+    whole: bool = True
+    steps: bool = True
+    low: float = np.inf
+    high: float = -np.inf
+    lost: float = 0.0
+    example: str = ""
+    shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    hashes: list[NDArray[np.int64]] = field(default_factory=list)
+    distinct: bool = True
+    last: float | None = None
+
+    def add(self, values: AnyArray, begins: bool) -> None:
+        """Take in a block of the column; `begins`: it is the first of its file."""
+        kind = self.column.kind
+        if kind == "cell":
+            numbers = as_floats(values, self.decimal)
+            good, there = ~np.isnan(numbers), np.ones(len(values), bool)
+            there[~good] = ~is_missing(values[~good])
+            self.numbers += int(good.sum())
+            if not self.example and (there & ~good).any():
+                self.example = str(values[there & ~good][0]).strip()
+            written = "".join(values.tolist()) if self.whole else ""
+            self.whole = self.whole and "." not in written and self.decimal not in written
+            self._measure(numbers, bool(good.all()), begins)
+        else:
+            there = ~is_missing(values)
+        self.present += int(there.sum())
+        if kind in LISTS:
+            self.shapes.update(shape_of(value, kind == "nested") for value in values[there].tolist())
+        elif kind in NUMERIC:
+            self.numbers += int(there.sum())
+            self._measure(np.asarray(values[there], np.float64), bool(there.all()), begins)
+        if kind in ("cell", "whole", "text") and self.distinct:
+            self._distinct(values[there])
+
+    def _measure(self, numbers: NDArray[np.float64], complete: bool, begins: bool) -> None:
+        numbers = numbers if complete else numbers[np.isfinite(numbers)]
+        if not len(numbers):
+            self.steps = self.steps and complete
+            return
+        self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.lost = max(self.lost, float(np.nan_to_num(np.abs(numbers - numbers.astype(np.float32))).max()))
+        starts = (0.0, 1.0, self.last) if begins and self.last is not None else (0.0, 1.0) if begins else (self.last,)
+        self.steps = self.steps and complete and numbers[0] in starts and bool((np.diff(numbers) == 1).all())
+        self.last = float(numbers[-1]) + 1
+
+    def _distinct(self, values: AnyArray) -> None:
+        self.distinct = self.distinct and bool(IDENTIFIER.fullmatch(self.name))  # of others nobody asks
+        if self.distinct:
+            self.hashes.append(np.fromiter(map(hash, values.tolist()), np.int64, len(values)))
+
+    def finish(self) -> Facts:
+        """The facts once all blocks are in."""
+        self.kind = self.column.kind
+        if self.kind == "cell":
+            self.kind = "text" if 2 * self.numbers <= self.present else "whole" if self.whole else "number"
+        self.distinct = (
+            self.distinct and len(np.unique(np.concatenate([*self.hashes, np.zeros(0, np.int64)]))) == self.present
+        )
+        return self
+
+    def unusable(self, pandas: bool) -> str:
+        """Why nothing can be learned from the column; "" where something can."""
+        if self.kind == "other":
+            return f"no sample can be made of its type {self.column.type}"
+        if pandas or PANDAS_INDEX.fullmatch(self.name):
+            return "an index that pandas wrote"
+        if self.kind != "image" and not self.present:
+            return "it has no value"
+        if self.kind == "whole" and self.steps and self.present >= LEAST_ROWS:
+            return "it counts the rows"
+        if self.distinct and self.kind in ("whole", "text") and self.present >= LEAST_ROWS:
+            return "an identifier: every row has a value of its own"
+        return ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of most lists."""
+        return self.shapes.most_common(1)[0][0] if self.shapes else ()
+
+
+def shape_of(value: Any, nested: bool) -> tuple[int, ...]:
+    """The shape of a list of numbers, or of lists of them: (T, -1) where the inner ones differ in length."""
+    if not nested:
+        return (len(value),)
+    inner = {-1 if row is None else len(row) for row in value}
+    return (len(value), inner.pop() if len(inner) == 1 else -1)
 
 
 @dataclass(frozen=True)
-class ColumnFiles:
-    """The files of a training and of a test part.
+class Roles:
+    """Which columns are what, and what samples are: image, text, tokens or vector."""
 
-    Parameters
-    ----------
-    train, test : tuple of Path
-        test may be none.
-    class_names : dict
-        Names of the values of a column, where the files give them (Hugging Face's ClassLabel).
-    columns : dict
-        Name of every column -> its type as pyarrow writes it, in the order of the first file; of a dictionary, that of
-        its values.
-    """
+    labels: tuple[str, ...]
+    user: str | None
+    group: str | None
+    features: tuple[str, ...]
+    kind: str
+    unused: tuple[tuple[str, str], ...]
 
-    train: tuple[Path, ...]
-    test: tuple[Path, ...]
-    columns: dict[str, str]
-    class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are read."""
+        others = [name for name in (self.user, self.group) if name]
+        return list(dict.fromkeys((*self.features, *self.labels, *others)))
 
 
-def column_files(raw: Path, tally: Tally) -> ColumnFiles:
-    """The files that `--raw` names: one file, or those below a folder, by the part that their names mean.
+def surveyed(table: Table, tally: Tally) -> dict[str, Facts]:
+    """One pass over all columns except those of images; `tally` receives lines that are no rows."""
+    facts = {name: Facts(name, column, table.decimal) for name, column in table.columns.items()}
+    names = [name for name, column in table.columns.items() if column.kind not in ("image", "other")]
+    rows = 0
+    for path in (*table.train, *table.test):
+        begins = True
+        for block in table.blocks(path, names, tally):
+            rows += len(block.places)
+            for name in names:
+                facts[name].add(block.columns[name], begins)
+            begins = False
+    if not rows:
+        first = f" The first: {tally.first}." if tally.first else " Add rows."
+        raise UserError(f"{table.raw} holds no readable row.{first}")
+    return {name: found.finish() for name, found in facts.items()}
 
-    A validation part is left alone where there is a test part, else it is the test part; files whose names mean no part
-    are training files.
 
-    Raises
-    ------
-    UserError
-        There is none, or their columns differ.
-    """
-    if raw.is_dir():
-        found = sorted(path for path in raw.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-        found = [path for path in found if not path.name.startswith("cache-")]
+def roles_of(table: Table, facts: dict[str, Facts], options: ReadOptions, tally: Tally) -> Roles:
+    """What each column is."""
+    labels = (options.label,) if options.label in table.columns else tuple(options.label.split(","))
+    user = options.user or (USER_COLUMN if USER_COLUMN in table.columns else None)
+    group = None if options.split in ("rows", "users", "texts") else options.split
+    chosen = options.features
+    named = [("--label", labels), ("--user", (user,)), ("--split", (group,)), ("--features", chosen or ())]
+    for flag, names in named:
+        for name in names:
+            if name is not None and name not in table.columns:
+                headless = table.is_text and not np.isnan(as_floats(np.array(list(table.columns), object))).any()
+                hint = " Does the file begin with a header?" if headless else ""
+                raise UserError(f"{table.raw} has no column {name!r}, but {table.listed}. Name it with {flag}.{hint}")
+        if len(set(names)) < len(names):
+            raise UserError(f"{flag} {','.join(map(str, names))} names a column twice. Name each once.")
+    if wrong := sorted({*labels} & {*(chosen or ())}):
+        raise UserError(f"{table.raw}: {wrong[0]!r} is the label column. Leave it out of --features.")
+    others = [name for name in table.columns if name not in (*labels, user, group)]
+    if chosen is None:
+        reasons = {name: facts[name].unusable(name in table.index) for name in others}
+        chosen, reason = _by_default(table, facts, reasons, options.task)
+        unused = [(name, reasons[name] or reason) for name in others if name not in chosen]
     else:
-        found = [raw] if raw.suffix in SUFFIXES and raw.is_file() else []
-    if not found:
-        raise UserError(f"no {' or '.join(SUFFIXES)} file in {raw}; --raw must name such a file, or a folder of them")
-    parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": []}
-    for path in found:
-        parts[part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name)) or "train"].append(path)
-    if not parts["train"]:
-        raise UserError(f"{raw} holds no training file; files named test or validation alone are none")
-    if parts["valid"] and parts["test"]:
-        tally.note(f"the validation part ({len(parts['valid'])} files) is left alone")
-    columns, names = _schema(parts["train"][0])
-    test = tuple(parts["test"] or parts["valid"])
-    for path in (*parts["train"], *test):
-        other, given = _schema(path)
-        if other != columns:
-            raise UserError(
-                f"{path} has other columns ({_column_list(other)}) than {parts['train'][0]} ({_column_list(columns)})"
-            )
-        for name in names.keys() & given.keys():
-            if given[name] != names[name]:
-                raise UserError(
-                    f"{path} names the classes of column {name!r} otherwise than {parts['train'][0]}; save both with "
-                    "the same names in the same order"
-                )
-    return ColumnFiles(tuple(parts["train"]), test, columns, names)
+        unused = [(name, "not among --features") for name in others if name not in chosen]
+    if group is not None and group not in chosen:
+        unused.append((group, "it is what --split goes by"))
+    kind = _kind_of(table, facts, chosen, options)
+    if kind == "vector":
+        _check_precision(table, facts, chosen, options.features is not None, tally)
+    return Roles(labels, user, group, chosen, kind, tuple(unused))
 
 
-def _column_list(columns: dict[str, str]) -> str:
-    return ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
-
-
-def blocks(path: Path, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
-    """Some columns of a file, `BLOCK_ROWS` rows or fewer at a time, as Python values.
-
-    Raises
-    ------
-    UserError
-        The file is damaged.
-    """
-    pa, pq = _pyarrow()
-    try:
-        if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(BLOCK_ROWS, columns=columns):
-                    yield {name: batch.column(name).to_pylist() for name in columns}
-            return
-        with pa.memory_map(str(path)) as source, _arrow(pa, source) as reader:
-            for batch in reader:
-                batch.validate(full=True)  # offsets that lead beyond a column would be followed into foreign memory
-                for low in range(0, batch.num_rows, BLOCK_ROWS):
-                    part = batch.slice(low, BLOCK_ROWS)
-                    yield {name: part.column(name).to_pylist() for name in columns}
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises errors of many kinds
-        raise UserError(f"{path} cannot be read as {path.suffix} ({raised(error)}); fetch it again") from error
-
-
-def listed(kind: str) -> str | None:
-    """The type of the values of a list, from pyarrow's name of its type; None of what is no list of plain values."""
-    found = LIST.fullmatch(kind)
-    return found.group(1) if found else None
-
-
-def _schema(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Types of the columns, and the names of classes in them."""
-    pa, pq = _pyarrow()
-    try:
-        if path.suffix == ".parquet":
-            schema = pq.read_schema(path)
-        else:
-            with pa.memory_map(str(path)) as source, _arrow(pa, source) as reader:
-                schema = reader.schema
-    except Exception as error:
-        raise UserError(f"{path} cannot be read as {path.suffix} ({raised(error)}); fetch it again") from error
-    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
-        raise UserError(f"{path} names several columns {twice[0]!r}; rename or remove all but one")
-    kinds = {name: schema.field(name).type for name in schema.names}
-    plain = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
-    return {name: str(kind) for name, kind in plain.items()}, _class_names(schema.metadata or {})
-
-
-def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
-    """Names of the classes of columns, or in their lists, from what Hugging Face's datasets write beside the schema."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        inner = {name: entry.get("feature", entry) for name, entry in features.items()}
-        labels = {name: entry for name, entry in inner.items() if entry.get("_type") == "ClassLabel"}
-        return {name: tuple(map(str, entry["names"])) for name, entry in labels.items()}
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _arrow(pa: Any, source: Any) -> Any:
-    """The batches of an Arrow file: a stream, as Hugging Face's datasets write it, or a file with a footer."""
-    try:
-        return pa.ipc.open_stream(source)
-    except pa.ArrowInvalid:
-        source.seek(0)
-        reader = pa.ipc.open_file(source)
-        return _Batches(reader)
-
-
-class _Batches:
-    """The batches of an Arrow file with a footer, as those of a stream."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-        self.schema = reader.schema
-
-    def __enter__(self) -> _Batches:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._reader.__exit__(*error)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self._reader.get_batch(number) for number in range(self._reader.num_record_batches))
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
+def _by_default(
+    table: Table, facts: dict[str, Facts], reasons: dict[str, str], task: str | None
+) -> tuple[tuple[str, ...], str]:
+    """The columns that samples are made of where the user does not say, and why the other usable ones are not used."""
+    kinds = {name: sample_kind(facts[name], task) for name, reason in reasons.items() if not reason}
+    found = {
+        kind: tuple(name for name in kinds if kinds[name] == kind) for kind in ("image", "text", "tokens", "vector")
+    }
+    if found["text"] and found["vector"] and not found["image"]:
+        text, numbers = found["text"], found["vector"]
+        example = facts[text[0]].example
+        quoted = f", {shown(example, repr)} in {text[0]} is no number" if example else ""
         raise UserError(
-            "Parquet and Arrow files are read with pyarrow, which is missing: pip install pyarrow"
-        ) from None
-    return pyarrow, pyarrow.parquet
+            f"{table.raw} has columns of text ({', '.join(text[:LISTED])}{quoted}) and of numbers "
+            f"({', '.join(numbers[:LISTED])}), but a sample is made of one kind. Choose with --features, e.g. "
+            f"--features {','.join(numbers[:LISTED])}."
+        )
+    kind = next((kind for kind, names in found.items() if names), None)
+    if kind is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:LISTED] if reason)
+        with_task = f" with --task {task}" if task else ""
+        raise UserError(
+            f"{table.raw} has no column to learn from{with_task} ({why or table.listed}). Name some with --features."
+        )
+    return found[kind], f"the samples are made of {', '.join(found[kind][:LISTED])}"
+
+
+def _kind_of(table: Table, facts: dict[str, Facts], names: tuple[str, ...], options: ReadOptions) -> str:
+    """What samples of some columns are; UserError where they do not go together."""
+    kinds = {sample_kind(facts[name], options.task) for name in names}
+    kind = next(iter(kinds), None)
+    nested = [name for name in names if facts[name].kind == "nested"]
+    if len(kinds) != 1 or not kind or (len(names) > 1 and (kind in ("image", "tokens") or nested)):
+        held = ", ".join(f"{name}: {facts[name].kind if table.is_text else table.columns[name].type}" for name in names)
+        task = f" with --task {options.task}" if options.task else ""
+        raise UserError(
+            f"{table.raw}: no sample can be made of {held}{task}. Name one column of images, of token ids or of lists "
+            "of lists, or columns of texts, or columns of numbers, with --features."
+        )
+    return kind
+
+
+def sample_kind(facts: Facts, task: str | None) -> str | None:
+    """What a column holds where the samples are of some task; None for what no sample is made of."""
+    if facts.kind == "image":
+        return "image" if task in (None, "image") else None
+    if facts.kind == "text":
+        return "image" if task == "image" else "text" if task != "vector" else None
+    if task == "text":
+        return "tokens" if facts.kind == "list" and facts.column.whole else None
+    return "vector" if facts.kind in (*NUMERIC, *LISTS) and task != "image" else None
+
+
+def _check_precision(table: Table, facts: dict[str, Facts], names: tuple[str, ...], chosen: bool, tally: Tally) -> None:
+    """Reject columns of which float32 keeps too little, or note them where the user chose them."""
+    for name in names:
+        problem = beyond_float32(facts[name].low, facts[name].high, facts[name].lost)
+        if problem and not chosen:
+            rest = ",".join(other for other in names if other != name)
+            raise UserError(
+                f"{table.raw}: column {name!r} {problem}. Subtract its smallest value and store it again, or choose "
+                f"columns with --features{f' {rest}' if rest else ''}."
+            )
+        if problem:
+            tally.note(f"column {name!r} {problem}")
+        elif facts[name].lost and facts[name].kind == "whole":
+            tally.note(f"column {name!r}: whole numbers beyond 16,777,216 are rounded to float32")
+
+
+def beyond_float32(low: float, high: float, lost: float) -> str:
+    """What is wrong with numbers of a range that are rounded by `lost` at most; "" where it does not matter."""
+    if not lost or lost <= FEWEST_LEVELS * (high - low):
+        return ""
+    span = f"{low:.10g} to {high:.10g}"
+    return f"holds numbers from {span}, which differ by too little for float32 (rounded by up to {lost:.3g})"

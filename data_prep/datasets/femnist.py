@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.leaf import leaf_users
-from data_prep.datasets.raw_files import Names, Scratch, folder_of
+from data_prep.datasets.raw_files import Names, Scratch, files_below, folder_of
 from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
@@ -42,7 +42,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     names = Names()
     train, test = (_gather(files, writers_of, names, tally) for files in (train_files, test_files))
     if not train.labels or not test.labels:
-        raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}")
+        first = f": the first that is none: {tally.first}" if tally.first else ""
+        raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}{first}")
     train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
     used, users = np.unique(users, return_inverse=True)
 
@@ -79,7 +80,7 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], Callable[[Path], Itera
         ("{}/*.json.gz", _json_writers),
     )
     for pattern, writers_of in patterns:
-        train, test = (sorted(folder.rglob(pattern.format(part))) for part in ("train", "test"))
+        train, test = (files_below(folder, pattern.format(part)) for part in ("train", "test"))
         if train and test:
             return train, test, writers_of
     raise UserError(f"no FEMNIST files in {folder}; --raw must hold {HINT}")

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.raw_files import Scratch
+from data_prep.datasets.raw_files import files_below, is_hidden, part_of, stored
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import Ints
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+"""Endings that promise an image; files with other endings are images if their content says so."""
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}
 GREY_MODES = {"L", "1", "LA"} | DEEP_GREY
 UNRANGED = {"I", "F"}
+TURNS = dict(zip(range(2, 9), map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), strict=True))
+"""How an image is turned upright, by its EXIF orientation."""
+SHOWN = 4
 MOST_PIXELS = 2**26
 """Of one image: a small file may claim to be larger than memory."""
 
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What every image is turned into: channels (1 or 3), height and width; resized where sizes differ, if allowed."""
+    """What every image is turned into: channels (1 or 3), height and width; resized where sizes differ, if allowed.
+
+    `white` is the value of grey images of 16 bits that becomes 255.
+    """
 
     channels: int
     height: int
     width: int
     resize: bool = False
+    white: int = 2**16 - 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,43 +89,108 @@ class ImageRows:
 
     def stored(self) -> NDArray[np.uint8]:
         """All images in a temporary file, uint8 (n, C, H, W)."""
-        scratch = Scratch(self.form.shape, np.uint8)
-        for start in range(0, len(self.paths), 256):
-            scratch.append(self(np.arange(start, min(start + 256, len(self.paths)))))
-        return scratch.rows()
+        return stored(self, np.arange(len(self.paths)), self.form.shape, np.uint8)
 
 
 def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
-    """One image of a file, uint8 (C, H, W), in grey or RGB; grey values of 16 bits are scaled to 8."""
-    with Image.open(path) as image:
-        eight_bits = _scaled(image) if image.mode in DEEP_GREY else image
-        picture = eight_bits.convert("L" if form.channels == 1 else "RGB")
+    """One image of a file, uint8 (C, H, W), in grey or RGB, upright, on white where it is transparent.
+
+    Grey values of 16 bits, 0 to `form.white`, are scaled to 0 to 255.
+    """
+    with _opened(path) as image:
+        turn = TURNS.get(_orientation(image))
+        picture: Image.Image = image
+        if _is_deep(image):
+            values = np.minimum(np.asarray(image), form.white) / (form.white / 255)
+            picture = Image.fromarray(np.rint(values).astype(np.uint8))
+        elif _has_alpha(image):
+            picture = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        picture = picture.convert("L" if form.channels == 1 else "RGB")
+    if turn is not None:
+        picture = picture.transpose(turn)
     if form.resize and picture.size != (form.width, form.height):
         picture = picture.resize((form.width, form.height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _scaled(image: Image.Image) -> Image.Image:
-    """Grey values 0 ... 65535 as the nearest of 0 ... 255, both with the same black and white."""
-    return Image.fromarray(np.rint(np.asarray(image) / 257.0).astype(np.uint8))
+@contextmanager
+def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
+    """An image; as a stream, because Pillow maps files and then misreads turned TIFF images."""
+    with ExitStack() as stack:
+        stack.enter_context(catch_warnings(action="ignore"))
+        stream = stack.enter_context(path.open("rb")) if isinstance(path, Path) else path
+        yield stack.enter_context(Image.open(stream, formats=FORMATS))
 
 
-def class_folders(folder: Path) -> tuple[str, ...]:
-    """Names of the sub-folders, in alphabetical order: the classes.
+def _is_deep(image: Image.Image) -> bool:
+    """Whether it is grey of 16 bits; some versions of Pillow read such files as 32 bits."""
+    return image.mode in DEEP_GREY or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
-    Raises
-    ------
-    UserError
-        When there is none.
+
+def _has_alpha(image: Image.Image) -> bool:
+    return "A" in image.getbands() or "transparency" in image.info
+
+
+def _is_grey(image: Image.Image) -> bool:
+    if image.mode == "P":
+        palette = np.array(image.getpalette()).reshape(-1, 3)
+        return bool((palette == palette[:, :1]).all())
+    return image.mode in GREY_MODES or _is_deep(image)
+
+
+def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple[str, bool]]:
+    """How an image that was opened and not decoded is changed by `decode`, and whether it is so."""
+    yield "were turned upright by their EXIF orientation", orientation in TURNS
+    yield "may be transparent; transparent pixels are white", _has_alpha(image) and not deep
+    yield (
+        "have 16 bits and colors or transparency; the lower 8 bits are dropped",
+        ";16" in str(getattr(image, "tile", "")) and not deep,
+    )
+    frames = image.format != "MPO" and getattr(image, "is_animated", False)  # cameras add a preview as a second frame
+    yield "have several frames or pages; only the first one is read", frames
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; Pillow itself turns TIFF images. An unreadable one counts as upright."""
+    try:
+        exif = Image.Image.getexif(image)  # PngImageFile's decodes the whole image
+        return 1 if image.format == "TIFF" else int(exif.get(ExifTags.Base.Orientation, 1))
+    except Exception:  # of EXIF data that is damaged Pillow raises errors of many kinds
+        return 1
+
+
+def sub_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the folders in a folder, in alphabetical order, without hidden ones and those of tools."""
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)))
+
+
+def direct_images(folder: Path) -> int:
+    """How many images are in a folder itself."""
+    return sum(path.is_file() and not is_hidden(path.name) and is_image(path) for path in folder.iterdir())
+
+
+def is_image(path: Path) -> bool:
+    """Whether the ending or the content of a file promises an image."""
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    try:
+        with _opened(path):
+            return True
+    except Exception:  # of content of another kind Pillow raises errors of many kinds
+        return False
+
+
+class ImageFacts(NamedTuple):
+    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
+
+    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
     """
-    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
-    for name in names:
-        if not name.isprintable():
-            raise UserError(f"the class folder {name!r} of {folder} has a name that is no text; rename it")
-    if not names:
-        raise UserError(f"{folder} holds no class folders; the images of each class belong in a folder of its own")
-    return names
+
+    size: tuple[int, int]
+    grey: bool
+    deepest: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,20 +201,22 @@ class Found:
     ----------
     paths : tuple of Path
     labels : int64 array (n,)
-    sizes : tuple of (int, int)
-        Width and height.
-    grey : bool
-        Whether none has colours.
+    facts : tuple of ImageFacts
+    names : tuple of str
+        The classes.
+    unused : tuple of (str, str)
+        Files and folders that hold no samples, and why.
     """
 
     paths: tuple[Path, ...]
     labels: Ints
-    sizes: tuple[tuple[int, int], ...]
-    grey: bool
+    facts: tuple[ImageFacts, ...]
+    names: tuple[str, ...] = ()
+    unused: tuple[tuple[str, str], ...] = ()
 
     def rows(self, form: ImageForm) -> ImageRows:
         """The images in a form: all of them where it resizes, else those of its size."""
-        fits = np.array([form.resize or size == (form.width, form.height) for size in self.sizes], bool)
+        fits = np.array([form.resize or facts.size == (form.width, form.height) for facts in self.facts], bool)
         return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
 
 
@@ -147,13 +226,14 @@ def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: 
     Parameters and errors are those of `look`.
     """
     found = look(folders, names, tally)
-    for path, size in zip(found.paths, found.sizes, strict=True):
+    for path, facts in zip(found.paths, found.facts, strict=True):
+        size = facts.size
         if size != (form.width, form.height):
             tally.bad(str(path), f"{size[0]} x {size[1]} pixels instead of {form.width} x {form.height}")
     return found.rows(form)
 
 
-def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
+def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Found:
     """Find the images of some folders of class folders, in path order, leaving out those that cannot be read.
 
     A PNG is checked by its checksums without decoding it, any other format is decoded once.
@@ -162,66 +242,119 @@ def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
     ----------
     folders : list of Path
         Each holds class folders.
-    names : tuple of str
-        The classes, in label order.
+    names : tuple of str or None
+        The classes, in label order; None takes the folders that hold images, in alphabetical order.
     tally : Tally
         Receives the images left out.
 
     Raises
     ------
     UserError
-        When a folder names an unknown class, or no image can be read.
+        When a folder names an unknown class, its class folders hold parts or sub-folders of the same names, or no image
+        can be read.
     """
-    paths: list[Path] = []
-    labels: list[int] = []
-    sizes: list[tuple[int, int]] = []
-    grey = True
-    for folder in folders:
-        found = class_folders(folder)
-        if set(found) - set(names):
-            raise UserError(f"{folder} holds the class folder {min(set(found) - set(names))!r}, which is no class here")
-        for name in found:
-            for path in sorted((folder / name).rglob("*")):
-                if (
-                    path.suffix.lower() in SUFFIXES
-                    and path.is_file()
-                    and (facts := image_facts(path, tally)) is not None
-                ):
-                    paths.append(path)
-                    labels.append(names.index(name))
-                    sizes.append(facts[0])
-                    grey = grey and facts[1]
-    if not paths:
+    images, others, unused = _files(folders)
+    where = ", ".join(map(str, folders))
+    found_names = sorted({name for name, _ in images})
+    if names is not None and (unknown := sorted(set(found_names) - set(names))):
         raise UserError(
-            f"no readable image below {', '.join(map(str, folders))}; each must hold one folder a class with "
-            f"{', '.join(sorted(SUFFIXES))}"
+            f"{where} holds the class folder {unknown[0]!r}, which is none of the {len(names)} classes "
+            f"({_listed(names)}). Rename or remove it"
         )
-    return Found(tuple(paths), np.array(labels, np.int64), tuple(sizes), grey)
+    for name in found_names:
+        if not name.isprintable():
+            raise UserError(f"the class folder {name!r} of {where} has a name that is no text; rename it")
+    names = tuple(found_names) if names is None else names
+    kept = [(path, names.index(name), facts) for name, path in images if (facts := image_facts(path, tally))]
+    counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
+    if not kept:
+        first = f" The first that cannot be read: {tally.first}." if tally.first else ""
+        first += f" Of no format that is read: {counted}." if counted else ""
+        raise UserError(
+            f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
+        )
+    if others:
+        below = ", ".join(folder.name for folder in folders)
+        unused.append((f"{counted} below {below}", "no image format that is read"))
+    labels = np.array([label for _, label, _ in kept], np.int64)
+    return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
 
 
-def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> tuple[tuple[int, int], bool] | None:
-    """Width and height, and whether it is grey, of an image that can be read; None, and counted, of one that cannot.
+def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], list[tuple[str, str]]]:
+    """Images with their class folders, counts of other files by ending, and what else holds no samples and why."""
+    images: list[tuple[str, Path]] = []
+    others: Counter[str] = Counter()
+    unused: list[tuple[str, str]] = []
+    for folder in folders:
+        below: dict[str, set[str]] = {}
+        for name in sub_folders(folder):
+            files = files_below(folder / name)
+            found = [path for path in files if is_image(path)]
+            others.update((path.suffix.lower() or "without an ending") for path in set(files) - set(found))
+            images += [(name, path) for path in found]
+            holders = {path.parent for path in found} - {folder / name}
+            below[name] = {str(path.relative_to(folder / name)) for path in holders}
+            if not found:
+                unused.append((f"{folder.name}/{name}", "no images in it"))
+        if count := direct_images(folder):
+            unused.append((f"{count:,} image(s) directly in {folder.name}", "in no class folder"))
+        _reject_mixed(folder, {name: inner for name, inner in below.items() if inner})
+    return images, others, unused
+
+
+def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
+    """Reject class folders that hold parts, or sub-folders of the same names as others: these may be the classes.
+
+    One name alone may repeat (CLASS/images), unless it means a part. `below` gives the sub-folders by class folder.
+    """
+    for name, inner in below.items():
+        parts = {part for path in inner if (part := part_of(Path(path)))}
+        if "train" in parts and len(parts) > 1:
+            more = f", or move the parts above the classes (train/{name})" if len(below) > 1 else ""
+            raise UserError(
+                f"the folder {name} of {folder} holds parts ({', '.join(sorted(parts))}). Point --raw at "
+                f"{folder / name}{more}"
+            )
+        for other, others in below.items():
+            shared = sorted(inner & others)
+            if name < other and (len(shared) > 1 or any(part_of(Path(path)) for path in shared)):
+                raise UserError(
+                    f"the folders {name} and {other} of {folder} hold the same sub-folders ({_listed(shared)}), so "
+                    f"nobody can tell which are the classes. Point --raw at one of the two, move parts above the "
+                    f"classes ({Path(shared[0]).name}/{name}), or move the images out of the sub-folders"
+                )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
+    """The facts of an image that can be read; None, and counted, of one that cannot.
 
     `where` names one that is no file of its own.
     """
-    where = where or str(path)
+    where, problem = where or str(path), ""
     try:
-        with catch_warnings(action="ignore"), Image.open(path) as image:
-            size, mode = image.size, image.mode
-            if image.format == "PNG":
+        with _opened(path) as image:
+            orientation, deep, size = _orientation(image), _is_deep(image), image.size
+            remarks = tuple(remark for remark, holds in _remarks(image, orientation, deep) if holds)
+            if size[0] * size[1] > MOST_PIXELS:
+                problem = f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all"
+            elif image.mode in UNRANGED and not deep:
+                problem = "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits"
+            elif image.format == "PNG" and not deep and image.mode != "P":
                 image.verify()
             else:
                 image.load()
+            if not problem:
+                size = image.size[::-1] if orientation > 4 else image.size
+                deepest = int(np.asarray(image).max()) if deep else 0
+                return ImageFacts(size, _is_grey(image), deepest, remarks)
     except UnidentifiedImageError:
-        tally.bad(where, "not a readable image (of no known format)")
-        return None
+        problem = "not a readable image (of no known format)"
     except Exception as error:  # decoders raise errors of many kinds
-        tally.bad(where, f"not a readable image ({raised(error)})")
-        return None
-    if size[0] * size[1] > MOST_PIXELS:
-        tally.bad(where, f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all")
-        return None
-    if mode in UNRANGED:
-        tally.bad(where, "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits")
-        return None
-    return size, mode in GREY_MODES
+        problem = f"not a readable image ({raised(error)})"
+    tally.bad(where, problem)
+    return None

@@ -43,7 +43,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     with open_bytes(path) as stream:
         try:
             shape = _header(stream, path, dimensions)
-            if path.suffix == ".gz":
+            if isinstance(stream, GzipFile):
                 return _unzipped(stream, path, shape)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error

@@ -1,36 +1,46 @@
-"""Images of the user's own: one folder a class, with or without a train/ and a test/ folder above."""
+"""Images of the user's own: one folder a class, with or without folders of the parts above."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
-from data_prep.datasets.raw_files import folder_of, train_test_rows
-from data_prep.raw import RawDataset, measured
+from data_prep.datasets.folders import Found, ImageForm, direct_images, look, sub_folders
+from data_prep.datasets.raw_files import folder_of, part_of
+from data_prep.holdout import holding_out
+from data_prep.raw import RawDataset, Understood, measured
 from fedmpi.common.errors import UserError
 
-HINT = "DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, or DIR/CLASS/*.png (a fifth is then held out for testing)"
+HINT = "DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)"
 STATISTICS_ROWS = 2000
 SIZES_LISTED = 4
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """An image folder; features (C, H, W) uint8: grey where no image has colours, of their size or `image_size`."""
-    folder = folder_of(raw)
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        names = class_folders(folder / "train")
-        parts = [look([folder / part], names, tally) for part in ("train", "test")]
-        form = common_form(folder, parts, options, tally)
-        train, test = (part.rows(form) for part in parts)
-    else:
-        names = class_folders(folder)
-        everything = look([folder], names, tally)
-        train, test = _split(everything.rows(common_form(folder, [everything], options, tally)))
-    for part, images in (("training", train), ("test", test)):
+    folders, unused = _parts(_entered(folder_of(raw), tally), tally)
+    train_part = look([_entered(folder, tally) for folder in folders["train"]], None, tally)
+    parts = [train_part]
+    if test := folders["test"] or folders["valid"]:
+        inside = [_entered(folder, tally, train_part.names) for folder in test]
+        if bare := [folder for folder in inside if not sub_folders(folder)]:
+            raise UserError(
+                f"{bare[0]} has no class folders, so its images have no classes. Put those of each class in a folder, "
+                f"or point --raw at {folders['train'][0]} to hold out a part of that"
+            )
+        parts.append(look(inside, train_part.names, tally))
+    form = common_form(raw, parts, options, tally)
+    rows = [part.rows(form) for part in parts]
+    for part, images in zip(("training", "test"), rows, strict=False):
         if not len(images.paths):
-            raise UserError(f"{folder} holds no usable {part} image")
+            raise UserError(
+                f"{raw} holds no {part} image of {form.width} x {form.height} pixels. Resize all with --image-size"
+            )
+    train = rows[0]
+    test_part = rows[1] if len(rows) > 1 else replace(train, paths=(), labels=train.labels[:0])
+    names = train_part.names
     data = RawDataset(
         name=IMAGEFOLDER.name,
         task="image",
@@ -44,29 +54,93 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         users=None,
         user_names=None,
         read=train,
-        test_x=test.stored(),
-        test_y=test.labels,
+        test_x=test_part.stored(),
+        test_y=test_part.labels,
         skipped=tally.unreadable,
         licence=IMAGEFOLDER.licence,
         citation=IMAGEFOLDER.citation,
+        notes=tuple(tally.notes),
+        understood=Understood(
+            target="name of the class folder", unused=(*unused, *(entry for part in parts for entry in part.unused))
+        ),
     )
     return measured(data, at_most=STATISTICS_ROWS)
 
 
+def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tuple[str, str]]]:
+    """The folders of each part, and those that are none; where the names mean no parts, `folder` is the training part.
+
+    Folders beside the parts are left out if all parts hold folders and no images: a class may be called train.
+
+    Raises
+    ------
+    UserError
+        There is no training part, or nothing but a training part and folders that are none.
+    """
+    parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": [], "": []}
+    for name in sub_folders(folder):
+        parts[part_of(Path(name)) or ""].append(folder / name)
+    others = parts.pop("")
+    named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}
+    inner = [path for found in parts.values() for path in found]
+    if not named or (
+        others and ("train" not in named or any(map(direct_images, inner)) or not all(map(sub_folders, inner)))
+    ):
+        return {"train": [folder], "test": [], "valid": []}, []
+    if "train" not in named:
+        raise UserError(
+            f"{folder} has parts ({', '.join(named.values())}) and no training part. Name a folder train, or give "
+            "classes names without such words"
+        )
+    if others and len(named) == 1:
+        raise UserError(
+            f"{folder} holds the training part {named['train']}, and {others[0].name}, which is no part. Point "
+            f"--raw at {inner[0]}, or name the other folder test"
+        )
+    if "valid" in named:
+        tally.note(f"the validation part ({named['valid']}) is {'left alone' if 'test' in named else 'the test part'}")
+    for part, found in parts.items():
+        if len(found) > 1:
+            tally.note(f"several folders are one part ({part}): {named[part]}")
+    return parts, [(path.name, "its name means no part") for path in others]
+
+
+def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
+    """The folder itself, or the only folder in it, as deep as that holds folders and no images; `classes` stay."""
+    inside = sub_folders(folder)
+    while len(inside) == 1 and inside[0] not in classes and not direct_images(folder):
+        deeper = sub_folders(folder / inside[0])
+        if not deeper or direct_images(folder / inside[0]):
+            break
+        folder, inside = folder / inside[0], deeper
+        tally.note(f"the class folders are those of {folder}")
+    return folder
+
+
 def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: Tally) -> ImageForm:
     """The form that all images share, are resized to, or, where the user says so, that most have.
+
+    Grey of 16 bits is scaled by the bits that the training part, `parts[0]`, uses.
 
     Raises
     ------
     UserError
         When sizes differ and the user does not say what to do.
     """
-    channels = 1 if all(part.grey for part in parts) else 3
+    found = [facts for part in parts for facts in part.facts]
+    for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():
+        tally.note(f"{count:,} images {remark}")
+    channels = 1 if all(facts.grey for facts in found) else 3
+    deepest = max(facts.deepest for facts in parts[0].facts)
+    bits = max(8, deepest.bit_length()) if deepest else 16
+    if bits < 16:
+        tally.note(f"gray images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
+    form = ImageForm(channels, 0, 0, white=2**bits - 1)
     if options.image_size is not None:
         if options.skip_odd_sizes:
             raise UserError("--image-size makes all images one size, so none is odd; leave out --skip-odd-sizes")
-        return ImageForm(channels, options.image_size[1], options.image_size[0], resize=True)
-    sizes = Counter(size for part in parts for size in part.sizes)
+        return replace(form, height=options.image_size[1], width=options.image_size[0], resize=True)
+    sizes = Counter(facts.size for facts in found)
     (width, height), most = sizes.most_common(1)[0]
     others = sizes.total() - most
     if others and not options.skip_odd_sizes:
@@ -78,15 +152,7 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
         )
     if others:
         tally.drop(f"images of another size than {width} x {height}", others)
-    return ImageForm(channels, height, width)
-
-
-def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
-    train, test = train_test_rows(len(images.paths))
-    parts = [
-        ImageRows(tuple(images.paths[row] for row in rows), images.labels[rows], images.form) for rows in (train, test)
-    ]
-    return parts[0], parts[1]
+    return replace(form, height=height, width=width)
 
 
 IMAGEFOLDER = DataSet(
@@ -97,6 +163,6 @@ IMAGEFOLDER = DataSet(
     citation="yours",
     page="",
     files=HINT,
-    read=read,
-    options=frozenset({"image_size", "skip_odd_sizes"}),
+    read=holding_out(read),
+    options=frozenset({"image_size", "skip_odd_sizes", "split"}),
 )

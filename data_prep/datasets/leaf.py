@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.datasets.json_stream import members
-from data_prep.datasets.raw_files import open_bytes
+from data_prep.datasets.raw_files import files_below, open_bytes
 from fedmpi.common.errors import UserError
 
 PARTS = ("train", "test")
@@ -28,7 +28,7 @@ Converted = TypeVar("Converted")
 def leaf_files(folder: Path, patterns: tuple[str, ...] = PATTERNS) -> tuple[list[Path], list[Path]] | None:
     """The training and test files below a folder; None where there are not both."""
     for pattern in patterns:
-        train, test = (sorted(folder.rglob(pattern.format(part))) for part in PARTS)
+        train, test = (files_below(folder, pattern.format(part)) for part in PARTS)
         if train and test:
             return train, test
     return None

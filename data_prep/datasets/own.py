@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.datasets.arrays import ARRAYS, of_arrays
+from data_prep.datasets.arrays import of_arrays
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.holdout import hold_out_test
 from data_prep.raw import RawDataset
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
@@ -18,7 +20,7 @@ from fedmpi.common.registry import Part, resolve
 
 NAMES = ("x", "y", "user", "x_test", "y_test")
 """Of the arrays that a reader can give."""
-OF_ARRAYS = ARRAYS.options - {"label"}
+OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
 """Fields of ReadOptions that say what arrays mean."""
 
 
@@ -84,16 +86,16 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
     with calling(part):
         found = reader(raw) if reads_files(part) else reader()
     if isinstance(found, RawDataset):
-        if options != ReadOptions():
+        if replace(options, split="rows") != ReadOptions():
             raise UserError(f"{part.name} gives a RawDataset: --task and what else says what arrays mean do nothing")
-        return found
+        return hold_out_test(found, options.split, tally)
     if not isinstance(found, Mapping):
         problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
         raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
-    if unknown := sorted(set(map(str, found)) - set(NAMES)):
+    if unknown := sorted(set(map(str, found)) - {*NAMES, options.split}):
         raise refuse_result(part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(NAMES)}")
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
     with calling(part):  # what it gives may fail to become an array, as a tensor of another device does
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
-    return of_arrays(part.name, arrays, options, tally, part.name)
+    return hold_out_test(of_arrays(part.name, arrays, options, tally, part.name), options.split, tally)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from data_prep.datasets.amazon import AMAZON
-from data_prep.datasets.arrays import ARRAYS
+from data_prep.datasets.arrays import ARRAYS, PARQUET
 from data_prep.datasets.base import DataSet
 from data_prep.datasets.celeba import CELEBA
 from data_prep.datasets.cifar import CIFAR10, CIFAR100
@@ -20,7 +20,6 @@ from data_prep.datasets.imagefolder import IMAGEFOLDER
 from data_prep.datasets.mind import MIND
 from data_prep.datasets.mnist import MNIST
 from data_prep.datasets.own import own_data_set
-from data_prep.datasets.parquet import PARQUET
 from data_prep.datasets.reddit import REDDIT
 from data_prep.datasets.sent140 import SENT140
 from data_prep.datasets.sentiment140 import SENTIMENT140

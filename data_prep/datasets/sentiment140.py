@@ -33,8 +33,9 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def _add(path: Path, texts: LabelledTexts, tally: Tally) -> None:
-    for where, row in csv_rows(csv.reader(lines(path)), path, tally):
-        _add_row(row, where, texts, tally)
+    reader = csv.reader(lines(path, fallback="latin-1"))  # the official files mix both
+    for line, row in csv_rows(path, reader, tally):
+        _add_row(row, f"{path}, line {line}", texts, tally)
 
 
 def _add_row(row: list[str], where: str, texts: LabelledTexts, tally: Tally) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.arrays import with_targets
 from data_prep.datasets.base import SEQUENCE_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.fed_texts import PAGE, REDDI, STACK_OVERFLOW_FILES
+from data_prep.datasets.labels import Labelled, with_targets
 from data_prep.datasets.raw_files import Names, Scratch, require
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.datasets.tff import texts, tff_clients
@@ -89,7 +89,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     flags = tags.flags(kept)
     train, test = np.arange(boundary), np.arange(boundary, len(found))
     data = text_data_set(TAGS, found, np.zeros(len(found), np.int64), tuple(kept), (train, test), options, tally)
-    return with_targets(data, "multilabel", {"y": flags, "target_names": np.array(kept)}, train, test)
+    return with_targets(data, Labelled("multilabel", flags, tuple(kept), np.ones(len(flags), bool)), train, test)
 
 
 TAGS = DataSet(

@@ -65,7 +65,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
             skipped=tally.unreadable,
             licence=SYNTHETIC.licence,
             citation=CITATION,
-        )
+        ),
+        together=True,
     )
 
 

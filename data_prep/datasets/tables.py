@@ -1,283 +1,389 @@
-"""The user's own files for `arrays`: members of an .npz streamed to disk, rows of a CSV table."""
+"""Tables of the user's own as blocks of columns: CSV files, and Parquet and Arrow files by pyarrow.
+
+Python's csv module splits the rows, and gives the line and the number of fields of each. pandas.read_csv fills short
+rows with missing values, and takes the first field of rows with one too many for an index, both without a word.
+"""
 
 from __future__ import annotations
 
 import csv
-import math
-import zipfile
+import json
+import re
 import zlib
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.lib import format as npy_format
 
-from data_prep.datasets.base import Tally
-from data_prep.datasets.labels import UNLABELLED, is_missing
-from data_prep.datasets.raw_files import BLOCK, UTF_16, RowByRow, Scratch, lines, open_bytes
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.raw_files import files_below, lines, open_bytes, part_of
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.types import AnyArray
+from fedmpi.common.types import AnyArray, Ints
 
-MEMBERS = ("x", "y", "user", "x_test", "y_test")
-USER_COLUMN = "user"
-# How files that are no tables begin, whatever their name says.
-FOREIGN = {b"PAR1": "Parquet", b"\x93NUMPY": ".npy", b"PK\x03\x04": "zip (.npz, .xlsx)", b"\x89HDF": "HDF5"}
-BLOCK_ROWS = 1024
-LONGEST_NAME = 1000
-"""Characters of a label or of a user: arrays of texts are as wide as the longest."""
+TEXTS = (".csv", ".tsv", ".tab", ".txt")
+ARROWS = (".parquet", ".arrow")
+# How files that are no text begin, whatever their name says.
+FOREIGN = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\x93NUMPY": ".npy", b"PK\x03\x04": "zip (.npz, .xlsx)"}
+FOREIGN[b"\x89HDF"] = "HDF5"
+DELIMITERS = ",;\t|"
+NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " "}
+SAMPLE_LINES = 100
+REMEDY = "Save it as UTF-8, or give its encoding, e.g. --encoding latin-1 or --encoding utf-16."
+BLOCK_ROWS = 4096
+DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
+THOUSANDS = re.compile(r"\s*[+-]?\d{1,3},\d{3}\s*")
 
-
-def read_npz(path: Path) -> dict[str, AnyArray]:
-    """The members x, y, user, x_test and y_test of an .npz file, each unzipped block by block to a temporary file.
-
-    Raises
-    ------
-    UserError
-        When the file is damaged, holds Python objects or lacks x or y.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            there = {name.removesuffix(".npy") for name in archive.namelist()}
-            arrays = {}
-            for member in MEMBERS:
-                if member in there:
-                    name = member if member in archive.namelist() else f"{member}.npy"
-                    with archive.open(name) as stream:
-                        arrays[member] = as_text(_stream_array(stream, f"{path}, array {member}"), path, member)
-    except UserError:
-        raise
-    except Exception as error:  # damaged archives make zipfile raise errors of many kinds
-        raise UserError(f"{path} is not a readable .npz file ({raised(error)}); write it with numpy.savez") from error
-    for member in ("x", "y"):
-        if member not in arrays:
-            raise UserError(
-                f"{path} holds no array {member!r}; it must hold x and y, and may hold user, x_test, y_test"
-            )
-    return arrays
-
-
-def as_text(values: AnyArray, path: Path, member: str) -> AnyArray:
-    """Arrays of bytes as texts; any other array as it is.
-
-    Raises
-    ------
-    UserError
-        The bytes are no UTF-8.
-    """
-    if values.dtype.kind != "S":
-        return values
-    try:
-        return np.char.decode(values, "utf-8") if values.dtype.itemsize else values.astype(str)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}, array {member}: {error.object!r} is no UTF-8 text; store texts, not bytes") from error
-
-
-def _stream_array(stream: IO[bytes], where: str) -> AnyArray:
-    try:
-        version = npy_format.read_magic(stream)
-        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran, dtype = read_header(stream)
-    except (OSError, zipfile.BadZipFile, zlib.error):
-        raise
-    except Exception as error:  # the header is Python text, and fails in as many ways
-        raise UserError(f"{where}: not an array ({raised(error)}); write the file with numpy.savez") from error
-    if not shape or min(shape) < 0 or not dtype.itemsize:
-        raise UserError(f"{where}: {dtype} of shape {shape} holds no rows; write it again")
-    if dtype.hasobject:
-        raise UserError(f"{where}: it holds Python objects; convert it to numbers or texts, e.g. with astype(str)")
-    # Bytes, not values: rows of 0 bytes and Fortran order need no special case on disk.
-    scratch = Scratch((), np.uint8)
-    expected = dtype.itemsize * math.prod(shape)
-    while scratch.length <= expected and (block := stream.read(BLOCK)):
-        scratch.append(np.frombuffer(block, np.uint8))
-    if scratch.length != expected:
-        more = " or more" if scratch.length > expected else ""
-        raise UserError(
-            f"{where}: {scratch.length} bytes{more} where its header says {shape} of {dtype}; write it again"
-        )
-    flat = scratch.rows().view(dtype)
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
-
-
-def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> dict[str, AnyArray]:
-    """A CSV file with a header: the column `label`, optionally a column "user", all others numbers.
-
-    Parameters
-    ----------
-    path : Path
-        The file, plain or .gz.
-    label : str
-        Name of the label column, or of several with commas between, which hold numbers.
-    skip_unlabelled : bool
-        Leave out rows whose label is empty or nan, instead of refusing them.
-    tally : Tally
-        Receives the lines that cannot be read.
-
-    Returns
-    -------
-    dict
-        x float32 (n, d), y str (n,) or, of several columns, float64 (n, k) with target_names str (k,), feature_names
-        str (d,) and, with that column, user str (n,).
-
-    Raises
-    ------
-    UserError
-        The file is no text, lacks the label column or has it twice, or a row has no label.
-    """
-    _refuse_foreign(path)
-    reader = csv.reader(lines(path))
-    columns = _columns(path, reader, label)
-    numbers, values = RowByRow((len(columns.features),), np.float32, BLOCK_ROWS), array("d")
-    texts: dict[str, list[str]] = {name: [] for name in columns.texts.values()}
-    unreadable = tally.unreadable
-    for where, row in csv_rows(reader, path, tally):
-        if not row:
-            continue
-        if problem := columns.why_no_row(row):
-            tally.bad(where, problem)
-            continue
-        if absent := columns.missing_label(row):
-            if not skip_unlabelled:
-                raise UserError(
-                    f"{where}: the label ({absent}) is missing; label or remove such rows, or add --skip-unlabelled "
-                    "to leave them out"
-                )
-            tally.drop(UNLABELLED)
-            continue
-        try:
-            columns.check_texts(row)
-            features, several = columns.numbers(row, columns.features), columns.numbers(row, columns.numeric_targets)
-        except ValueError as error:
-            tally.bad(where, str(error))
-            continue
-        numbers.add(features)
-        values.extend(several)
-        for column, name in columns.texts.items():
-            texts[name].append(row[column].strip())
-    if not len(numbers) and tally.unreadable > unreadable:
-        raise UserError(
-            f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
-            f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
-        )
-    names = np.array([columns.header[column] for column in columns.features])
-    table: dict[str, AnyArray] = {"x": numbers.rows(), "feature_names": names}
-    targets = columns.targets
-    if len(targets) > 1:
-        table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
-    else:
-        table["y"] = np.array(texts[targets[0]])
-    if USER_COLUMN in texts:
-        table["user"] = np.array(texts[USER_COLUMN])
-    return table
+Kind = Literal["cell", "truth", "whole", "number", "text", "image", "list", "nested", "other"]
+"""Of a column: cell is text of a CSV file, of which its values say what it is; list and nested hold numbers."""
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """What the columns of a table hold.
+class Column:
+    """A column as its file declares it."""
 
-    Attributes
-    ----------
-    header : list of str
-    targets : list of str
-        Names of the label's columns.
-    texts : dict
-        Names of those and of the user's column, by their places.
-    features : list of int
-        Places of all others.
-    """
+    kind: Kind
+    type: str
+    whole: bool = False
+    class_names: tuple[str, ...] = ()
 
-    header: list[str]
-    targets: list[str]
-    texts: dict[int, str]
-    features: list[int]
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of a file: where each is, and the values of its columns, one array (r,) each."""
+
+    path: Path
+    places: Ints
+    columns: dict[str, AnyArray]
+    unit: str
+
+    def where(self, row: int) -> str:
+        """The place of a row of the block, in words."""
+        return f"{self.path}, {self.unit} {self.places[row]}"
+
+    def take(self, rows: AnyArray) -> Block:
+        """The block of some of its rows."""
+        if rows.all():
+            return self
+        return Block(self.path, self.places[rows], {name: x[rows] for name, x in self.columns.items()}, self.unit)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Files of the same columns."""
+
+    raw: Path
+    columns: dict[str, Column]
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    index: frozenset[str] = frozenset()
+    delimiter: str = ","
+    decimal: str = "."
+    encoding: str | None = None
+    notes: tuple[str, ...] = field(default=())
 
     @property
-    def numeric_targets(self) -> list[int]:
-        """Places of the label's columns where there are several, which hold numbers."""
-        return [self.header.index(name) for name in self.targets] if len(self.targets) > 1 else []
+    def is_text(self) -> bool:
+        """Whether the files are CSV."""
+        return not is_arrow(self.train[0])
 
-    def why_no_row(self, row: list[str]) -> str:
-        """What is wrong with a row of another length than the header; "" of others."""
-        expected = len(self.header)
-        return f"{len(row)} columns where the header names {expected}" if len(row) != expected else ""
+    @property
+    def listed(self) -> str:
+        """The columns, for messages."""
+        named = [name if self.is_text else f"{name}: {column.type}" for name, column in self.columns.items()]
+        return ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
 
-    def missing_label(self, row: list[str]) -> str:
-        """The first column of the label that is empty or nan; "" where none is."""
-        return next((name for name in self.targets if is_missing(row[self.header.index(name)])), "")
+    def blocks(self, path: Path, names: list[str], tally: Tally | None = None) -> Iterator[Block]:
+        """Some columns of a file, block by block.
 
-    def check_texts(self, row: list[str]) -> None:
-        """ValueError where a label or a user is too long."""
-        if any(len(row[column]) > LONGEST_NAME for column in self.texts):
-            raise ValueError(f"a label or user of more than {LONGEST_NAME:,} characters")
-
-    def numbers(self, row: list[str], columns: list[int]) -> list[float]:
-        """What these columns hold; ValueError, with the first one that holds none, where one is no number."""
-        try:
-            return [float(row[column]) for column in columns]
-        except ValueError:
-            column = next(column for column in columns if not _is_number(row[column]))
-            cell, name = shown(row[column], repr), shown(self.header[column], repr)
-            raise ValueError(f"not a number ({cell} in column {name})") from None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _columns(path: Path, reader: Iterator[list[str]], label: str) -> _Columns:
-    """What the header, which the reader is at, says of the columns; UserError where it is not that of such a table."""
-    try:
-        header = next(reader, [])
-    except csv.Error as error:
-        raise UserError(
-            f"{path} begins with what is no row of a CSV table ({error}); end lines with a line feed (LF or CR LF)"
-        ) from error
-    targets = [label] if label in header else label.split(",")
-    for name in targets:
-        if name not in header:
-            raise UserError(
-                f"{path} has no column {name!r} ({', '.join(header[:12])}); name the label column with --label"
-            )
-    if len(set(targets)) < len(targets):
-        raise UserError(f"--label {label} names a column twice; name each once")
-    for name in (*targets, USER_COLUMN):
-        if header.count(name) > 1:
-            raise UserError(f"{path} names {header.count(name)} columns {name!r}; rename or remove all but one")
-    texts = {header.index(name): name for name in (*targets, USER_COLUMN) if name in header}
-    features = [column for column in range(len(header)) if column not in texts]
-    if not features:
-        raise UserError(f"{path} has no feature column besides {', '.join(texts.values())}")
-    return _Columns(header, targets, texts, features)
+        Rows that are none are left out, and counted where there is a tally.
+        """
+        if not self.is_text:
+            yield from _arrow_blocks(path, names)
+            return
+        places, rows = [], []
+        taken = [list(self.columns).index(name) for name in names]
+        reader = csv.reader(lines(path, self.encoding, remedy=REMEDY), delimiter=self.delimiter)
+        stream = csv_rows(path, reader, tally)
+        next(row for _, row in stream if row)  # the header
+        for line, row in stream:
+            if len(row) != len(self.columns):
+                if row and tally is not None:
+                    tally.bad(f"{path}, line {line}", f"{len(row)} fields where the header names {len(self.columns)}")
+                continue
+            places.append(line)
+            rows.append([row[column] for column in taken])
+            if len(rows) == BLOCK_ROWS:
+                yield _text_block(path, places, rows, names)
+                places, rows = [], []
+        if rows:
+            yield _text_block(path, places, rows, names)
 
 
-def _refuse_foreign(path: Path) -> None:
-    with open_bytes(path) as stream:
-        try:
-            begin = stream.read(BLOCK)
-        except (OSError, EOFError, zlib.error):
-            return  # told with its line by whoever reads on
-    kind = next((name for magic, name in FOREIGN.items() if begin.startswith(magic)), None)
-    if kind is None and b"\0" in begin and not begin.startswith(UTF_16):
-        kind = "some binary kind of"
-    if kind is not None:
-        raise UserError(f"{path} is a {kind} file, not a CSV table; give it its own ending, or write it as CSV")
+def open_table(raw: Path, options: ReadOptions) -> Table:
+    """The table of one file, or of the files below a folder, whose parts are told by their names.
+
+    A validation part is left out where there is a test part, else it is the test part; files whose names mean no part
+    are training files.
+    """
+    if raw.is_dir():
+        found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
+        arrows = [path for path in found if is_arrow(path)]
+        found = arrows or found
+    else:
+        found = [raw] if is_table(raw) and raw.is_file() else []
+    if not found:
+        endings = ", ".join((*ARROWS, *TEXTS))
+        raise UserError(f"There is no table in {raw}. --raw must name a file that ends in {endings}, or their folder.")
+    parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": []}
+    for path in found:
+        if not path.stat().st_size:
+            raise UserError(f"{path} is empty. Write or fetch it again.")
+        parts[part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name)) or "train"].append(path)
+    if not raw.is_dir():
+        parts = {"train": found, "test": [], "valid": []}  # a single file is to be trained on, whatever its name
+    if not parts["train"]:
+        raise UserError(f"{raw} holds no training file, only test or validation files. Name one of them train.")
+    notes = (
+        [f"{len(parts['valid'])} files of a validation part are not used"] if parts["valid"] and parts["test"] else []
+    )
+    train, test = tuple(parts["train"]), tuple(parts["test"] or parts["valid"])
+    table = (_arrow_table if is_arrow(train[0]) else _csv_table)(raw, train, test, options, notes)
+    for path in (*train[1:], *test):
+        other = (_arrow_table if is_arrow(path) else _csv_table)(raw, (path,), (), options, [])
+        plain = [{name: column.type for name, column in one.columns.items()} for one in (table, other)]
+        if plain[0] != plain[1]:
+            raise UserError(f"The columns of {path} ({other.listed}) differ from those of {train[0]} ({table.listed}).")
+        for name, column in table.columns.items():
+            if column.class_names and other.columns[name].class_names not in ((), column.class_names):
+                raise UserError(
+                    f"{path} names the classes of column {name!r} differently from {train[0]}. Save both with the same "
+                    "names in the same order."
+                )
+    return table
 
 
-def csv_rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
-    """Rows of a `csv.reader` with where each is; a blank line is one without fields, and `tally` has what is none."""
+def is_table(path: Path) -> bool:
+    """Whether a file's name is that of a table."""
+    return path.name.lower().removesuffix(".gz").endswith((*TEXTS, *ARROWS))
+
+
+def is_arrow(path: Path) -> bool:
+    """Whether a file's name is that of a Parquet or Arrow file."""
+    return path.name.lower().endswith(ARROWS)
+
+
+def csv_rows(path: Path, reader: Any, tally: Tally | None) -> Iterator[tuple[int, list[str]]]:
+    """Line and fields of each row of a `csv.reader`; a blank line has no fields, and `tally` gets what is no row."""
     while True:
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
+            if tally is not None:
+                tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
             continue
-        yield f"{path}, line {reader.line_num}", row
+        yield reader.line_num, row
+
+
+def _text_block(path: Path, places: list[int], rows: list[list[str]], names: list[str]) -> Block:
+    columns = {name: np.array(cells, object) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
+    return Block(path, np.array(places), columns, "line")
+
+
+def _csv_table(
+    raw: Path, train: tuple[Path, ...], test: tuple[Path, ...], options: ReadOptions, notes: list[str]
+) -> Table:
+    path = train[0]
+    with open_bytes(path) as stream:
+        try:
+            begin = stream.read(1 << 16)
+        except (OSError, EOFError, zlib.error):
+            begin = b""  # reported with its line by what reads on
+    kind = next((name for magic, name in FOREIGN.items() if begin.startswith(magic)), None)
+    if kind is not None or (
+        b"\0" in begin and not begin.startswith((b"\xff\xfe", b"\xfe\xff")) and not options.encoding
+    ):
+        raise UserError(f"{path} is a {kind or 'binary'} file, not a CSV table. Give it its own ending, or write CSV.")
+    sample = []
+    for line in lines(path, options.encoding, remedy=REMEDY):
+        sample.append(line)
+        if len(sample) == SAMPLE_LINES:
+            break
+    delimiter = _given_delimiter(options.delimiter) or _delimiter(sample)
+    cells = [row for _, row in csv_rows(path, csv.reader(sample, delimiter=delimiter), None) if row]
+    if not cells:
+        raise UserError(f"{path} holds no row. Write a header and rows below it, and end lines with a line feed.")
+    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells[0])]
+    if len(names) == 1:
+        raise UserError(
+            f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. If a sign "
+            "other than comma, semicolon, tab or | separates the columns, give it as --delimiter."
+        )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
+    if options.delimiter is None and delimiter != ",":
+        notes = [*notes, f"columns of {path.name} are separated by {'a tab' if delimiter == chr(9) else delimiter!r}"]
+    decimal = options.decimal or _decimal(path, delimiter, cells[1:])
+    if options.decimal is None and decimal != ".":
+        notes = [*notes, f"numbers of {path.name} have a decimal comma"]
+    columns = {name: Column("cell", "text") for name in names}
+    return Table(raw, columns, train, test, frozenset(), delimiter, decimal, options.encoding, tuple(notes))
+
+
+def _given_delimiter(given: str | None) -> str | None:
+    if given is None:
+        return None
+    sign = NAMED_DELIMITERS.get(given, given)
+    if len(sign) != 1 or sign in '"\r\n':
+        raise UserError(f"--delimiter {given!r} is not possible. Give one character, or tab or space.")
+    return sign
+
+
+def _delimiter(sample: list[str]) -> str:
+    """The sign that gives most rows as many fields as the header; among several, that of most fields."""
+    best, most = ",", (0, 1)
+    for sign in DELIMITERS:
+        try:
+            widths = [len(row) for row in csv.reader(sample, delimiter=sign) if row]
+        except csv.Error:
+            continue
+        found = (sum(width == widths[0] for width in widths), widths[0]) if widths else (0, 0)
+        if found[1] > 1 and found > most:
+            best, most = sign, found
+    return best
+
+
+def _decimal(path: Path, delimiter: str, rows: list[list[str]]) -> str:
+    """The decimal sign: a comma where some numbers have one and none has a point."""
+    cells = [cell for row in rows for cell in row]
+    commas = [cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)]
+    if delimiter == "," or not commas or any(map(DECIMAL_POINT.fullmatch, cells)):
+        return "."
+    if all(map(THOUSANDS.fullmatch, commas)):
+        raise UserError(
+            f"{path}: the comma in {commas[0].strip()!r} may separate decimals or thousands. Say --decimal , or write "
+            "numbers without separators of thousands."
+        )
+    return ","
+
+
+def _arrow_table(
+    raw: Path, train: tuple[Path, ...], test: tuple[Path, ...], options: ReadOptions, notes: list[str]
+) -> Table:
+    with _opened(train[0]) as (schema, _):
+        names = _class_names(schema.metadata or {})
+        columns = {field.name: _column(field.type, names.get(field.name, ())) for field in schema}
+        if len(columns) < len(schema):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise UserError(f"{train[0]} names several columns {twice!r}. Rename or remove all except one.")
+        try:
+            listed = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+            index = frozenset(name for name in listed if isinstance(name, str))
+        except (KeyError, ValueError, TypeError):
+            index = frozenset()
+    return Table(raw, columns, train, test, index, notes=tuple(notes))
+
+
+def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
+    """What a pyarrow type says."""
+    types = _pyarrow()[0].types
+    name = str(kind)
+    if types.is_dictionary(kind):
+        return _column(kind.value_type, class_names)
+    if hasattr(kind, "storage_type"):
+        kind = kind.storage_type
+    depth, inner = 0, kind
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        depth, inner = depth + 1, inner.value_type
+    whole = types.is_integer(inner)
+    numeric = whole or types.is_floating(inner) or types.is_boolean(inner) or types.is_decimal(inner)
+    found: Kind = "other"
+    if depth:
+        found = ("list", "nested")[depth - 1] if numeric and depth < 3 else "other"
+    elif numeric:
+        found = "truth" if types.is_boolean(inner) else "whole" if whole else "number"
+    elif types.is_binary(kind) or types.is_large_binary(kind):
+        found = "image"
+    elif types.is_struct(kind):
+        found = "image" if kind.get_field_index("bytes") >= 0 else "other"
+    elif name in ("string", "large_string", "string_view"):
+        found = "text"
+    return Column(found, name, whole, class_names)
+
+
+def _arrow_blocks(path: Path, names: list[str]) -> Iterator[Block]:
+    pa, row = _pyarrow()[0], 0
+    with _opened(path) as (_, batches):
+        for batch in batches(names):
+            columns = {name: _values(pa, batch.column(name)) for name in names}
+            yield Block(path, np.arange(row, row + batch.num_rows), columns, "row")
+            row += batch.num_rows
+
+
+def _values(pa: Any, values: Any) -> AnyArray:
+    """A column of a batch as an array; missing whole numbers make it floats, other missing values are None."""
+    types = pa.types
+    if types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The schema of a file, and a function from names of columns to its batches of these."""
+    pa, pq = _pyarrow()
+    try:
+        if path.name.lower().endswith(".parquet"):
+            with pq.ParquetFile(path) as file:
+                yield file.schema_arrow, lambda names: file.iter_batches(BLOCK_ROWS, columns=names)
+            return
+        with pa.memory_map(str(path)) as source:
+            try:  # a stream, as Hugging Face's datasets write it, or a file with a footer
+                reader = pa.ipc.open_stream(source)
+                whole = iter(reader)
+            except pa.ArrowInvalid:
+                source.seek(0)
+                reader = pa.ipc.open_file(source)
+                whole = (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+            def batches(names: list[str]) -> Iterator[Any]:
+                for batch in whole:
+                    batch.validate(full=True)  # offsets that lead beyond a column would be followed into foreign memory
+                    for low in range(0, batch.num_rows, BLOCK_ROWS):
+                        yield batch.select(names).slice(low, BLOCK_ROWS)
+
+            yield reader.schema, batches
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow raises errors of many kinds
+        if isinstance(error, (pa.ArrowException, OSError)):
+            raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
+        raise
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+    """Names of the classes of columns, or in their lists, from what Hugging Face's datasets write beside the schema."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        inner = {name: entry.get("feature", entry) for name, entry in features.items()}
+        labels = {name: entry for name, entry in inner.items() if entry.get("_type") == "ClassLabel"}
+        return {name: tuple(map(str, entry["names"])) for name, entry in labels.items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError("Parquet and Arrow files need pyarrow, which is missing. Run pip install pyarrow.") from None
+    return pyarrow, pyarrow.parquet

@@ -62,11 +62,6 @@ class LabelledTexts:
         rank[np.argsort(first)] = np.arange(len(first))
         return rank[inverse]
 
-    def known(self, train: Ints, test: Ints) -> int:
-        """How many of the test rows have a text that a training row has too."""
-        hashes = np.frombuffer(self.hashes, np.int64)
-        return int(np.isin(hashes[test], hashes[train]).sum())
-
 
 def text_data_set(
     data_set: DataSet,
@@ -100,27 +95,16 @@ def text_data_set(
     """
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
-        if not len(rows):
-            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
+        if not len(rows) and (part == "training" or "split" not in data_set.options):
+            first = f": the first that is none: {tally.first}" if tally.first else ""
+            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}{first}")
     users, user_names = natural_clients(texts.users, texts.user_names, train, tally)
-    if shared := texts.known(train, test):
-        remedy = " (--split texts keeps a text in one part)" if "split" in data_set.options else ""
-        tally.note(
-            f"{shared:,} of {len(test):,} test texts also occur in the training part, word for word: what a model gets "
-            f"right there may be memory{remedy}"
-        )
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
 
     def encoded(known: Ints, tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
-        held = np.delete(train, known)
-        all_notes = notes
-        if shared := texts.known(train[known], held):
-            all_notes = (
-                *notes,
-                f"{shared:,} of {len(held):,} validation texts also occur in the training part, word for word",
-            )
+        waits = not len(test) and len(known) == len(train)  # for the test part to be held out
 
         def read(index: Ints) -> NDArray[np.int32]:
             return ids[train[index]]
@@ -144,8 +128,8 @@ def text_data_set(
             licence=data_set.licence,
             citation=data_set.citation,
             vocabulary=vocabulary,
-            vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
-            notes=all_notes,
+            vectors=None if options.vectors is None or waits else read_vectors(options.vectors, vocabulary, tally),
+            notes=notes,
             refit=lambda rows: encoded(rows, Tally()),
         )
 

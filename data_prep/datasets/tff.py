@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from gzip import GzipFile
 from pathlib import Path
 from typing import Any
 
 import h5py
 
-from data_prep.datasets.raw_files import chosen_users
+from data_prep.datasets.raw_files import chosen_users, open_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray
 
 EXAMPLES = "examples"
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST_BYTES = 2**31
 """Of one array of one client, unpacked, or of one of its pieces: far beyond what a client has."""
 DAMAGED = (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeError, MemoryError)
@@ -40,9 +42,12 @@ def tff_clients(
     UserError
         The file is damaged, lacks a field, or (but for `uneven`) has a client with more samples in one than in another.
     """
+    with open_bytes(path) as stream:
+        if isinstance(stream, GzipFile) or stream.read(len(SIGNATURE)) != SIGNATURE:
+            raise UserError(f"{path} is not an HDF5 file; unpack it if it is compressed, or fetch it again")
     name = "none yet"
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", locking=False) as file:  # not every file system has locks, and nothing is written
             clients = _held(file, EXAMPLES, h5py.Group)
             for name in chosen_users(list(clients), users):
                 group = _held(clients, name, h5py.Group)

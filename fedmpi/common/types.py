@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 """Of any dtype: samples as they are stored, what a user's own parts return, what MPI carries."""
 Bytes = NDArray[np.uint8]

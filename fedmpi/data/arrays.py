@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,16 +17,27 @@ from fedmpi.common.data_choices import ARRAYS
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile
+from fedmpi.data.overlap import (
+    TESTING,
+    TRAINING,
+    VALIDATION,
+    class_notes,
+    duplicate_notes,
+    duplicates,
+    sample_hashes,
+)
+from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, scales_of
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import statistics
-from fedmpi.data.targets import MOST_CLASSES, Targets, kept_targets, targets_like
+from fedmpi.data.targets import MOST_CLASSES, Targets, kept_targets, one_column, one_hot_classes, targets_like
 
 NAME = ARRAYS
 WRITER = "data_prep.arrays_saved"
 """What writes shards."""
 LARGEST_BYTE = 255.0
+CHANNELS = (1, 3, 4)
+"""Values that an axis of channels commonly has."""
 MOST_COUNTS = 1 << 31
 """Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
 MOST_CLIENTS = 1 << 30
@@ -74,10 +85,12 @@ class ClientArrays:
     x : array or tensor (n, …)
         Features: uint8, floats (kept as float32), or whole numbers with `task`.
     y : array or tensor (n, …)
-        Targets: classes (n,), whole numbers from 0 on; tokens (n, L), whole numbers, -1 at positions that count
-        nowhere; labels (n, C), true or false (or numbers from 0 to 1, with `targets`); numbers (n,) or (n, D).
+        Targets: classes (n,), whole numbers from 0 on, or rows (n, C) with one 1 among zeros; tokens (n, L), whole
+        numbers, -1 at positions that count nowhere; labels (n, C), true or false (or numbers from 0 to 1, with
+        `targets`); numbers (n,) or (n, D). Values of one column (n, 1) are (n,).
     owner : array or tensor (n,)
         Each sample's client: an index from 0 on, or a name (clients are then numbered in the order of their names).
+        Owners, and labels, that start above 0 are rejected unless `clients`, or `classes`, says how many there are.
     test : pair of arrays
         Features and labels that the global model is evaluated on.
     val : pair or triple of arrays, optional
@@ -87,14 +100,17 @@ class ClientArrays:
     classes : int, optional
         C; by default one more than the largest label (of tokens, also of the vocabulary).
     targets : {"classification", "tokens", "multilabel", "regression"}, optional
-        What y holds: by default whole numbers (n,) are classes, whole numbers (n, L) tokens, booleans (n, C) labels,
-        other numbers are what a regression predicts.
+        What y holds: by default whole numbers (n,) and rows with one 1 among zeros are classes, other whole numbers
+        (n, L) tokens, booleans (n, C) labels, other numbers are what a regression predicts.
     task : {"image", "text", "vector"}, optional
-        What a sample is: by default an image where it has three axes, else a vector. Text is token ids.
+        What a sample is: by default an image (C, H, W) where it has three axes, else a vector. Text is token ids.
+    channels : {"first", "last"}, optional
+        Which axis of an image holds its channels; needed where only the last has 1, 3 or 4 values.
     vocabulary : int, optional
         Token ids of a text; by default one more than the largest.
     mean, std : float or sequence, optional
-        The model receives (x / 255 - mean) / std of uint8 and (x - mean) / std of floats: one number, or one a channel.
+        The model receives (x / 255 - mean) / std of uint8 and (x - mean) / std of floats: one number, or one for each
+        channel of images and each column of vectors.
         By default uint8 is standardised by the mean and deviation of the training samples, and floats stay as given.
     name : str
         What records call the data.
@@ -117,13 +133,19 @@ class ClientArrays:
         classes: int | None = None,
         targets: Targets | None = None,
         task: Modality | None = None,
+        channels: Literal["first", "last"] | None = None,
         vocabulary: int | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         name: str = "arrays",
     ):
-        self.name = name
-        x, y = _features("x", x, task), _array(y)
+        self.name, self.channels = name, channels
+        self.notes: tuple[str, ...] = ()
+        x, y = _features("x", x, task, channels), one_column(_array(y), targets)
+        codes = one_hot_classes(y) if targets in (None, "classification") else None
+        if codes is not None:
+            self.notes = (f"y has one 1 among {y.shape[1]} values in each row, which names the class of a sample",)
+            y, classes = codes, max(classes or 0, y.shape[1])
         self.targets = targets_like(y, targets)
         y = kept_targets(f"{NAME}: y", y, self.targets)
         owner, names = _owners(owner)
@@ -131,6 +153,11 @@ class ClientArrays:
         _check_length("owner", owner, "x", x)
         if not len(x):
             raise UserError(f"{NAME}: x holds no sample: a run needs at least one")
+        if names is None and clients is None and owner.min() > 0:
+            raise UserError(
+                f"{NAME}: owner holds {owner.min()} to {owner.max()}, so client 0 has no sample. Subtract "
+                f"{owner.min()}, or pass clients={owner.max() + 1}."
+            )
         count = _count(clients, names, owner)
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
@@ -208,7 +235,7 @@ class ClientArrays:
         return Path(writer.write_arrays(self, Path(folder), shards, overwrite))
 
     def _pair(self, what: str, given: Sequence[Any], task: Modality | None) -> tuple[AnyArray, AnyArray]:
-        return _pair(what, given, self.x, self.y, self.targets, task)
+        return _pair(what, given, self.x, self.y, self.targets, task, self.channels)
 
     def _hold_out(self, val: Sequence[Any], task: Modality | None) -> None:
         x, y = self._pair("val", val[:2], task)
@@ -226,7 +253,14 @@ class ClientArrays:
             if classes not in (None, width):
                 raise UserError(f"{NAME}: classes = {classes}, but a target has {width} values: leave classes out")
             return width
-        found = max(int(y.max(initial=0)) for y in (self.y, self.test[1], *(self.val or ())[1:])) + 1
+        parts = (self.y, self.test[1], *(self.val or ())[1:])
+        found = max(int(y.max(initial=0)) for y in parts) + 1
+        least = min(int(y.min()) for y in parts if y.size)
+        if self.targets == "classification" and classes is None and least > 0:
+            raise UserError(
+                f"{NAME}: the labels are {least} to {found - 1}, so class 0 has no sample. Subtract {least} from all "
+                f"labels, or pass classes={found}."
+            )
         if self.targets == "tokens" and classes is None:
             found = max(found, vocabulary or 0)
         classes = _whole("classes", classes)
@@ -252,12 +286,12 @@ class ClientArrays:
             vocabulary = _whole("vocabulary", vocabulary)
             words = max(largest, vocabulary or 0)
             return DataDescription(shape, dtype, self.classes, "text", words, (), (), self.targets, self.y.shape[1:])
-        channels = shape[0] if len(shape) == 3 else 1
+        channels = scales_of(shape)
         if mean is not None or std is not None:
             centre = _per_channel("mean", 0.0 if mean is None else mean, channels)
             spread = _per_channel("std", 1.0 if std is None else std, channels)
         else:
-            centre, spread = self._measured(channels) if dtype == "uint8" else ((), ())
+            centre, spread = self._measured(channels if len(shape) == 3 else 1) if dtype == "uint8" else ((), ())
         if any(not 0 < value < np.inf for value in spread) or not np.isfinite(centre).all():
             raise UserError(f"{NAME}: std must be above 0 and mean finite, not {std} and {mean}")
         return DataDescription(shape, dtype, self.classes, task, 0, centre, spread, self.targets, self.y.shape[1:])
@@ -269,6 +303,11 @@ class ClientArrays:
     def _manifest(self) -> Manifest:
         clients, samples = len(self.offsets) - 1, len(self.x)
         test_x, test_y = self.test
+        parts = {TRAINING: (self.x, self.y), TESTING: self.test} | ({} if self.val is None else {VALIDATION: self.val})
+        shared = duplicates({part: sample_hashes(x) for part, (x, _) in parts.items()})
+        notes = duplicate_notes(shared, {part: len(x) for part, (x, _) in parts.items()})
+        if self.targets == "classification":
+            notes = (*class_notes({part: y for part, (_, y) in parts.items()}, range(self.classes)), *notes)
         return Manifest(
             dataset=self.name,
             partition="given",
@@ -284,6 +323,8 @@ class ClientArrays:
             val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
+            notes=(*self.notes, *notes),
+            duplicates=shared,
         )
 
 
@@ -326,8 +367,18 @@ def _array(given: Any) -> AnyArray:
         raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({reason})") from None
 
 
-def _features(what: str, given: Any, task: Modality | None) -> AnyArray:
+def _features(what: str, given: Any, task: Modality | None, channels: Literal["first", "last"] | None) -> AnyArray:
     x = _array(given)
+    if channels not in (None, "first", "last") or (channels is not None and x.ndim != 4):
+        raise UserError(
+            f'{NAME}: channels = {channels!r} with {what} {x.shape}: give "first" or "last" for images (n, C, H, W)'
+        )
+    if channels is None and x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS and task != "vector":
+        raise UserError(
+            f'{NAME}: {what} is {x.shape}, and its last axis may hold the channels of images. Pass channels="last" for '
+            '(n, H, W, C), or channels="first" for (n, C, H, W).'
+        )
+    x = np.moveaxis(x, 3, 1) if channels == "last" else x
     if x.dtype.kind not in "buif" or x.ndim < 2:
         raise UserError(f"{NAME}: {what} is {x.dtype} {x.shape}; it must hold numbers, a row of them for each sample")
     if not x[:1].size and len(x):
@@ -413,12 +464,21 @@ def _is_tuple(given: Any, lengths: tuple[int, ...]) -> bool:
 
 
 def _pair(
-    what: str, given: Sequence[Any], like: AnyArray, targets: AnyArray, kind: str, task: Modality | None
+    what: str,
+    given: Sequence[Any],
+    like: AnyArray,
+    targets: AnyArray,
+    kind: str,
+    task: Modality | None,
+    channels: Literal["first", "last"] | None,
 ) -> tuple[AnyArray, AnyArray]:
     """The features and targets of another part, of the shape of the training samples' ones."""
     if not _is_tuple(given, (2,)):
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
-    x, y = _features(f"{what}'s x", given[0], task), kept_targets(f"{NAME}: {what}'s y", _array(given[1]), kind)
+    x, y = _features(f"{what}'s x", given[0], task, channels), one_column(_array(given[1]), kind)
+    if kind == "classification" and (codes := one_hot_classes(y)) is not None:
+        y = codes
+    y = kept_targets(f"{NAME}: {what}'s y", y, kind)
     _check_length(f"{what}'s y", y, f"{what}'s x", x)
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise UserError(
@@ -440,9 +500,11 @@ def _per_channel(what: str, given: float | Sequence[float], channels: int) -> tu
     try:
         values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, np.float64)))
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{NAME}: {what} = {given!r} must be a number, or one a channel") from None
+        raise UserError(f"{NAME}: {what} = {given!r} must be a number, or one for each channel or column") from None
     if len(values) not in (1, channels):
-        raise UserError(f"{NAME}: {what} has {len(values)} values for {channels} channels: give one, or one a channel")
+        raise UserError(
+            f"{NAME}: {what} has {len(values)} values for {channels} channels or columns: give one, or one for each"
+        )
     return values
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +33,7 @@ PARTIAL = ".partial"  # suffix of a file that is being written
 PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
 DTYPES = ("uint8", "float32", "int32")
+CLASSES_NAMED = 10
 SMALLEST_STD = 1e-37  # its inverse is finite in single precision
 REPREPARE = "prepare it again with python -m data_prep"
 
@@ -44,6 +45,11 @@ TASKS: tuple[str, ...] = get_args(Modality)
 def shard_name(index: int) -> str:
     """File name of a training shard."""
     return f"train-{index:05d}.h5"
+
+
+def scales_of(feature_shape: tuple[int, ...]) -> int:
+    """How many values may have their own mean and std: the channels of an image, else the last axis of a sample."""
+    return feature_shape[0] if len(feature_shape) == 3 else feature_shape[-1]
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class DataDescription:
     vocabulary : int
         Number of token ids; 0 unless task is "text".
     mean, std : tuple of float
-        Per channel, applied to x / 255 (uint8) or x (float32); empty for token ids.
+        Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
+        (uint8) or x (float32); empty for token ids.
     targets : {"classification", "tokens", "multilabel", "regression"}
         What y holds (`TARGETS`).
     target_shape : tuple of int
@@ -94,6 +101,29 @@ class DataDescription:
     def output_shape(self) -> tuple[int, ...]:
         """Of one sample's outputs, as a model gives them: (C,), or (L, C) where targets are tokens."""
         return (*self.target_shape, self.classes) if self.targets == "tokens" else (self.classes,)
+
+    @property
+    def sample(self) -> str:
+        """What one sample is, in words."""
+        shape = " x ".join(map(str, self.feature_shape))
+        if self.task == "text":
+            return f"text of {shape} tokens, from a vocabulary of {self.vocabulary:,}"
+        if self.task == "image" and len(self.feature_shape) == 3:
+            channels, height, width = self.feature_shape
+            kind = {1: "gray image", 3: "color image"}.get(channels, f"image of {channels} channels and")
+            return f"{kind} of {width} x {height} pixels, {self.dtype}"
+        return f"{shape} number{'' if self.feature_shape == (1,) else 's'}, {self.dtype}"
+
+    @property
+    def target(self) -> str:
+        """What is to be predicted of a sample, in words."""
+        shape = " x ".join(map(str, self.target_shape)) or "1"
+        return {
+            "classification": f"one of {self.classes:,} classes",
+            "tokens": f"the token at each of {shape} positions, one of {self.classes:,}",
+            "multilabel": f"{shape} labels, each true or false",
+            "regression": f"{shape} number{'' if shape == '1' else 's'}",
+        }[self.targets]
 
     def takes_outputs(self, shape: tuple[int, ...], samples: int) -> bool:
         """Whether outputs of this shape are those of the task; numbers may also have the shape of the targets."""
@@ -126,9 +156,9 @@ class DataDescription:
         self._check_targets()
         if (self.task == "text") != (self.dtype == "int32") or (self.task == "text" and self.vocabulary < 1):
             raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
-        channels = self.feature_shape[0] if len(self.feature_shape) == 3 else 1
-        if any(len(values) not in (0, 1, channels) for values in (self.mean, self.std)):
-            raise ValueError(f"mean and std are one number, or one for each of {channels} channels")
+        scales = scales_of(self.feature_shape)
+        if any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)):
+            raise ValueError(f"mean and std are one number, or one for each of {scales} channels or columns")
         if not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std):
             raise ValueError("mean and std are finite numbers, std above 0")
 
@@ -161,6 +191,26 @@ class ShardFile:
 
 
 @dataclass(frozen=True)
+class Understood:
+    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by `inspect`.
+
+    Parameters
+    ----------
+    sample : str
+        What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``;
+        empty where the data set's name says it.
+    target : str
+        What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``.
+    unused : tuple of (str, str)
+        Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``.
+    """
+
+    sample: str = ""
+    target: str = ""
+    unused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json.
 
@@ -187,7 +237,11 @@ class Manifest:
     licence, citation, command : str
         Terms of the data set, what to cite, and the command that made the folder.
     notes : tuple of str
-        What the partition reported.
+        What the reader, the partition and the writer reported.
+    understood : Understood
+        What the reader took the files for.
+    duplicates : dict
+        Samples of one part with the features of a sample of another (`fedmpi.data.overlap.duplicates`).
     """
 
     dataset: str
@@ -212,6 +266,31 @@ class Manifest:
     citation: str = ""
     command: str = ""
     notes: tuple[str, ...] = ()
+    understood: Understood = Understood()
+    duplicates: dict[str, int] = field(default_factory=dict)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What the data are, as (name, sentence): the sample, the target, the classes, columns or files not used."""
+        known = self.understood
+        facts = [
+            ("sample", known.sample or self.description.sample),
+            ("target", known.target or self.description.target),
+        ]
+        if self.class_names:
+            more = f" and {self.classes - CLASSES_NAMED:,} more" if self.classes > CLASSES_NAMED else ""
+            facts.append(("classes", f"{self.classes:,}: {', '.join(self.class_names[:CLASSES_NAMED])}{more}"))
+        if known.unused:
+            reasons: dict[str, list[str]] = {}
+            for name, why in known.unused:
+                reasons.setdefault(why, []).append(name)
+            facts.append(("not used", "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())))
+        return facts
+
+    @property
+    def parts(self) -> str:
+        """How many samples each part has."""
+        held = 0 if self.val is None else self.val.samples
+        return f"{self.samples:,} train, {self.test.samples:,} test, {held:,} validation"
 
     def to_json(self) -> str:
         """The text of manifest.json: the schema first, keys as above."""
@@ -220,6 +299,10 @@ class Manifest:
     def as_dict(self) -> dict[str, Any]:
         """The content of manifest.json."""
         entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
+        if self.understood == Understood():
+            del entries["understood"]
+        if not self.duplicates:
+            del entries["duplicates"]
         if self.description.labelled:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])

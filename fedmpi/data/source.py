@@ -39,7 +39,7 @@ class Normaliser:
     Parameters
     ----------
     description : DataDescription
-        Mean and standard deviation per channel (first axis of `feature_shape`), or one for all.
+        Mean and standard deviation per channel or column (`fedmpi.data.schema.scales_of`), or one for all.
     device : torch.device
         Where the result lies; features travel there in their stored, small dtype.
 
@@ -61,7 +61,8 @@ class Normaliser:
         mean = np.asarray(description.mean or 0.0, np.float64)
         std = np.asarray(description.std or 1.0, np.float64)
         unit = 255.0 if description.dtype == "uint8" else 1.0
-        shape = (-1,) + (1,) * (len(description.feature_shape) - 1)  # broadcasts over what follows the channel
+        image = len(description.feature_shape) == 3
+        shape = (-1, 1, 1) if image else (-1,)  # broadcasts over the pixels, or over the steps of a series
         self.scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
         self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 

@@ -68,6 +68,19 @@ def targets_like(y: AnyArray, declared: str | None) -> str:
     return {"b": "multilabel", "f": "regression"}.get(y.dtype.kind, "tokens")
 
 
+def one_column(y: AnyArray, declared: str | None) -> AnyArray:
+    """Values of one column (n, 1) as (n,), unless they are said to be tokens or labels."""
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and declared not in ("tokens", "multilabel") else y
+
+
+def one_hot_classes(y: AnyArray) -> Ints | None:
+    """The class of each row of targets (n, C) that all have one 1 among zeros; None where some have not."""
+    if y.ndim != 2 or y.shape[1] < 2 or not len(y) or y.dtype.kind not in "biuf":
+        return None
+    one_hot = np.isin(y, (0, 1)).all() and (np.count_nonzero(y, axis=1) == 1).all()
+    return y.argmax(axis=1).astype(np.int64) if one_hot else None
+
+
 def kept_targets(what: str, y: AnyArray, targets: str) -> AnyArray:
     """Targets as they are kept: int64 of classes and tokens, float32 of labels and numbers; `what` is told of them."""
     if targets == "classification":

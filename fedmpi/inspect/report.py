@@ -132,13 +132,12 @@ class Inspection:
         options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
         low, first, median, third, high = found.size_quartiles
         fewest, mean_classes, most = found.classes_per_client
-        test_samples = manifest.test.samples
-        shape = " x ".join(map(str, manifest.description.feature_shape))
         lines = [
-            ("data set", f"{manifest.dataset}, {manifest.description.task}, {shape} {manifest.description.dtype}"),
+            ("data set", manifest.dataset),
+            *manifest.facts(),
             ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
             ("clients", f"{found.clients:,} in {len(manifest.train):,} shards; {found.empty_clients:,} hold no sample"),
-            ("samples", f"{found.samples:,} train, {test_samples:,} test, {self._held_out()}"),
+            ("samples", manifest.parts + self._owners()),
             ("left out", f"{manifest.dropped:,} by the partition, {manifest.skipped:,} could not be read"),
             (
                 "sizes",
@@ -154,11 +153,6 @@ class Inspection:
                 ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
                 ("EMD of labels", f"mean {found.label_emd:.4f} (sum of |p_k - p|, at most 2)"),
             ]
-        else:
-            of = " x ".join(map(str, manifest.description.target_shape)) or "one"
-            lines += [
-                ("targets", f"{manifest.description.targets}, {of} a sample, {manifest.classes} values an output")
-            ]
         lines += [("files", self._files())]
         return lines + [("note", note) for note in manifest.notes]
 
@@ -168,10 +162,9 @@ class Inspection:
 
         write_plot(self.store, Path(path))
 
-    def _held_out(self) -> str:
-        samples, offsets = self.store.part_samples("val"), self.store.validation_offsets
-        owners = "" if offsets is None else f" of {np.count_nonzero(np.diff(offsets)):,} clients"
-        return f"{samples:,} validation{owners}"
+    def _owners(self) -> str:
+        offsets = self.store.validation_offsets
+        return "" if offsets is None else f" of {np.count_nonzero(np.diff(offsets)):,} clients"
 
     def _files(self) -> str:
         manifest = self.store.manifest

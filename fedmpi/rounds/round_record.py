@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedmpi
+from fedmpi.common.data_choices import in_memory
 from fedmpi.common.plan import Plan
 from fedmpi.config.base import written
 from fedmpi.config.layers import remarks
@@ -88,6 +89,8 @@ def log_setup(experiment: Experiment) -> None:
     log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, cluster.mpi)
     log.info("%d ranks on %d nodes, device %s", cluster.size, cluster.nodes, initial.device)
     log.info("%d clients, %d samples, model of %d values", len(sizes), sizes.sum(), model.size)
+    for line in _data_lines(experiment):
+        log.info("data: %s", line)
     log.info("placement: %s", experiment.layout.description)
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
@@ -103,7 +106,15 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
     what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
-    return ["; ".join(what), *remarks(flat_table(config))]
+    described = _data_lines(experiment) if in_memory(config.data.shards) else []  # folders were, when prepared
+    return ["; ".join(what), *described, *remarks(flat_table(config))]
+
+
+def _data_lines(experiment: Experiment) -> list[str]:
+    """What the data are, and the notes on them."""
+    manifest = experiment.data.store.manifest
+    facts = (*manifest.facts(), ("samples", manifest.parts), *(("note", note) for note in manifest.notes))
+    return [f"{name}: {what}" for name, what in facts]
 
 
 def summary_facts(experiment: Experiment) -> Record:

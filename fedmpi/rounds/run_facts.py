@@ -85,8 +85,8 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
 def facts_of_data(manifest: Manifest) -> Facts:
     """What identifies the data: every entry of the manifest but the command that made it and the words about it."""
     entries = manifest.as_dict()
-    for words in ("command", "notes", "licence", "citation"):
-        del entries[words]
+    for words in ("command", "notes", "licence", "citation", "understood", "duplicates"):
+        entries.pop(words, None)
     for part in ("train", "test", "val", "extras", "words", "vectors"):
         del entries[part]
     facts = {f"manifest.json, {file.name} (sha256)": file.sha256 for file in manifest.files()}

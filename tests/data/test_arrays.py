@@ -190,7 +190,7 @@ def test_text_is_token_ids():
         ({"val": (X[:3], Y[:2])}, "val's y has 2 entries where val's x has 3"),
         ({"test": {"x": X, "y": Y}}, "test must be a pair of features and labels"),
         ({"mean": float("nan")}, "std must be above 0 and mean finite"),
-        ({"std": "wide"}, "std = 'wide' must be a number, or one a channel"),
+        ({"std": "wide"}, "std = 'wide' must be a number, or one for each channel or column"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):

@@ -103,7 +103,7 @@ def test_a_run_learns_from_a_folder(tmp_path: Path):
 def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     write_shards(raw("tokens"), given(), tmp_path / "out", 2, 0, "test")
     facts = dict(inspect_folder(tmp_path / "out", verify=True).lines())
-    assert facts["targets"] == "tokens, 4 a sample, 9 values an output"
+    assert facts["target"] == "the token at each of 4 positions, one of 9"
     assert "1 hold no sample" in facts["clients"] and "classes per client" not in facts
     with pytest.raises(UserError, match="no class each"):
         open_store(tmp_path / "out").class_counts()

@@ -92,10 +92,10 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("mnist --raw . --partition iid --clients 3 --out o", "no train-images-idx3-ubyte in ."),
         ("mind --download --partition iid --clients 3 --out o", "fetch it by hand (from https://msnews.github.io)"),
         ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length 0 is impossible"),
-        ("arrays --raw . --partition iid --clients 3 --out o", ". is not a file"),
+        ("arrays --raw . --partition iid --clients 3 --out o", "There is no table in ."),
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
         ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels 'middle' is unknown"),
-        ("amazon --raw . --split users --partition iid --clients 3 --out o", "--split 'users' is unknown; choose rows"),
+        ("amazon --raw . --split stars --partition iid --clients 3 --out o", "--split 'stars' is unknown; choose rows"),
         ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size '3by4' is no size"),
         ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size 3x0 is impossible"),
         ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "mnist takes no --skip-odd-sizes"),
@@ -139,7 +139,7 @@ def test_options_of_the_users_own_data_reach_their_readers(capsys: Output, tmp_p
     words += ["--skip-unlabelled"]
     assert main(words) == 2 and "--numbers-are-classes" in capsys.readouterr().err
     assert main([*words, "--numbers-are-classes"]) == 0
-    assert "left out: 2 rows without a label" in capsys.readouterr().out
+    assert "left out: 2 samples without a label" in capsys.readouterr().out
     store = open_store(tmp_path / "s")
     assert store.description.feature_shape == (6, 2, 5) and store.samples == 5 and store.description.classes == 2
 

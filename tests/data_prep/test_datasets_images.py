@@ -53,7 +53,7 @@ def test_a_broken_image_is_left_out_counted_and_named(tmp_path: Path) -> None:
 def test_an_unknown_class_folder_is_refused(tmp_path: Path) -> None:
     for part in ("train", "test"):
         _cinic(tmp_path / part, 1)
-    (tmp_path / "train" / "zebra").mkdir()
+    _write_image(tmp_path / "train" / "zebra" / "0.png", np.zeros((32, 32, 3), np.uint8))
     with pytest.raises(UserError, match="'zebra'"):
         _read("cinic10", tmp_path)
 

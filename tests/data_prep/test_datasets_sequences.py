@@ -159,7 +159,7 @@ def test_files_of_tff_that_are_missing_or_damaged_are_reported(
     said = capsys.readouterr().err
     assert "client a: not a TFF file" in said and said.count("\n") == 1
     (tmp_path / f"{file}_train.h5").write_bytes(b"no HDF5")
-    assert main(words) == 2 and "not a TFF file" in capsys.readouterr().err
+    assert main(words) == 2 and "not an HDF5 file" in capsys.readouterr().err
 
 
 def test_a_model_learns_what_follows_in_speeches(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_noise_grows_with_the_client_and_every_row_has_its_own(place: Path) -> N
         assert abs(added.mean()) < Z * level / np.sqrt(added.size)
         between = np.corrcoef(added)[np.triu_indices(len(added), 1)]
         assert abs(between.mean()) < Z / np.sqrt(50 * len(between))
-    whole = float(np.concatenate([noisy.client(client)[0] for client in range(5)]).std())
-    assert noisy.description.std[0] == pytest.approx(whole, rel=0.02)  # measured with the noise
+    whole = np.concatenate([noisy.client(client)[0] for client in range(5)]).std(0)
+    assert noisy.description.std == pytest.approx(whole, rel=1e-5)  # measured with the noise
 
 
 def test_the_level_of_noise_is_a_deviation_or_where_asked_for_a_variance(place: Path) -> None:

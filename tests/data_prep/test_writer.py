@@ -139,26 +139,10 @@ def test_a_validation_part_that_small_clients_leave_too_small_is_reported(tmp_pa
     small = Partition(np.arange(ROWS), offsets_of(np.array([1] * 80 + [420])), "iid", {}, notes=("drawn",))
     notes = write_shards(RAW, small, tmp_path / "small", 2, 0, "c", val_fraction=0.5).notes
     note = "the validation part is 42.0% of the samples, not 50.0%: every client keeps a sample to train on"
-    assert tuple(notes) == (note, "drawn")
+    assert notes[:2] == (note, "drawn")
     for number, fraction in enumerate((0.0, 0.5)):
         made = write_shards(RAW, drawn("iid", 5), tmp_path / f"{number}", 2, 0, "c", val_fraction=fraction)
-        assert tuple(made.notes) == ()
-
-
-def test_validation_texts_that_are_also_trained_on_are_reported(tmp_path: Path) -> None:
-    rows = "".join(f'"{4 * (row % 2)}","1","d","q","u","text {row % 30}"\n' for row in range(60))
-    (tmp_path / "training.csv").write_text(rows)
-    (tmp_path / "testdata.csv").write_text('"0","1","d","q","v","other"\n')
-    raw = DATASETS["sentiment140"].read(tmp_path, ReadOptions(length=3), Tally())
-    made = Partition(np.arange(60), np.array([0, 60]), "iid", {})
-    assert not write_shards(raw, made, tmp_path / "none", 1, 0, "c").notes
-    notes = write_shards(raw, made, tmp_path / "out", 1, 0, "c", val_fraction=0.5).notes
-    store = open_store(tmp_path / "out")
-    generator = Streams(0).generator(Purpose.PARTITION, 1)
-    kept, _, held, _ = hold_out_validation(made.rows, made.offsets, 0.5, generator)
-    shared = int(np.isin(held % 30, kept % 30).sum())
-    assert store.part_samples("val") == 30 and 0 < shared < 30
-    assert tuple(notes) == (f"{shared} of 30 validation texts also occur in the training part, word for word",)
+        assert not any("validation part is" in text for text in made.notes)
 
 
 def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
@@ -230,14 +214,14 @@ def test_normalisation_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
             test_x=vectors[:40],
         )
     )  # fmt: skip
-    assert raw.mean[0] == pytest.approx(vectors.mean(dtype=float), abs=1e-12)
+    assert raw.mean == pytest.approx(vectors.mean(0, dtype=float), abs=1e-12)
     write_shards(raw, drawn(), tmp_path / "plain", 2, 0, "c")
     assert open_store(tmp_path / "plain").description.mean == pytest.approx(raw.mean, abs=1e-12)
     write_shards(raw, drawn(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
     store = open_store(tmp_path / "out")
     left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
-    assert store.description.mean == pytest.approx((left.mean(),), abs=1e-12)
-    assert store.description.std == pytest.approx((left.std(),), abs=1e-9) and store.description.mean != raw.mean
+    assert store.description.mean == pytest.approx(left.mean(0), abs=1e-12)
+    assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != raw.mean
 
 
 def test_rows_that_the_partition_leaves_out_still_count_for_the_normalisation(tmp_path: Path) -> None:
@@ -312,9 +296,10 @@ def test_what_is_ended_between_filling_a_file_and_completing_it_leaves_nothing_h
         if name == file:
             raise KeyboardInterrupt
 
-    def filled(plan: shard.ShardPlan, index: int, *others: Any) -> None:
-        fill(plan, index, *others)
+    def filled(plan: shard.ShardPlan, index: int, *others: Any) -> Any:
+        hashes = fill(plan, index, *others)
         end_at(shard_name(index))
+        return hashes
 
     def completed(path: Path, *others: int, **more: int) -> ShardFile:
         end_at(path.name)

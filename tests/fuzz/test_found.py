@@ -179,7 +179,7 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
     (raw, ("npz", "header", raw.HEADERS[1]), "refused"),
     (raw, ("npz", "header", raw.HEADERS[4]), "refused"),
     (raw, ("npz", "header", raw.HEADERS[7]), "refused"),
-    (raw, ("npz", "bomb", 0), "refused"),
+    (raw, ("npz", "bomb", 0), "read"),
     (raw, ("csv", "column", (0, "Bob")), "refused"),
     (raw, ("csv", "ends", "\r"), "refused"),
     (raw, ("csv", "cells", [(0.5, "x" * 200_000)]), "read"),
