@@ -87,5 +87,20 @@ def check_update(delta: Tensor, lr: float) -> None:
         raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
 
 
+def check_model(model: Tensor, round: int, lr: float) -> None:
+    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise alike.
+
+    Raises
+    ------
+    Divergence
+        As `check_loss`.
+    """
+    if not all(bool(extreme.isfinite()) for extreme in model.aminmax()):
+        raise Divergence(
+            f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
+            "aggregation.lr"
+        )
+
+
 def _moment() -> str:
     return f" in round {activity.round}" if activity.round >= 0 else ""

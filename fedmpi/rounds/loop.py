@@ -15,6 +15,7 @@ from typing import Literal
 from fedmpi.cluster import read_launch
 from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
+from fedmpi.local.failures import check_model
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Outlook, RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
@@ -185,10 +186,11 @@ class Simulation:
             return self.sums.reduce()
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
-        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
+        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2); it ends the run where it diverges."""
         activity.enter("step")
         with self._phase("apply"):
             self.server.take(plan, totals, self.model)
+            check_model(self.model, plan.round, plan.lr)
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
         """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fedmpi.clients.cohort import cohort_size
 from fedmpi.cluster import Cluster
@@ -65,8 +64,7 @@ def build_model(config: Config, description: DataDescription, device: torch.devi
     room, what = cluster.memory_for_rank(), in_words(config.model.name, config.model.options)
     vectors = VECTORS if device.type == "cpu" else VECTORS_BESIDE_A_DEVICE
     module = build(config.model.name, config.model.options, description, config.seed, room, vectors)
-    values = [*module.parameters(), *module.buffers()]
-    size = sum(value.numel() * value.element_size() for value in values if not is_lazy(value))
+    size = sum(value.numel() * value.element_size() for value in (*module.parameters(), *module.buffers()))
     if room is not None and size * vectors > room:
         raise too_large(what, size, vectors, room)
     return module
@@ -179,13 +177,6 @@ def _kept_of_clients(config: Config, model: FlatModel, clients: int, workers: in
     )
 
 
-def _rule(config: Config) -> LocalRule:
-    part = config.local
-    batch = None if part.batch_size == "all" else part.batch_size
-    epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
-    return LocalRule(lr=part.lr, epochs=epochs, steps=part.steps, batch_size=batch)
-
-
 def _largest(config: Config, sizes: Ints) -> int:
     """Samples of the largest client, where all of them are used; else one, for nobody knows before they are drawn."""
     return int(sizes.max(initial=0)) if config.samples.rule == "all" else 1
@@ -193,7 +184,7 @@ def _largest(config: Config, sizes: Ints) -> int:
 
 def _laid_out(config: Config, sizes: Ints) -> Need | None:
     """The batches of one client in the batched engine."""
-    rule, largest = _rule(config), _largest(config, sizes)
+    rule, largest = LocalRule.scheduled(config.local), _largest(config, sizes)
     steps = step_count(rule, largest)
     if config.local.engine != "batched" or not largest:
         return None
@@ -208,7 +199,7 @@ def _laid_out(config: Config, sizes: Ints) -> Need | None:
 
 def _batch(config: Config, model: FlatModel, sizes: Ints) -> Need | None:
     """The largest batch of one client, where it is not merged with others and cut into passes."""
-    rule, largest = _rule(config), _largest(config, sizes)
+    rule, largest = LocalRule.scheduled(config.local), _largest(config, sizes)
     if not largest or (config.local.optimizer == "sgd" and step_count(rule, largest) == 1):
         return None
     rows = min(rule.batch_size or largest, largest)
