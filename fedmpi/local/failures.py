@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from fedmpi.common.activity import activity
@@ -95,7 +96,7 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
     Divergence
         As `check_loss`.
     """
-    if not all(bool(extreme.isfinite()) for extreme in model.aminmax()):
+    if not math.isfinite(float(model.sum(dtype=torch.promote_types(model.dtype, torch.float32)))):
         raise Divergence(
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
             "aggregation.lr"
