@@ -249,11 +249,11 @@ class CohortDraw:
             probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[self.config.participation.probe]
             return self._arrivals(clients, np.minimum(self.sizes[clients], np.inf if probed == "all" else probed))
         rows = self._used(clients, pool)
+        batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
         if local.steps is not None:
-            batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
             passed = local.steps * batch
         else:
-            passed = (local.epochs or 1) * rows
+            passed = (local.epochs or 1) * (rows - rows % np.maximum(batch, 1) if local.drop_last else rows)
         return self._arrivals(clients, passed)
 
     def _arrivals(self, clients: Ints, passed: Floats) -> Floats:

@@ -1,5 +1,5 @@
-"""How torch computes: the same bits every time where sums are to be exact, in full float32 while trying things, and as
-before when a run has ended.
+"""How torch computes: the same bits every time where sums are to be exact, in full float32 while trying things, in its
+own modes during a run, and as before when the run has ended.
 
 The first two are about GPUs, on which they were not run; a processor with one thread needs neither.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -53,14 +53,16 @@ def _without_tf32() -> None:
 
 @contextmanager
 def process_as_before() -> Iterator[None]:
-    """Afterwards the process computes and draws as if nothing had run within, whether that ended well or not."""
+    """Within: torch's modes are those of a fresh process. Afterwards the process computes and draws as if nothing had
+    run within, whether that ended well or not."""
     threads, debug_mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn
     convolutions = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
     products, workspace = torch.get_float32_matmul_precision(), os.environ.get(WORKSPACE)
     try:
-        with kept_generators(), kept_settings():
+        with fresh_modes(), kept_generators(), kept_settings():
+            torch.set_default_dtype(torch.float32)
             yield
     finally:
         if workspace is None:
@@ -70,3 +72,29 @@ def process_as_before() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         torch.set_deterministic_debug_mode(debug_mode)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def fresh_modes() -> Iterator[None]:
+    """Within: this thread computes without autocast or inference mode, records gradients, and makes tensors on the CPU.
+
+    Other threads that are started within have these modes anyway.
+    """
+    casting = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    depth = torch.autocast_increment_nesting() - 1
+    while torch.autocast_decrement_nesting():  # a nested autocast would keep casts of weights that have changed since
+        pass
+    for device in casting:
+        torch.set_autocast_enabled(device, False)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
+        ):
+            yield
+    finally:
+        for device in casting:
+            torch.set_autocast_enabled(device, True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()

@@ -243,6 +243,10 @@ class LocalTable(OpenTable):
     """Number of local steps, each on freshly drawn rows."""
     batch_size: Count | Literal["all"] = 10
     """B, or "all": the whole (sampled) local set as one batch."""
+    drop_last: bool = False
+    """Leave out an epoch's last batch where it has fewer than B samples. A client with fewer samples than B keeps its
+    only batch. Where the model computes batch statistics (BatchNorm), a client with one sample does not train: it
+    counts as a client without samples."""
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
     beta1: Decay = 0.9

@@ -35,7 +35,8 @@ class Work:
     Attributes
     ----------
     delta : Tensor (d,)
-        w_k − w, what its local steps changed; float buffers such as batch norm's statistics come last.
+        w_k − w, what its local steps changed; float buffers such as batch norm's statistics come last. Read-only: a
+        `finish` that changes it in place fails.
     steps : int
         Local steps that it took.
     lr : float

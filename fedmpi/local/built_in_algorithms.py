@@ -40,7 +40,7 @@ class Scaffold(LocalAlgorithm):
         return correction
 
     def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Tensor]:
-        change = work.delta.div_(-work.steps * work.lr).sub_(server.c)
+        change = (work.delta / (-work.steps * work.lr)).sub_(server.c)
         client.c += change
         return {"dc": change}
 

@@ -130,8 +130,8 @@ def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: L
     """‖w_k − w‖ of clients (k,) that work from w = `start` (d,) on all their rows, float64 (k,).
 
     The batches and the dropout masks are those of the round: a client that takes part makes this very update, before it
-    is compressed, clipped or attacked with. NaN for clients without samples, and for those who diverge where these are
-    left out of rounds.
+    is compressed, clipped or attacked with. NaN for clients with too few samples to train on, and for those who diverge
+    where these are left out of rounds.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: L
         As `SequentialEngine.train`.
     """
     norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
-    for place in np.flatnonzero(engine.source.sizes[clients] > 0).tolist():
+    for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
         task = ClientTask(int(clients[place]), None, 1.0)
         try:
             engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))

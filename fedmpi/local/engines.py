@@ -310,12 +310,8 @@ def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> s
 
 def _why_several_steps(config: Config, source: DataSource) -> str | None:
     """That some clients take several steps, where this is known before any rows are sampled, or None."""
-    part = config.local
-    batch = None if part.batch_size == "all" else part.batch_size
-    epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
-    rule = LocalRule(lr=part.lr, epochs=epochs, steps=part.steps, batch_size=batch)
     largest = int(source.sizes.max()) if config.samples.rule == "all" else 1
-    steps = step_count(rule, largest)
+    steps = step_count(LocalRule.scheduled(config.local), largest)
     return f"the largest client takes {steps} local steps, not one" if steps > 1 else None
 
 

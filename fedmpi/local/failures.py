@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
@@ -91,6 +92,21 @@ def check_update(delta: Tensor, lr: float) -> None:
     """
     if not math.isfinite(float(delta.dot(delta))):
         raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
+
+
+def check_model(model: Tensor, round: int, lr: float) -> None:
+    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise alike.
+
+    Raises
+    ------
+    Divergence
+        As `check_loss`.
+    """
+    if not math.isfinite(float(model.sum(dtype=torch.promote_types(model.dtype, torch.float32)))):
+        raise Divergence(
+            f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
+            "aggregation.lr"
+        )
 
 
 def _moment() -> str:

@@ -34,25 +34,24 @@ def check_gradient(model: FlatModel, x: Tensor) -> None:
             "a parameter has a hook that waits for its .grad (register_post_accumulate_grad_hook), which no engine "
             "sets: change the gradient by register_hook"
         )
-    with torch.enable_grad():
-        outputs = model.module(x)
-        if any(one.grad is not None for one in model.parameters):
-            raise UserError(
-                "the model's forward pass calls backward(), whose gradients would be lost: return outputs alone, and "
-                "put what else is to be minimised into the objective of a local algorithm"
-            )
-        if not outputs.requires_grad:
-            raise UserError(
-                "the model's outputs have no gradient by its parameters (detach(), torch.no_grad(), a step by numpy?): "
-                "nothing could be learned"
-            )
-        try:
-            gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
-        except Exception as error:
-            problem = f"its gradient fails on samples made up before the first round: {raised(error)}"
-            if model.part is None:
-                raise UserError(f"the model cannot be trained: {problem}") from error
-            raise failure_of(model.part, error, problem) from error
+    outputs = model.module(x)
+    if any(one.grad is not None for one in model.parameters):
+        raise UserError(
+            "the model's forward pass calls backward(), whose gradients would be lost: return outputs alone, and "
+            "put what else is to be minimised into the objective of a local algorithm"
+        )
+    if not outputs.requires_grad:
+        raise UserError(
+            "the model's outputs have no gradient by its parameters (detach(), torch.no_grad(), a step by numpy?): "
+            "nothing could be learned"
+        )
+    try:
+        gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
+    except Exception as error:
+        problem = f"its gradient fails on samples made up before the first round: {raised(error)}"
+        if model.part is None:
+            raise UserError(f"the model cannot be trained: {problem}") from error
+        raise failure_of(model.part, error, problem) from error
 
 
 def bends_gradients(model: FlatModel, x: Tensor) -> bool:
@@ -76,7 +75,7 @@ def bends_gradients(model: FlatModel, x: Tensor) -> bool:
         return torch.cat([one.to_dense().reshape(-1).cpu().double() for one in dense]) / scale
 
     first, second = slice(len(x) // 2), slice(len(x) // 2, None)
-    with torch.enable_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
+    with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
         half = gradient(first)
         scaled = [gradient(first, scale) for scale in SCALES]
         whole, other = gradient(slice(None)), gradient(second)
@@ -105,13 +104,7 @@ def _changes_gradients(model: FlatModel, x: Tensor) -> bool:
     if any(part._backward_hooks or part._backward_pre_hooks for part in parts):
         return True
     model.restart()
-    with (
-        torch.enable_grad(),
-        kept_generators(),
-        model.masks.given_by(NoMasks()),
-        model.dropout_calls,
-        _Hooks() as hooks,
-    ):
+    with kept_generators(), model.masks.given_by(NoMasks()), model.dropout_calls, _Hooks() as hooks:
         waiting = [model.module(x).grad_fn]
     model.restart()
     met = set(waiting)

@@ -330,8 +330,15 @@ class ClientHooks:
         if not hooks.finishes or hooks.on_trial:
             return
         work = Work(delta, steps, rule.lr, self.task.coefficient, rule.proximal_mu, int(self.client.samples))
+        before = delta._version
         with torch.no_grad(), self.calling():
             returned = hooks.algorithm.finish(self.client, self.server, work)
+        if delta._version != before:
+            raise hooks.refusal(
+                "finish changed work.delta in place, but the update is sent as it was. Compute with a copy, "
+                "work.delta.clone(); change the model in correction, objective or server_step",
+                self.task.client,
+            )
         hooks.add(self.task.client, returned)
         if self._record is not None:
             hooks.keep(self.task.client, self.client._vectors, self._record)

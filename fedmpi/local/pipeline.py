@@ -129,7 +129,7 @@ def deliver(
     ----------
     task : ClientTask
     update : Tensor (d,)
-        Δ; may be overwritten.
+        Δ; the observer may overwrite it.
     rule : LocalRule
     observe : callable or None
     total : Accumulator
@@ -144,9 +144,7 @@ def deliver(
         Δ (d,) is not finite.
     """
     check_update(update, rule.lr)
-    if hooks is not None and observe is not None:  # which may change Δ in place
-        hooks.finish(update.clone(), steps, rule)
+    if hooks is not None:
+        hooks.finish(update, steps, rule)
     replaced = observe(task.client, update) if observe is not None else None
     total.add(update if replaced is None else replaced, task.coefficient, task.client)
-    if hooks is not None and observe is None:  # which may use Δ as it likes, now that it is summed
-        hooks.finish(update, steps, rule)

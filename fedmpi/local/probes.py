@@ -97,7 +97,7 @@ def client_gradients(
     ------
     client : int
     gradient : Tensor (t,)
-        Over the t trainable values; the same memory every time. Zero for a client without samples.
+        Over the t trainable values; the same memory every time. Zero for a client with too few samples to train on.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def gradient_blocks(
     if batched is not None:
         probed = np.fromiter(clients, np.int64)
         counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[probed]], np.int64)
-        small = (counts > 0) & (counts <= SMALL)
+        small = (counts >= model.least) & (counts <= SMALL)
         rows = [
             _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
             for k in probed[small]
@@ -185,11 +185,14 @@ def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
 
 
 def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
-    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,), in passes of so many rows."""
+    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,), in passes of at most so many rows."""
     model.bind(point)
     model.module.train()
     model.draw_masks_from(NoMasks())
     views = model.views(out.zero_())
+    if len(y) < model.least:
+        return
+    rows -= 0 < len(y) % rows < model.least  # the last pass must not be too small
     for first in range(0, len(y), rows):
         part = slice(first, first + rows)
         _, gradients = model.loss_gradient(x[part], y[part])

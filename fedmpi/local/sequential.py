@@ -149,7 +149,7 @@ class SequentialEngine:
             x, y = self.source.load(task.client, task.rows)
             loaded = time.perf_counter()
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
-            if len(y):
+            if len(y) >= self.model.least:
                 optimizer = self._prepare(w, task, rule, round, state, hooks)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
                 own = hooks if hooks is not None and hooks.own_loss else None

@@ -68,6 +68,8 @@ class ForwardTraits:
     bends : bool
         The gradient of several samples is not the sum of theirs, or not in proportion to the weights of their losses:
         hooks, or a backward pass of somebody's own, clip or normalise it. Not looked at where merging is ruled out.
+    least : int
+        Samples that a batch has at the least in training mode: 2 where one alone fails (batch norm).
     """
 
     draws: bool
@@ -81,6 +83,7 @@ class ForwardTraits:
     drops: bool = False
     writes: bool = False
     bends: bool = False
+    least: int = 1
 
     @property
     def seeded(self) -> bool:
@@ -99,7 +102,8 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     Raises
     ------
     UserError
-        The model fails on samples of this shape, does not return one logit a class, or its outputs have no gradient.
+        The model fails on samples of this shape, does not return one logit a class in both modes, returns NaN, changes
+        its input, or its outputs have no gradient.
     PartFailure
         It is a part of the user's own that fails; the loss fails.
     """
@@ -117,7 +121,7 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
     model.drops, model.calls_dropout, model.masks.from_torch = traits.drops, traits.calls_dropout, traits.torch_drops
-    model.writes = traits.writes
+    model.writes, model.least = traits.writes, traits.least
 
 
 def check_type(model: FlatModel, description: DataDescription) -> None:
@@ -145,8 +149,7 @@ def check_type(model: FlatModel, description: DataDescription) -> None:
     except Exception as error:
         raise UserError(
             f"the model's values are {model.dtype}, but samples come as float32, which it cannot read "
-            f"({raised(error)}): begin its forward pass with x = x.to({model.dtype}), or build it in float32 "
-            "(torch.set_default_dtype)"
+            f"({raised(error)}): begin its forward pass with x = x.to({model.dtype}), or build it in float32"
         ) from error
     finally:
         model.restart()
@@ -165,19 +168,19 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     for one in model.parameters:
         one.grad = None
     try:
-        with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
+        with kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
             with _tried(model, description):
                 writes = _writes(model, x, values[: model.trainable])  # some write in their first pass only
-                _check_input_kept(model, x)
-                draws = _draws(model, x)
+                x = _check_outputs(model, x, description)
+                draws = _draws(model, x, description)
                 torch.default_generator.manual_seed(0)
                 with calls:
                     masks.asked = False
-                    whole = _logits(model, x, description)
+                    whole = _outputs(model, x, description)
                     drops = masks.asked
-                    halves = [_logits(model, half, description) for half in x.chunk(2)]
-                    kept = _bytes_kept(model, x)
-                    couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
+                    halves = [_outputs(model, half, description) for half in x.chunk(2)]
+                    kept, least = _bytes_kept(model, x), _least(model, x, description)
+                    couples = least > 1 or not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
                     torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                     across = drops and not couples and not torch_drops and _drops_across(model, description)
                     check_gradient(model, x)
@@ -191,7 +194,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
         for one, gradient in zip(model.parameters, gradients, strict=True):
             one.requires_grad_().grad = gradient
     return ForwardTraits(
-        draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes, bends
+        draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes, bends, least
     )
 
 
@@ -211,7 +214,8 @@ def _tried(model: FlatModel, description: DataDescription) -> Iterator[None]:
     except (UserError, PartFailure, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
-        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}"
+        mode = "" if model.module.training else " in evaluation mode"
+        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}{mode}"
         if model.part is None:
             raise UserError(f"the model cannot read {samples}: {raised(error)}") from error
         problem = f"it cannot read {samples}, made up before the first round: {raised(error)}"
@@ -222,7 +226,7 @@ def _goes_on(model: FlatModel, x: Tensor) -> bool:
     """Whether passes in training mode give other values behind another pass, by what that has left, or beside fewer
     samples, of which a first pass may keep something."""
     model.module.train()
-    with torch.enable_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
+    with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
         model.restart()
         one, other = model.module(x), model.module(x)
         model.restart()
@@ -238,15 +242,14 @@ def _compiled(model: FlatModel) -> bool:
 
 def _drops_again(model: FlatModel, x: Tensor, masks: NoMasks) -> bool:
     """Whether the backward pass drops values, being a forward pass as well (`torch.utils.checkpoint`)."""
-    with torch.enable_grad():
-        outputs = model.module(x)
-        if not outputs.requires_grad:
-            return False
-        masks.asked = False
-        try:
-            gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
-        except RuntimeError:  # check_gradient says so
-            return False
+    outputs = model.module(x)
+    if not outputs.requires_grad:
+        return False
+    masks.asked = False
+    try:
+        gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
+    except RuntimeError:  # check_gradient says so
+        return False
     return masks.asked
 
 
@@ -264,7 +267,6 @@ class _DropsOneRow:
         return mask
 
 
-@torch.enable_grad()
 def _drops_across(model: FlatModel, description: DataDescription) -> bool:
     """Whether dropout of a row of masks changes other samples than that of this row, or sees another number of rows.
 
@@ -351,24 +353,32 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
         model.module.train(was_training)
 
 
-def _check_input_kept(model: FlatModel, x: Tensor) -> None:
-    """Refuse a forward pass that changes its input: the samples are kept, and seen again in later rounds."""
-    for training in (False, True):
-        model.module.train(training)
-        given = x.clone()
-        try:
-            with torch.set_grad_enabled(training):
-                model.module(given)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # reported by _logits, which runs the same pass
-            continue
-        if not torch.equal(given, x):
-            raise UserError(
-                "the model changes its input in place, as x /= 2 or a first layer with inplace=True do, which would "
-                "spoil the samples for later rounds: write x = x / 2, or clone x first"
-            )
+def _check_outputs(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
+    """Check the outputs in both modes, in evaluation mode of a single sample as well; the samples that gave numbers.
+
+    These are x, or |x| where the model cannot compute with negative numbers (a logarithm).
+    """
+    for training in (True, False):
+        if _outputs(model, x, description, training).isnan().any():
+            x = x.abs()
+            if _outputs(model, x, description, training).isnan().any():
+                raise UserError(
+                    f"the model returns NaN in {_mode(training)} for samples made up before the first round. Check its "
+                    "layers and initial values"
+                )
+    _outputs(model, x[:1], description, training=False)
     model.module.train()
+    return x
+
+
+def _least(model: FlatModel, x: Tensor, description: DataDescription) -> int:
+    """Samples that a batch has at the least in training mode: 2 where one alone fails or gives NaN, else 1."""
+    try:
+        return 1 + bool(_outputs(model, x[:1], description).isnan().any())
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception:  # batch norm: "Expected more than 1 value per channel when training"
+        return 2
 
 
 def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
@@ -382,15 +392,10 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
         eager = torch.compiler.set_stance("force_eager")
     displaced, places = False, model.shared_buffers.places()
     with Written(values) as written, eager:
-        for training in (False, True):
+        for training in (True, False):
             model.module.train(training)
-            try:
-                with torch.set_grad_enabled(training):
-                    model.module(x.clone())
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # reported by _logits, which runs the same pass
-                continue
+            with torch.set_grad_enabled(training):
+                model.module(x.clone())
             _check_trained(model)
             displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
     model.kept.note_written(written.memory)
@@ -414,21 +419,12 @@ def _check_trained(model: FlatModel) -> None:
         )
 
 
-def _draws(model: FlatModel, x: Tensor) -> bool:
+def _draws(model: FlatModel, x: Tensor, description: DataDescription) -> bool:
     """Whether generators are drawn from in evaluation mode, or in training mode for more than dropout."""
     before, stood = generator_states(), held_states(model.generators)
-    try:
-        model.module.eval()
-        model.module(x)
-        model.module.train()
-        with model.dropout_calls, torch.enable_grad():
-            model.module(x)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # reported by _logits, which runs the same pass
-        return False
-    finally:
-        model.module.train()
+    _outputs(model, x, description, training=False)
+    with model.dropout_calls:
+        _outputs(model, x, description)
     return bool(drawn_from(before)) or drawn_from_held(model.generators, stood)
 
 
@@ -454,7 +450,7 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
             held.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
         return tensor.detach()  # a tensor that knows its graph would keep that alive for ever, being kept by it
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         try:
             model.module(x)
         except RuntimeError:  # torch.func.grad within takes no such hooks; what else fails does so without them, too
@@ -462,26 +458,48 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
     return [storage.nbytes() for storage in held.values()]
 
 
-def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
-    with torch.enable_grad():  # as in training: hooks may be put on values
-        logits = model.module(x)
-    if not isinstance(logits, Tensor) or not description.takes_outputs(tuple(logits.shape), len(x)):
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training: bool = True) -> Tensor:
+    """The model's outputs in this mode, detached.
+
+    Raises
+    ------
+    UserError
+        They are not those of the task, or the forward pass changes its input.
+    """
+    model.module.train(training)
+    given = x.clone()
+    with torch.set_grad_enabled(training):  # as in training: hooks may be put on values
+        outputs = model.module(given)
+    if not torch.equal(given, x):
+        raise UserError(
+            "the model changes its input in place, as x /= 2 or a first layer with inplace=True do, which would "
+            "spoil the samples for later rounds: write x = x / 2, or clone x first"
+        )
+    if not isinstance(outputs, Tensor) or not description.takes_outputs(tuple(outputs.shape), len(x)):
+        found = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
         what = {
-            "classification": f"logits of shape {wanted}, one a class of the data",
-            "tokens": f"logits of shape {wanted}, one a class at every position",
-            "multilabel": f"logits of shape {wanted}, one a label",
+            "classification": f"logits of shape {wanted}, one per class of the data",
+            "tokens": f"logits of shape {wanted}, one per class at every position",
+            "multilabel": f"logits of shape {wanted}, one per label",
             "regression": f"outputs of shape {wanted}, the numbers to predict",
         }[description.targets]
-        raise UserError(f"the model must return {what}, but {len(x)} samples gave {found}")
-    if logits.is_complex():
         raise UserError(
-            "the model must return real numbers, not complex ones: their real parts or their absolute values"
+            f"the model must return {what}, but in {_mode(training)} it returned {found} for a batch of {len(x)}. "
+            "Return that tensor alone"
         )
-    if logits.device != x.device:
-        raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
-    return logits.detach()
+    if not outputs.is_floating_point():
+        raise UserError(
+            f"the model must return real numbers, not complex ones or whole ones, but in {_mode(training)} it returned "
+            f"{outputs.dtype}. Return the logits, not the classes or labels made of them"
+        )
+    if outputs.device != x.device:
+        raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {outputs.device}")
+    return outputs.detach()
+
+
+def _mode(training: bool) -> str:
+    return "training mode" if training else "evaluation mode"
 
 
 def _made_up_samples(model: FlatModel, description: DataDescription, rows: int = TRIAL_ROWS) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.registry import Part
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
+
+if TYPE_CHECKING:
+    from fedmpi.config.client_tables import LocalTable
 
 Observer = Callable[[int, Tensor], Tensor | None]
 """observe(client, Δ) sees a client's update before it is summed and may return another one in its place."""
@@ -52,6 +55,8 @@ class LocalRule:
         E passes over the data, or a number of steps on freshly drawn rows: exactly one of the two.
     batch_size : int or None
         B; None = the whole (sampled) local set.
+    drop_last : bool
+        Whether an epoch's last batch is left out where it is shorter than the first.
     proximal_mu : float
         μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start).
     beta1, beta2, epsilon : float
@@ -67,6 +72,7 @@ class LocalRule:
     epochs: int | None = 1
     steps: int | None = None
     batch_size: int | None = 10
+    drop_last: bool = False
     proximal_mu: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -77,6 +83,17 @@ class LocalRule:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a local rule has either epochs or steps")
+
+    @classmethod
+    def scheduled(cls, part: LocalTable) -> LocalRule:
+        """The rule with the batches and the rate of a configuration."""
+        return cls(
+            lr=part.lr,
+            epochs=part.epochs if part.epochs is not None or part.steps is not None else 1,
+            steps=part.steps,
+            batch_size=None if part.batch_size == "all" else part.batch_size,
+            drop_last=part.drop_last,
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedmpi.common.calling import naming, refuse_result, takes
 from fedmpi.common.errors import UserError, raised
@@ -47,7 +48,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     ------
     UserError
         Unknown name, failing import, a function that is not called so, an option that the model does not have, or one
-        with which a built-in model cannot be built.
+        with which a built-in model cannot be built; tensors without values.
     PartFailure
         A function of the user's own raises anything else, or returns no network.
     """
@@ -107,8 +108,24 @@ def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]
 
 def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.Module:
     """The model, or the model with small matrices, drawn from the stream (MODEL_INIT, 1), that alone are trained."""
+    check_values(model)
     if lora is None:
         return model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT, 1))
         return with_lora(model, lora)
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a module whose tensors have no values yet."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise UserError(
+                f"the model's {name} has no shape yet (nn.Lazy…). Give the layer its sizes, or pass one batch through "
+                "the model where it is built"
+            )
+        if tensor.is_meta:
+            raise UserError(
+                f"the model's {name} has no values: it is on torch's meta device. Build the model on the CPU, or call "
+                "its to_empty(device='cpu') and initialize it"
+            )

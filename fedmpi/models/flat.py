@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
@@ -67,6 +66,8 @@ class FlatModel:
         finds it out.
     writes : bool
         Whether the forward pass changes parameters; `local.traits` finds it out.
+    least : int
+        Samples that a training batch has at the least; `local.traits` finds it out.
     initial : Tensor (d,)
         The values at construction; a copy.
     masks : Masks
@@ -92,7 +93,7 @@ class FlatModel:
     Raises
     ------
     UserError
-        The module has tensors without values, nothing to train, complex values, values of several float types, or
+        The module has nothing to train, complex values, values of several float types, or
         parameters that share memory with other values.
     """
 
@@ -103,7 +104,6 @@ class FlatModel:
         loss: Loss = CROSS_ENTROPY,
         part: Part | None = None,
     ):
-        _check_values(module)
         check_memory(module)
         self.shared_buffers = SharedBuffers(module, travelling_buffers(module))
         self.loss, self.part = loss, part
@@ -137,7 +137,7 @@ class FlatModel:
         self.generators = held_generators(module)
         self.kept = KeptState(module, values, loss.holders)
         self.bound_values = BoundValues(module, self.parameters, self.buffers)
-        self.writes = False
+        self.writes, self.least = False, 1
         self._bound: Tensor | None = None
         self._looked_at: Tensor | None = None
         self._expected: int | None = None
@@ -385,21 +385,6 @@ def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha
     for view, gradient in pairs if len(dense) < len(pairs) else ():
         if gradient.is_sparse:
             view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
-
-
-def _check_values(module: nn.Module) -> None:
-    """Refuse a module whose tensors have no values yet."""
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if is_lazy(tensor):
-            raise UserError(
-                f"the model's {name} has no shape yet (nn.Lazy…): give the layer its sizes, or pass one batch through "
-                "the model where it is built"
-            )
-        if tensor.is_meta:
-            raise UserError(
-                f"the model's {name} lies on torch's meta device, without values: build the model on the processor, or "
-                "call its to_empty(device='cpu') and initialise it"
-            )
 
 
 def travelling_buffers(module: nn.Module) -> list[Tensor]:

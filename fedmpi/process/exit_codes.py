@@ -146,12 +146,10 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
         return OUR_FAULT, f"error: {error}", True
     if isinstance(error, UserError):
         return USER_ERROR, f"error: {error}", True
-    if isinstance(error, RanksDisagree):
+    if isinstance(error, RanksDisagree | Divergence):
         return OUR_FAULT, f"error: {error}", True
     if isinstance(error, PartFailure):
         return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
-    if isinstance(error, Divergence):
-        return OUR_FAULT, f"error: {error}", False
     if isinstance(error, ClientFailure):
         return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False
     if isinstance(error, ImportError):

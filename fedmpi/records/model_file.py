@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.models import check_values
 
 
 def model_file(module: nn.Module) -> bytes:
@@ -21,8 +22,10 @@ def model_file(module: nn.Module) -> bytes:
     Raises
     ------
     UserError
-        When the state dict holds what such a file cannot: anything but dense tensors of a plain type.
+        When the state dict holds what such a file cannot: anything but dense tensors of a plain type; or tensors of the
+        module have no values.
     """
+    check_values(module)
     tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:

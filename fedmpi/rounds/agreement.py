@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -98,11 +98,12 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
     check_type(model, description)
     found = own.draws, own.couples, own.loss.draws, own.loss.couples
     draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
-    kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
+    kept, widest, least = map(cluster.maximum, (own.bytes_kept, own.bytes_widest, own.least))
     others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes, own.bends
     agreed = (bool(cluster.maximum(int(trait))) for trait in others)
     loss = LossTraits(loss_draws, loss_couples)
-    adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, *agreed))
+    traits = ForwardTraits(draws, couples, loss, kept, widest, *agreed)
+    adopt_traits(model, replace(traits, least=least))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.calling import during
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import Divergence, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import KINDS
@@ -17,6 +17,7 @@ from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES
+from fedmpi.local.failures import LARGEST_LOSS
 from fedmpi.local.seeding import evaluating
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.models.flat import FlatModel
@@ -88,6 +89,8 @@ class EvaluatedParts:
         ------
         PartFailure
             The model, the loss or a metric of the user's own fails; names the round.
+        Divergence
+            A loss is not a number, or `LARGEST_LOSS` or more.
         UserError
             As `FlatModel.check_bound_values`.
         """
@@ -99,6 +102,11 @@ class EvaluatedParts:
         for part in self.names:
             with flat.loss.kept_generators(), during(round):
                 found = self._evaluated(flat, part, round, draws)
+            if not abs(found.loss) < LARGEST_LOSS:
+                raise Divergence(
+                    f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}: training diverged; "
+                    "lower local.lr or aggregation.lr"
+                )
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
                 self.confusion = Confusion(found.confusion, self._names)

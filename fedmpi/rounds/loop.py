@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedmpi.cluster import read_launch
 from fedmpi.common.plan import Plan
-from fedmpi.local.failures import enter_round
+from fedmpi.local.failures import check_model, enter_round
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Outlook, RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
@@ -177,9 +177,10 @@ class Simulation:
             return self.sums.reduce()
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
-        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
+        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2); it ends the run where it diverges."""
         with self._phase("apply"):
             self.server.take(plan, totals, self.model)
+            check_model(self.model, plan.round, plan.lr)
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
         """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""

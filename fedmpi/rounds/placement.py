@@ -45,7 +45,8 @@ def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]
         steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
     else:
         assert rule.epochs is not None
-        steps, seen = rule.epochs * -(-rows // batch), rule.epochs * rows
+        used = rows - rows % batch if rule.drop_last else rows
+        steps, seen = rule.epochs * -(-used // batch), rule.epochs * used
     return seen, np.where(steps == 1, 0, steps) if merged else steps
 
 

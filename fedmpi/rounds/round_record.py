@@ -18,6 +18,7 @@ from fedmpi.config.base import written
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
+from fedmpi.local.schedule import untrained
 from fedmpi.records.history import Record
 from fedmpi.records.participants import clients_as_text
 from fedmpi.records.provenance import git_commit, versions
@@ -95,6 +96,8 @@ def log_setup(experiment: Experiment) -> None:
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
     log.info("engine: %s", engine.description)
+    if (who := untrained(experiment.config, sizes, model.least)) and cluster.is_server:
+        log.warning("%s", who)
     if (hooks := experiment.local_state.hooks) is not None:
         log.info("algorithm: %s", hooks.description)
 

@@ -123,7 +123,8 @@ class Trainer:
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the round's work, summed over all ranks, with the plan; see `agreement.check_work`."""
-        expected = int(np.count_nonzero(self.worker.sizes_of(plan))) if self.worker.uses_all(plan) else None
+        trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
+        expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:

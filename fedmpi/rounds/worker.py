@@ -85,14 +85,11 @@ class Worker:
     def usual_rule(self, lr: float) -> LocalRule:
         """What every participant does in a round of this rate, unless it is the opening step."""
         part = self.config.local
-        epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
-        return LocalRule(
+        return replace(
+            LocalRule.scheduled(part),
             optimizer="own" if self.own_optimizer else part.optimizer,
             own=self.own_optimizer,
             lr=lr,
-            epochs=epochs,
-            steps=part.steps,
-            batch_size=None if part.batch_size == "all" else part.batch_size,
             proximal_mu=part.proximal_mu + self.proximal_mu,
             beta1=part.beta1,
             beta2=part.beta2,
@@ -183,13 +180,14 @@ class Worker:
             members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
             counted = used if self.weight_sizes is None else sampled.below(weighing[plan.clients[members]])
         clients, coefficients = plan.clients[members], plan.coefficients[members]
+        least = self.engine.sequential.model.least
         factors = coefficients * counted**plan.per_sample
         return [
             ClientTask(client, chosen, factor)
             for client, chosen, factor, count in zip(
                 clients.tolist(), rows, factors.tolist(), used.tolist(), strict=True
             )
-            if count
+            if count >= least
         ]
 
     def sampled(self, plan: Plan, members: Ints) -> SampledRows:

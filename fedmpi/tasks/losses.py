@@ -335,16 +335,15 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
     loss.check_untrained()
     targets = made_up_targets(description, len(outputs)).to(outputs.device)
     before = generator_states()
-    with torch.enable_grad():
-        tried = outputs.detach().clone().requires_grad_()
-        whole = loss.per_sample(tried, targets)
-        depends = whole.requires_grad and torch.autograd.grad(whole.sum(), tried, allow_unused=True)[0] is not None
-        if not depends:
-            raise refuse_result(
-                loss.part,
-                "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "
-                ".detach() or NumPy",
-            )
+    tried = outputs.detach().clone().requires_grad_()
+    whole = loss.per_sample(tried, targets)
+    depends = whole.requires_grad and torch.autograd.grad(whole.sum(), tried, allow_unused=True)[0] is not None
+    if not depends:
+        raise refuse_result(
+            loss.part,
+            "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "
+            ".detach() or NumPy",
+        )
     draws = bool(drawn_from(before))
     with torch.no_grad():
         halves = zip(tried.chunk(2), targets.chunk(2), strict=True)

@@ -329,6 +329,14 @@ KEYS: dict[str, Key] = {
             and b.recorded("steps") == [4, 4]
         ),
     ),
+    "local.drop_last": Key(
+        SOME,
+        ("false", "true"),
+        "model",
+        lambda a, b: (
+            b.recorded("steps")[0] == sum(max(1, n // 10) for n in a.sizes[a.cohort[0][0]]) < a.recorded("steps")[0]
+        ),
+    ),
     "local.proximal_mu": Key(
         f"{SOME} rounds=1",
         ("0", "2"),

@@ -138,16 +138,3 @@ def test_a_model_that_changes_its_input_is_refused(when: str) -> None:
     with pytest.raises(UserError, match="changes its input in place"):
         forward_traits(FlatModel(Small(50, when)), FLAT)
     forward_traits(FlatModel(Small(50)), FLAT)
-
-
-@pytest.mark.parametrize(
-    ("layer", "problem"),
-    [
-        (lambda: nn.LazyLinear(4), "weight has no shape yet"),
-        (lambda: nn.Linear(16, 4, device="meta"), "weight lies on torch's meta device"),
-        (lambda: nn.LazyBatchNorm1d(), "has no shape yet"),
-    ],
-)
-def test_a_model_without_values_is_refused(layer, problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        FlatModel(nn.Sequential(nn.Linear(16, 4), layer()))

@@ -839,8 +839,8 @@ def batches(config: Config, t: int, k: int, n: int) -> list[list[int]]:
         return [generator.choice(n, size, replace=False, shuffle=False).tolist() for _ in range(part.steps)]
     found = []
     for _ in range(epochs):
-        order = generator.permutation(n).tolist()
-        found += [order[first : first + size] for first in range(0, n, size)]
+        order = generator.permutation(n)[: n - n % size if part.drop_last else n].tolist()
+        found += [order[first : first + size] for first in range(0, len(order), size)]
     return found
 
 
@@ -1203,7 +1203,8 @@ class PlainLoop:
             elif local.steps is not None:
                 passed = local.steps * (rows if local.batch_size == "all" else min(rows, local.batch_size))
             else:
-                passed = (local.epochs or 1) * rows
+                size = rows if local.batch_size == "all" else min(rows, local.batch_size)
+                passed = (local.epochs or 1) * (rows - rows % max(size, 1) if local.drop_last else rows)
             d = len(self.w)
             more_down, more_up, numbers = self.algorithm.vectors()
             down, up = 4 * d * (1 + more_down), self.carrier.bytes(d) + 4 * d * more_up + 4 * numbers

@@ -136,7 +136,7 @@ def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> t
             count = parameter.numel()
             values[id(parameter)] = flat[place : place + count].view(parameter.shape).clone().requires_grad_()
             place += count
-    with torch.enable_grad(), _given(module, values):
+    with _given(module, values):
         outputs = module(samples).reshape(len(samples), -1)
         total = (outputs * towards[: len(samples)]).sum()
         gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)

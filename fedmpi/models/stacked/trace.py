@@ -159,7 +159,7 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     was_training = module.training
     module.train()
     try:
-        with torch.enable_grad(), kept_generators(), undone(module) as left:
+        with kept_generators(), undone(module) as left:
             before, stood = generator_states(), held_states(own)
             graph = tracer.follow(module)
             if (notes := left.notes(tracer)) and again.follows(module, tracer, graph):

@@ -1,0 +1,508 @@
+"""A model of one's own trains as torch would train it, whatever surrounds the run, or is rejected before round 0."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedmpi
+from fedmpi import ClientArrays, Run, UserError
+from fedmpi.common.errors import Divergence
+from tests.mpi.launch import run_alone, run_mpi
+
+FEATURES, SAMPLES = 6, 40
+KINDS = ("classification", "tokens", "multilabel", "regression")
+
+
+def arrays(kind: str = "classification", sizes: tuple[int, ...] = (20, 20), positive: bool = False) -> ClientArrays:
+    """Few samples of a kind of task, for clients of these sizes; the first samples are always the same."""
+    generator, n = np.random.default_rng(3), sum(sizes)
+    x = generator.standard_normal((n, FEATURES)).astype(np.float32)
+    x = np.abs(x) + 0.1 if positive else x
+    y = {
+        "classification": np.arange(n) % 3,
+        "tokens": generator.integers(0, 3, (n, 4)),
+        "multilabel": generator.integers(0, 2, (n, 3)),
+        "regression": generator.standard_normal((n, 3)).astype(np.float32),
+    }[kind]
+    if kind == "multilabel":
+        return ClientArrays(x, y, np.repeat(np.arange(len(sizes)), sizes), test=(x, y), targets="multilabel")
+    return ClientArrays(x, y, np.repeat(np.arange(len(sizes)), sizes), test=(x, y))
+
+
+class Own(nn.Module):
+    """A linear network for a kind of task, whose outputs `change` spoils in one of the modes."""
+
+    def __init__(self, kind: str = "classification", change: Callable[[Tensor], Any] | None = None, when: str = ""):
+        super().__init__()
+        torch.manual_seed(5)
+        self.kind, self.change, self.when = kind, change, when
+        self.linear = nn.Linear(FEATURES, 12 if kind == "tokens" else 3)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.linear(x)
+        out = out.view(len(x), 4, 3) if self.kind == "tokens" else out
+        spoiled = self.change is not None and self.when == ("training" if self.training else "evaluation")
+        return self.change(out) if spoiled and self.change is not None else out
+
+
+def run(model: Any, data: ClientArrays, more: Mapping[str, Any] | None = None, **given: Any) -> Run:
+    settings = {"rounds": 2, "participation.clients": "all", "local.lr": 0.1, "cluster.threads": 1}
+    return fedmpi.run("fedavg", {**settings, **(more or {})}, model=model, data=data, **given)
+
+
+def values(done: Run) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in done.model.state_dict().values()])
+
+
+# What surrounds the run
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def nested_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16):
+        yield
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "nested autocast": nested_autocast,
+    "no_grad": torch.no_grad,
+    "gradients off": lambda: torch.set_grad_enabled(False),
+    "inference mode": torch.inference_mode,
+    "device": lambda: torch.device("meta"),
+    "default device": default_device,
+    "default type": default_dtype,
+}
+SEQUENTIAL = {"local.engine": "sequential"}
+"""Otherwise a trial of the engines' speed says which rounding is had."""
+WITHIN: dict[str, dict[str, Any]] = {
+    "plain": SEQUENTIAL,
+    "bfloat16": {"local.precision": "bfloat16", **SEQUENTIAL},
+    "merged": {"local.engine": "merged", "local.steps": 1, "local.batch_size": "all"},
+    "batched": {"local.engine": "batched"},
+    "strata": {
+        **SEQUENTIAL,
+        "participation.clients": "importance",
+        "participation.count": 2,
+        "evaluation.clients": "all",
+    },
+}
+
+
+@cache
+def undisturbed() -> dict[str, Tensor]:
+    """What the runs of `WITHIN`, and one of a network given as an object, come to with nothing around them."""
+    found = {name: values(run(built, arrays(), more)) for name, more in WITHIN.items()}
+    return {**found, "object": values(run(Own(), arrays(), SEQUENTIAL))}
+
+
+def built(description: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def modes() -> tuple[Any, ...]:
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_device(),
+        torch.get_default_dtype(),
+    )
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(around: str) -> None:
+    data, network, inside, plain = arrays(), Own(), [], undisturbed()
+    usual = modes()
+    with AROUND[around]():
+        before = modes()
+        found = {name: run(built, data, more) for name, more in WITHIN.items()}
+        found["object"] = run(network, data, SEQUENTIAL, on_round=lambda record: inside.append(modes()))
+        with pytest.raises(UserError):
+            run(Own(change=lambda out: (out,), when="evaluation"), data)
+        assert modes() == before != usual
+        if "autocast" in around:  # the casts of a weight that has changed are made anew
+            layer = nn.Linear(2, 2, bias=False)
+            first = layer(torch.ones(1, 2))
+            assert first.dtype != torch.float32
+    assert inside == [usual, usual]
+    for name, one in found.items():
+        assert torch.equal(values(one), plain[name]), name
+
+
+def test_a_thread_may_run_within_modes_of_its_own() -> None:
+    data, found = arrays(), []
+
+    def work() -> None:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            found.append(run(built, data, SEQUENTIAL))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert torch.equal(values(found[0]), undisturbed()["plain"])
+
+
+# What the model returns
+
+WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a tuple": (lambda out: (out, None), "tuple"),
+    "a dict": (lambda out: {"loss": out.sum()}, "dict"),
+    "nothing": (lambda out: None, "NoneType"),
+    "indices": (lambda out: out.argmax(-1), "shape"),
+    "one more axis": (lambda out: out.unsqueeze(-1), "shape"),
+    "fewer samples": (lambda out: out[:-1], "shape"),
+    "one sample without its axis": (lambda out: out.squeeze(0), "batch of 1"),
+    "twice as many": (lambda out: torch.cat([out, out], -1), "shape"),
+    "NaN": (lambda out: out * torch.nan, "NaN"),
+    "some NaN": (lambda out: torch.where(out == out.max(), torch.nan, out), "NaN"),
+    "whole numbers": (lambda out: (out > 0).long(), "torch.int64"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", ["training", "evaluation"])
+def test_outputs_that_nobody_can_use_are_rejected_before_round_0(kind: str, when: str) -> None:
+    data, rounds = arrays(kind), []
+    for name, (change, said) in WRONG.items():
+        if name == "one sample without its axis" and when == "training":
+            change = _alone(change)  # several samples are returned as they are
+        with pytest.raises(UserError) as error:
+            run(Own(kind, change, when), data, {"task.kind": kind}, on_round=rounds.append)
+        assert said in str(error.value) and f"{when} mode" in str(error.value), (name, str(error.value))
+    assert not rounds
+    assert run(Own(kind), data, {"task.kind": kind}).ending == "finished"
+
+
+def _alone(change: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    return lambda out: change(out) if len(out) == 1 else out
+
+
+class Logarithm(Own):
+    """Reads positive numbers alone."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x.log())
+
+
+class Masked(Own):
+    """Gives one class no chance in evaluation mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        out = super().forward(x)
+        return out if self.training else out.masked_fill(torch.tensor([False, False, True]), -1e4)
+
+
+@pytest.mark.parametrize("network", [Logarithm, Masked])
+def test_outputs_that_are_right_for_the_data_are_not_rejected(network: type[Own]) -> None:
+    done = run(network(), arrays(positive=True), {"data.normalise": False})
+    assert values(done).isfinite().all() and done.summary["final"]["test_loss"] < 1e4
+
+
+# Global models that are not finite
+
+DIVERGING = {"local.steps": 1, "local.batch_size": "all", "aggregation.lr": 1e30, "evaluation.every": 5}
+FAR = {
+    "infinite values": ({"local.lr": 1e10}, "the global model is not finite"),
+    "infinite values, dropped clients": ({"local.lr": 1e10, "local.on_divergence": "drop"}, "model is not finite"),
+    "a loss that is no number": ({"local.lr": 1e5}, "the loss on the test samples is"),
+    "a loss that says nothing": ({"local.lr": 1.0, "aggregation.lr": 1e16}, "the loss on the test samples is"),
+    "adaptive steps": ({"local.lr": 1e10, "aggregation.optimizer": "adagrad"}, "diverged"),
+}
+
+
+@pytest.mark.parametrize("how", FAR)
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_global_model_out_of_range_is_a_divergence(how: str, rounds: int, tmp_path: Path) -> None:
+    more, said = FAR[how]
+    network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises((Divergence, fedmpi.ClientFailure), match=said if rounds == 1 else "diverged"):
+        run(network, arrays(), {**DIVERGING, **more, "rounds": rounds}, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_resumed_run_diverges_as_well(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = {**DIVERGING, "local.lr": 1e-20, "aggregation.lr": 1e20}
+    more |= {"local.lr_schedule": "step", "local.lr_every": 1, "local.lr_factor": 1e30}
+    network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 3))
+    stopped = run(network, arrays(), more, out=out, stop=lambda: True)
+    assert stopped.ending == "stopped"
+    with pytest.raises(Divergence, match="after round 1"):
+        run(network, arrays(), more, out=out, resume=True)
+    assert not (out / "summary.json").exists()
+
+
+# Batches of one sample
+
+
+class Normed(nn.Module):
+    """Batch norm between two layers."""
+
+    def __init__(self, norm: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(5)):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.Sequential(nn.Linear(FEATURES, 5), norm(), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Standardized(nn.Module):
+    """Divides by the deviation of a batch, in training mode, without a check for a single sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (0.1 + x.std(0)) if self.training else x
+
+
+def standardized() -> nn.Module:
+    return Normed(Standardized)
+
+
+LONE = [
+    ((20, 11, 30), {}, ["client 1 (11 samples)", "local.batch_size = 10"]),
+    ((20, 1, 31), {}, ["client 1 (1 sample), client 2 (31 samples)"]),
+    ((20, 1, 31), {"local.batch_size": "all"}, ["client 1 (1 sample)"]),
+    ((20, 1, 31), {"local.steps": 2}, ["client 1 (1 sample)"]),
+    ((11, 21, 31, 41, 51, 61, 71), {}, ["client 4 (51 samples) and 2 more"]),
+    ((20, 30), {"local.batch_size": 1}, ["local.batch_size = 1"]),
+    ((20, 30), {"local.batch_size": 1, "local.drop_last": True}, ["local.batch_size = 1"]),
+    ((20, 30), {"samples.rule": "bernoulli", "samples.wanted": 9}, ['samples.rule = "bernoulli"']),
+    ((20, 30), {"samples.rule": "exact", "samples.wanted": 9}, ['samples.rule = "exact"']),
+    ((20, 31), {"local.steps": 2, "evaluation.clients": "all", "evaluation.fine_tune": 1}, ["client 1 (31 samples)"]),
+    (
+        (20, 30),
+        {"participation.clients": "importance", "participation.count": 1, "participation.probe": "sample"},
+        ['participation.probe = "sample"'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("sizes", "more", "said"), LONE)
+def test_batches_of_one_sample_are_rejected_by_the_clients_names(
+    sizes: tuple[int, ...], more: dict[str, Any], said: list[str]
+) -> None:
+    data = arrays(sizes=sizes)
+    for network in (Normed, standardized):
+        with pytest.raises(UserError) as error:
+            run(network(), data, more)
+        assert all(part in str(error.value) for part in said), str(error.value)
+        assert any(remedy in str(error.value) for remedy in ("local.drop_last = true", "larger", '"full"'))
+    assert run(Normed(lambda: nn.GroupNorm(1, 5)), data, more).ending == "finished"
+
+
+DROPPED = [
+    {},
+    {"local.steps": 3},
+    {"local.batch_size": "all"},
+    {"aggregation.exact": True},
+    {"evaluation.clients": "all", "evaluation.fine_tune": 1},
+    {"local.algorithm": "scaffold"},
+]
+
+
+@pytest.mark.parametrize("more", DROPPED)
+def test_clients_with_one_sample_count_as_clients_without_any(more: dict[str, Any]) -> None:
+    """Batch order and initial values go by the number of the client: without the last ones all is as it was."""
+    more = {**more, "local.drop_last": True, "data.normalise": False}
+    few, all_of_them = (run(Normed(), arrays(sizes=sizes), more) for sizes in ((31, 7), (31, 7, 1, 1)))
+    if "local.algorithm" not in more:  # the server's control variates are means over all clients
+        torch.testing.assert_close(values(few).float(), values(all_of_them).float(), rtol=1e-5, atol=1e-6)
+    steps = [record["steps"] for record in all_of_them.records]
+    assert steps == [record["steps"] for record in few.records]
+    if not {"local.steps", "local.batch_size"} & more.keys():
+        assert steps == [3 + 1] * 2
+
+
+@pytest.mark.parametrize("rule", ["bernoulli", "exact", "ratio"])
+def test_sampled_clients_with_one_sample_do_not_train_in_that_round(
+    rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted: dict[str, Any] = {"samples.ratio": 0.2} if rule == "ratio" else {"samples.wanted": 8}
+    data = arrays(sizes=(9, 8, 7, 6, 5))
+    done = run(Normed(), data, {"samples.rule": rule, "local.drop_last": True, "rounds": 6, **wanted})
+    assert values(done).isfinite().all() and sum(record["samples"] for record in done.records) > 0
+    assert "A client does not train in a round in which it has one sample" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "auto"])
+def test_a_short_last_batch_is_left_out_by_every_engine(engine: str) -> None:
+    data = arrays(sizes=(31, 7, 20, 1))
+    more = {"local.drop_last": True, "local.engine": engine, "local.epochs": 2}
+    done = run(built, data, more)
+    assert [record["steps"] for record in done.records] == [2 * (3 + 1 + 2 + 1)] * 2
+    torch.testing.assert_close(
+        values(done), values(run(built, data, {**more, "local.engine": "sequential"})), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_mediators_pass_clients_with_one_sample_by() -> None:
+    more = {"topology.kind": "mediators", "topology.clients_per_mediator": 2, "topology.scheduling": "random"}
+    done = run(Normed(), arrays(sizes=(31, 7, 1, 20)), {**more, "local.drop_last": True})
+    assert values(done).isfinite().all()
+
+
+# Modules without values, and updates that an algorithm changes
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Linear(FEATURES, 3)
+
+
+WITHOUT_VALUES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "0.weight has no shape yet"),
+    "a lazy norm": (lambda: nn.Sequential(nn.Linear(FEATURES, 3), nn.LazyBatchNorm1d()), "1.weight has no shape yet"),
+    "a lazy convolution": (lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.LazyConv1d(3, 6)), "has no shape yet"),
+    "the meta device": (on_meta, "weight has no values"),
+    "a buffer": (lambda: nn.BatchNorm1d(FEATURES, affine=False, device="meta"), "running_mean has no values"),
+}
+
+
+@pytest.mark.parametrize("which", WITHOUT_VALUES)
+def test_modules_without_values_are_rejected(which: str) -> None:
+    make, said = WITHOUT_VALUES[which]
+    for model in (make(), lambda description: make(), nn.Sequential(nn.Linear(FEATURES, FEATURES), make())):
+        with pytest.raises(UserError, match=said.partition(".")[2] or said):
+            run(model, arrays())
+
+
+def test_a_lazy_module_that_has_seen_a_batch_is_a_module_like_any_other() -> None:
+    network = nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3))
+    network(torch.zeros(1, FEATURES))
+    assert run(network, arrays()).ending == "finished"
+
+
+class Changing(fedmpi.LocalAlgorithm):
+    """Does something with a client's update once it is made."""
+
+    client_state = ("last",)
+    sums = ("total",)
+
+    def __init__(self, *, how: str = "reads"):
+        self.how = how
+
+    def finish(self, client: Any, server: Any, work: Any) -> dict[str, Any]:
+        if self.how == "scales":
+            work.delta.mul_(2)
+        elif self.how == "clips":
+            work.delta.clamp_(-1e-3, 1e-3)
+        elif self.how == "a part":
+            work.delta[:2] = 0
+        elif self.how == "a view":
+            work.delta.view(-1)[0].zero_()
+        elif self.how == "a copy":
+            work.delta.clone().mul_(2)
+        client.last = work.delta
+        return {"total": work.delta}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("observed", [False, True])
+def test_an_algorithm_that_changes_the_update_in_finish_is_rejected(engine: str, observed: bool) -> None:
+    more: dict[str, Any] = {"local.algorithm": Changing, "local.engine": engine}
+    more |= {"logging.diagnostics": observed}
+    plain = {key: value for key, value in more.items() if key != "local.algorithm"}
+    for how in ("scales", "clips", "a part", "a view"):
+        with pytest.raises(fedmpi.PartFailure, match=r"finish changed work.delta in place.*work.delta.clone\(\)"):
+            run(built, arrays(), {**more, "local.how": how})
+    for how in ("reads", "a copy"):
+        done = run(built, arrays(), {**more, "local.how": how})
+        torch.testing.assert_close(values(done), values(run(built, arrays(), plain)), rtol=1e-5, atol=1e-6)
+
+
+# Several ranks, and the command
+
+ON_RANKS = """
+import sys, torch, fedmpi
+from torch import nn
+from mpi4py import MPI
+from tests.test_training_own_models import Normed, Own, arrays, built, run, values
+from tests.test_training_own_models import DIVERGING
+
+def said(name, model, data, more=None):
+    try:
+        done = run(model, data, more)
+        text = " ".join(f"{one:.4f}" for one in values(done).double()[:5].tolist())
+    except Exception as error:
+        text = f"{type(error).__name__} {error}"
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        print(f"{name}: {text}", flush=True)
+
+with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+    said("ambient", built, arrays())
+said("lazy", nn.Sequential(nn.LazyLinear(3)), arrays())
+said("meta", nn.Linear(6, 3, device="meta"), arrays())
+said("tuple", Own(change=lambda out: (out,), when="evaluation"), arrays())
+said("norm", Normed(), arrays(sizes=(31, 7, 20, 1)))
+said("dropped", Normed(), arrays(sizes=(31, 7, 20, 1)), {"local.drop_last": True})
+said("infinite", built, arrays(), {**DIVERGING, "local.lr": 1e10, "rounds": 1})
+"""
+
+
+def test_three_ranks_say_and_train_the_same_as_one() -> None:
+    alone, together = run_alone(["-c", ON_RANKS]), run_mpi(3, ["-c", ON_RANKS])
+    assert (alone.returncode, together.returncode) == (0, 0), together.stderr
+    assert alone.stdout.splitlines() == together.stdout.splitlines()
+    names = [line.partition(" ")[0] + " " + line.split()[1] for line in alone.stdout.splitlines()]
+    assert names[1:5] == ["lazy: UserError", "meta: UserError", "tuple: UserError", "norm: UserError"]
+    assert names[6] == "infinite: Divergence"
+
+
+def tuple_in_evaluation(description: Any) -> nn.Module:
+    class Network(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            out = super().forward(x.flatten(1))
+            return out if self.training else (out, x)
+
+    return Network(64, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ([f"model.name={__name__}:tuple_in_evaluation"], 2, "returned tuple for a batch of 4"),
+        pytest.param(
+            ["local.lr=1e10", "aggregation.lr=1e30", "local.steps=1", "local.batch_size=all"],
+            1,
+            "model is not finite",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_command_on_three_ranks_ends_with_one_sentence(
+    settings: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    words = [word for setting in ["preset=fedavg", "rounds=1", *settings] for word in ("--set", setting)]
+    done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"])
+    assert done.returncode == code
+    assert done.stderr.startswith("error: ") and said in done.stderr and len(done.stderr.splitlines()) == 1
