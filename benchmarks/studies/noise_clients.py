@@ -1,6 +1,6 @@
 """How far FedSSO's mean update is from that of all clients, by what becomes of the clients that OPTICS calls noise:
 
-    python -m benchmarks.studies.noise_clients --seeds 5 --rounds 4000
+    python -m benchmarks.studies.noise_clients --seeds 8 --rounds 600
 
 The digits are partitioned among clients of unequal kinds. A client's update is its full gradient, at the initial model
 or at the model after ten rounds of FedAvg with all clients. The planner of a run draws the cohorts; their weighted sums
@@ -39,10 +39,11 @@ AVAILABILITY = {
 }
 NOISE = ("stratum", "singletons", "nearest", "drop")
 METHODS = {noise: ("preset=fedsso", f"participation.noise={noise}") for noise in NOISE} | {
+    "no noise: k-means, H = 10": ("preset=fedsso", "participation.clustering=kmeans"),
     "stratum, unbiased weights": ("preset=fedsso", "aggregation.weights=unbiased", "participation.noise=stratum"),
     "FedAvg": ("preset=fedavg",),
 }
-MODEL = {"model.hidden": [32], "cluster.threads": 1, "logging.tensorboard": False, "checkpoint.every": 0}
+MODEL = {"model.hidden": [32], "cluster.threads": 1, "local.engine": "sequential"}
 QUIET = ("model.hidden=[32]", "cluster.threads=1")
 
 
@@ -103,8 +104,8 @@ def measured(folder: Path, seed: int, rounds: int) -> dict[tuple[str, str], list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="partitions, each with its own model and draws")
-    parser.add_argument("--rounds", type=int, default=4000, help="rounds drawn of each")
+    parser.add_argument("--seeds", type=int, default=8, help="partitions, each with its own model and draws")
+    parser.add_argument("--rounds", type=int, default=600, help="rounds drawn of each")
     asked = parser.parse_args()
     print("| clients | available | noise | bias | against stratum | error | trained: bias | against stratum | error |")
     print("|---|---|---|---:|---:|---:|---:|---:|---:|")

@@ -73,3 +73,74 @@ def test_fewer_participants_than_strata_and_no_row_change_nothing() -> None:
     runs = [weights_of_two_strata(1, seed, wanted=82, **asked) for seed in range(8)]
     found = {tuple(np.round(weights, 6).tolist()) for weights in runs}
     assert {(0.0, 1.0), (0.0, 0.0)} <= found <= {(0.0, 1.0), (0.0, 0.0), (1.0, 0.0)}
+
+
+class Own(nn.Module):
+    """A parameter for each client, which its updates alone change."""
+
+    def __init__(self, clients: int) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(zeros(clients))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.theta).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"participation.clients": "importance", "aggregation.weights": "unbiased"},
+        {"participation.features": "full-gradient", "participation.strata": 3},
+        {"participation.features": "full-gradient", "participation.strata": 2, "participation.spread": "pairwise"},
+        {"participation.strata": 3, "participation.levels": 12, "aggregation.weights": "unbiased"},
+    ],
+)
+def test_gradients_of_clients_that_did_not_take_part_stay_what_they_were(sampler: dict[str, Any]) -> None:
+    """Nobody else changes a client's gradient: those of the last participants are all that has to be measured anew."""
+    scale = np.array([0.3, 2.0, 0.9, 1.4, 0.5, 1.1, 0.7, 1.7, 0.4, 1.2, 0.6, 0.8], np.float32)
+    x, y = np.diag(scale), np.ones((12, 1), np.float32)
+    data = fedmpi.ClientArrays(x, y, np.arange(12), test=(x, y))
+    keys = QUIET | {
+        "rounds": 8, "participation.count": 4, "task.kind": "regression", "local.lr": 0.1, "local.steps": 1,
+        "logging.participants": True, "logging.diagnostics": True,
+    }  # fmt: skip
+    found = []
+    for who in ("all", "participants"):
+        run = fedmpi.run("fedsts", keys | sampler | {"participation.refresh_who": who}, data=data, model=Own(12))
+        drawn = [(record["clients"], record["inclusion_min"], record["inclusion_max"]) for record in run.records]
+        found.append((drawn, run.model.theta.tolist()))
+    assert found[0] == found[1] and len({clients for clients, *_ in found[0][0]}) > 4
+
+
+@pytest.mark.parametrize(
+    "rule, rows",
+    [
+        ({"samples.rule": "bernoulli", "samples.wanted": 60, "samples.asked": "all"}, lambda r: 60 / r["available"]),
+        (
+            {"samples.rule": "bernoulli", "samples.wanted": 60, "samples.asked": "participants"},
+            lambda r: 60 / r["asked"],
+        ),
+        ({"samples.rule": "bernoulli", "samples.wanted": 10**6, "samples.asked": "all"}, lambda r: 20),
+        ({"samples.rule": "exact", "samples.wanted": 30}, lambda r: 30 / r["participants"]),
+        ({"samples.rule": "ratio", "samples.ratio": 0.35}, lambda r: 7),
+        ({}, lambda r: 20),
+    ],
+)
+@pytest.mark.parametrize("work, factor", [({"local.epochs": 3}, 3), ({"local.steps": 5, "local.batch_size": "all"}, 5)])
+def test_the_virtual_clock_counts_the_rows_expected_of_those_who_are_there(
+    rule: dict[str, Any], rows: Any, work: dict[str, Any], factor: int
+) -> None:
+    """Twelve clients of 20 samples at one sample a second, six of them there at a time on average."""
+    owner = np.repeat(np.arange(12), 20)
+    x = np.random.default_rng(0).normal(size=(240, 4)).astype(np.float32)
+    data = fedmpi.ClientArrays(x, owner % 3, owner, test=(x[:9], owner[:9] % 3))
+    keys = QUIET | {
+        "rounds": 6, "participation.count": 4, "model.hidden": [3], "system.availability": "bernoulli",
+        "system.probability": 0.5, "system.drop_out": 0.2, "system.clock": True, "system.speed": "constant",
+        "system.speed_median": 1.0, "system.upload": 1e15, "system.download": 1e15,
+    }  # fmt: skip
+    run = fedmpi.run("fedavg", keys | rule | work, data=data)
+    some = [record for record in run.records if record["participants"]]
+    assert len({record["available"] for record in some}) > 2
+    for record in some:
+        assert record["virtual_seconds"] == pytest.approx(factor * min(20, rows(record)), rel=1e-6)

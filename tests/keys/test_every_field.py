@@ -19,8 +19,8 @@ RECORD = {
     STARS: (
         "round lr train_loss samples steps participants opening available asked virtual_seconds strata stratum_sizes "
         "noise_clients allocation sampling_probability size_estimate size_true size_asked clipped_fraction "
-        "size_unprotected size_epsilon_round size_epsilon_max size_epsilon_mean clipped_updates inclusion_min inclusion_mean "
-        "inclusion_max stratum_spreads update_norm gradient_diversity client_drift gamma clients_used "
+        "size_unprotected size_epsilon_round size_epsilon_max size_epsilon_mean clipped_updates inclusion_min "
+        "inclusion_mean inclusion_max stratum_spreads update_norm gradient_diversity client_drift gamma clients_used "
         "client_use_effective client_use_gini samples_used sample_use_effective sample_use_gini attackers test_loss "
         "test_accuracy test_macro_f1 bytes_client_up bytes_client_down bytes_paper_formula"
     ),
