@@ -31,8 +31,7 @@ log = logging.getLogger("fedmpi")
 ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
 
 MOST_NOISE = 0.25
-"""Share of clients in no cluster above which a run warns, again where it changes by more than `NOISE_CHANGE`."""
-NOISE_CHANGE = 0.1
+"""Share of clients in no cluster of OPTICS above which a run warns."""
 
 
 class Stratifier:
@@ -89,7 +88,7 @@ class Stratifier:
         self.latest: Ints = np.empty(0, np.int64)
         self.measured = 0
         self.noise: int | None = None
-        self._warned = 0.0
+        self._warned = False
         self._needs = chosen(config, "client sampler").marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
@@ -175,18 +174,17 @@ class Stratifier:
         return strata
 
     def _report_noise(self, t: int, noise: int) -> None:
-        """Keep the number of clients in no cluster for the record; warn where they are many."""
-        self.noise, share = noise, noise / max(self.clients, 1)
-        text = 'round %d: OPTICS puts %d of %d clients in no cluster; participation.noise = "%s" places them'
-        if share <= MOST_NOISE or abs(share - self._warned) <= NOISE_CHANGE:
-            log.info(text, t, noise, self.clients, self.part.noise)
-            return
-        self._warned = share
-        log.warning(
-            f"{text}. Their strata mix kinds of clients, so the mean update is biased if availability depends on the "
-            'data. Set aggregation.weights = "unbiased", or use participation.clustering = "kmeans"',
-            *(t, noise, self.clients, self.part.noise),
-        )
+        """Keep the number of clients in no cluster for the record; warn once where they are many."""
+        self.noise, rule = noise, self.part.noise
+        log.info('round %d: OPTICS puts %d clients in no cluster; participation.noise = "%s"', t, noise, rule)
+        if noise > MOST_NOISE * self.clients and not self._warned:
+            self._warned = True
+            log.warning(
+                "round %d: OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean "
+                'update is biased: no client of the same kind stands in for them. Set aggregation.weights = "unbiased" '
+                "(said once)",
+                *(t, noise, self.clients),
+            )
 
     def state(self) -> dict[str, Tensor]:
         """The strata in force, and what they will be renewed from, for a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,61 @@ def test_the_virtual_clock_counts_the_rows_expected_of_those_who_are_there(
     assert len({record["available"] for record in some}) > 2
     for record in some:
         assert record["virtual_seconds"] == pytest.approx(factor * min(20, rows(record)), rel=1e-6)
+
+
+def kinds(loners: int, each: int = 4) -> fedmpi.ClientArrays:
+    """Clients of three kinds, `each` of class 0, 1 or 2 alone, and loners: 3 samples of a kind, 7 of an own class."""
+    held = [[kind] * 10 for kind in range(3) for _ in range(each)]
+    held += [[k % 3] * 3 + [3 + k] * 7 for k in range(loners)]
+    y, owner = np.concatenate(held), np.repeat(np.arange(len(held)), 10)
+    x = np.random.default_rng(0).normal(size=(len(y), 4)).astype(np.float32)
+    return fedmpi.ClientArrays(x, y, owner, test=(x, y), classes=12)
+
+
+BY_LABELS = QUIET | {
+    "rounds": 3, "model.hidden": [3], "participation.features": "label-histogram", "participation.count": 3,
+    "participation.opening": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "noise, loners, sizes",
+    [
+        ("nearest", 3, [5, 5, 5]),
+        ("nearest", 1, [5, 4, 4]),
+        ("nearest", 5, [6, 6, 5]),
+        ("nearest", 0, [4, 4, 4]),
+        ("singletons", 3, [4, 4, 4, 1, 1, 1]),
+        ("stratum", 3, [4, 4, 4, 3]),
+        ("drop", 3, [4, 4, 4]),
+        (None, 3, [5, 5, 5]),
+    ],
+)
+def test_the_record_counts_noise_clients_and_the_option_places_them(
+    noise: str | None, loners: int, sizes: list[int]
+) -> None:
+    keys = BY_LABELS | ({} if noise is None else {"participation.noise": noise})
+    records = fedmpi.run("fedsso", keys, data=kinds(loners)).records
+    assert [record["stratum_sizes"] for record in records] == [sizes] * 3
+    assert [record.get("noise_clients") for record in records] == [loners, None, None]
+
+
+@pytest.mark.parametrize("refresh, counted", [(0, [2, None, None]), (1, [2, 2, 2]), (2, [2, None, 2])])
+def test_noise_clients_are_counted_whenever_clients_are_clustered(refresh: int, counted: list[int | None]) -> None:
+    records = fedmpi.run("fedsso", BY_LABELS | {"participation.refresh": refresh}, data=kinds(2)).records
+    assert [record.get("noise_clients") for record in records] == counted
+
+
+@pytest.mark.parametrize("loners, warns", [(3, 0), (4, 0), (5, 1), (9, 1)])
+def test_many_noise_clients_are_warned_of_once(loners: int, warns: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Above a quarter of the clients: 4 of 16 are not, 5 of 17 are."""
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        fedmpi.run("fedsso", BY_LABELS | {"participation.refresh": 1}, data=kinds(loners))
+    found = [record.getMessage() for record in caplog.records if "OPTICS" in record.getMessage()]
+    assert len(found) == warns
+    assert all(f"{loners} of {12 + loners} clients" in text and 'weights = "unbiased"' in text for text in found)
+
+
+def test_an_unknown_place_for_noise_clients_is_rejected_with_the_allowed_ones() -> None:
+    with pytest.raises(fedmpi.UserError, match=r"nearby.*nearest.*singletons.*stratum.*drop|nearest.*drop.*nearby"):
+        fedmpi.run("fedsso", {"participation.noise": "nearby"}, data="digits")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.keys.entries import ALL, AWAY, CLOCK, COPIES, MEDIATED, NOISED, PRIVATE, SOME, STRATA, near
+from tests.keys.entries import ALL, AWAY, CLOCK, COPIES, MEDIATED, NOISED, OPTICS, PRIVATE, SOME, STRATA, near
 from tests.keys.watched import Watcher
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -63,6 +63,7 @@ RUNS = (
     f"{STRATA} logging.diagnostics=true participation.opening=true",
     f"{PRIVATE} logging.diagnostics=true",
     COPIES,
+    f"{OPTICS} participation.noise=singletons",
     f"{NOISED} privacy.noise_multiplier=1",
     f"{CLOCK} system.over_selection=2 system.drop_out=0.1",
     f"{AWAY} system.probability=0.5",
