@@ -72,7 +72,7 @@ def look(folder: Path) -> Found:
     clients = np.arange(stratifier.clients, dtype=np.int64)
     probes = stratifier.probe(0, experiment.model.initial, clients)
     matrix = gradient_features(stratifier.plan, probes).matrix
-    labels = optics(matrix, part.min_samples, part.xi, "drop")
+    labels = optics(matrix, part.min_samples, part.xi)
     recorded = int(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["strata"])
     held = stratifier.class_counts(clients) > 0
     experiment.close()

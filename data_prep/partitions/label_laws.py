@@ -139,7 +139,7 @@ def draw_label_sorted(request: Request) -> Draw:
     clients = request.clients or blocks
     if blocks == 0 or clients > blocks:
         raise UserError(
-            f"{len(request.labels)} training samples make {blocks} clients of {size}: lower --size or --clients"
+            f"{len(request.labels)} training samples make only {blocks} clients of {size}. Lower --size or --clients"
         )
     shuffled = request.generator.permutation(len(request.labels))
     ordered = shuffled[np.argsort(request.labels[shuffled], kind="stable")]

@@ -9,7 +9,7 @@ samples        samples used                        yes         McMahan et al. 20
 uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
 gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
    …-squared   (samples used)² / K                 no          what FedSampling's published code does for texts
-stratified     N_h / (N m_h P_h)                   if P_h = 1  FedSTaS, Algorithm 2; FedSTS
+stratified     N_h / (N m_h P_h)                   no          FedSTaS, Algorithm 2; FedSTS
 normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
 unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
 literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (an average of models)
@@ -22,10 +22,10 @@ counts the clients of the strata of which somebody was there. Where strata leave
 others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 / N with "clients" (the target of
 FedSTaS's stratified mean).
 
-A participant of whom no sample is used sends nothing and does not count; as "literal" averages models, it then counts
-as one that sends back the model it was sent. The coefficients of all but the gradient sum and the unbiased kind are
-multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up. Weights that depend on
-how a client's work went are in `fair_weights`.
+A participant of whom no sample is used sends nothing. It does not count where the sum is normalised, and counts as one
+that returns the model it was sent where it is not. The coefficients of all but the gradient sum and the unbiased kind
+are multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up. Weights that
+depend on how a client's work went are in `fair_weights`.
 """
 
 from __future__ import annotations
@@ -99,18 +99,13 @@ def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
     return gradient_sum(cohort, sizes)
 
 
-def _each_stratum_has_a_mean(cohort: Cohort) -> bool:
-    """Whether no stratum of which somebody was there can have been left without a participant.
-
-    Otherwise the means of the others count as often as it takes, and dividing them by Σ c_k would undo that.
-    """
-    summary = cohort.strata
-    return summary is None or summary.represented is None or bool(np.isin(summary.represented, (0.0, 1.0)).all())
-
-
-@weights(name="stratified", normalised=_each_stratum_has_a_mean)
+@weights(name="stratified", normalised=False)
 def stratified(cohort: Cohort, sizes: Ints) -> Floats:
-    """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS)."""
+    """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
+
+    A participant without a sampled row returns the model it was sent (Algorithm 3): it counts in m_h and changes
+    nothing.
+    """
     return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
 
 

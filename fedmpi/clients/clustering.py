@@ -1,5 +1,5 @@
 """From feature vectors to strata: k-means as in FedSTS and FedSTaS (FedSTaS, Algorithm 1), OPTICS as in FedSSO
-(Algorithm 1, line 2; Ankerst et al. 1999), and what becomes of the clients that OPTICS calls noise.
+(Algorithm 1, line 2; Ankerst et al. 1999), and the strata of the clients that OPTICS calls noise.
 
 scikit-learn is imported where it is used: it takes as long as torch, and most runs need no strata.
 """
@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
 Matrix = NDArray[np.floating]
-Noise = Literal["singletons", "stratum", "drop"]
+Noise = Literal["nearest", "singletons", "stratum", "drop"]
 
 DROPPED = -1
 DISTANCES_UP_TO = 12_000  # clients whose distances to each other are computed at once (float32: 576 MB)
@@ -56,8 +56,8 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
         return _numbered(model.fit_predict(matrix))
 
 
-def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise = "stratum") -> Ints:
-    """Strata by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
+def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
+    """Clusters by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
 
     Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients whose pair of
     labels nobody else holds.
@@ -70,19 +70,11 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise 
         Neighbours, the client itself included, that make a core client.
     xi : float
         Steepness of the reachability plot that bounds a cluster.
-    noise : str
-        Clients in no cluster become strata of their own ("singletons"), one common stratum ("stratum"), or are left out
-        of the run ("drop").
 
     Returns
     -------
     ndarray of int64, shape (N,)
-        Stratum of each client, numbered without gaps; −1 for dropped clients.
-
-    Raises
-    ------
-    UserError
-        If `noise` is "drop" and OPTICS finds no cluster at all.
+        Cluster of each client; −1 for noise.
     """
     from sklearn import config_context
     from sklearn.cluster import OPTICS
@@ -102,7 +94,49 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise 
             else:
                 model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="euclidean")
                 found = model.fit_predict(matrix)
-    return _without_noise(found, noise)
+    return np.asarray(found, np.int64)
+
+
+def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
+    """Strata from the clusters of OPTICS.
+
+    Parameters
+    ----------
+    found : ndarray of int64, shape (N,)
+        From `optics`.
+    matrix : ndarray of float, shape (N, width)
+        The feature vectors.
+    noise : str
+        A client in no cluster joins the stratum of the nearest client in a cluster ("nearest"; one common stratum where
+        there is no cluster), becomes a stratum of its own ("singletons"), joins the others in one common stratum
+        ("stratum"), or is left out of the run ("drop").
+
+    Returns
+    -------
+    ndarray of int64, shape (N,)
+        Stratum of each client, numbered without gaps; −1 for dropped clients.
+
+    Raises
+    ------
+    UserError
+        If `noise` is "drop" and there is no cluster at all.
+    """
+    alone, labels = found == DROPPED, found.copy()
+    if noise == "drop":
+        if alone.all() and len(alone):
+            raise UserError(
+                f'OPTICS finds no cluster among {len(alone)} clients and participation.noise = "drop" would drop them '
+                'all: use noise = "nearest", a smaller xi, or probe = "full"'
+            )
+        labels[~alone] = _numbered(labels[~alone])
+        return labels
+    if noise == "nearest" and alone.any() and not alone.all():
+        from sklearn.metrics import pairwise_distances_argmin  # slow to import
+
+        labels[alone] = labels[~alone][pairwise_distances_argmin(matrix[alone], matrix[~alone])]
+    else:
+        labels[alone] = labels.max(initial=-1) + 1 + (np.arange(alone.sum()) if noise == "singletons" else 0)
+    return _numbered(labels)
 
 
 def _distances(matrix: Matrix) -> Matrix:
@@ -111,22 +145,6 @@ def _distances(matrix: Matrix) -> Matrix:
 
     distances = pairwise_distances(matrix)
     return np.asarray(np.maximum(distances, distances.T))
-
-
-def _without_noise(found: NDArray[np.integer], noise: Noise) -> Ints:
-    alone = found == DROPPED
-    labels = np.asarray(found, np.int64).copy()
-    if noise == "drop":
-        if alone.all() and len(alone):
-            raise UserError(
-                f'OPTICS finds no cluster among {len(alone)} clients and participation.noise = "drop" would drop them '
-                'all: use noise = "stratum", a smaller xi, or probe = "full"'
-            )
-        labels[~alone] = _numbered(labels[~alone])
-        return labels
-    first_free = labels.max(initial=-1) + 1
-    labels[alone] = first_free + (np.arange(alone.sum()) if noise == "singletons" else 0)
-    return _numbered(labels)
 
 
 def _numbered(labels: NDArray[np.integer]) -> Ints:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.clients.allocation import stratum_spreads
-from fedmpi.clients.clustering import kmeans, optics
+from fedmpi.clients.clustering import kmeans, optics, strata_of_clusters
 from fedmpi.clients.features import (
     Features,
     gradient_features,
@@ -29,6 +29,9 @@ from fedmpi.config.choices import chosen
 
 log = logging.getLogger("fedmpi")
 ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
+
+MOST_NOISE = 0.25
+"""Share of clients in no cluster of OPTICS above which a run warns."""
 
 
 class Stratifier:
@@ -59,6 +62,8 @@ class Stratifier:
         Participants of the round before, told by the planner (rank 0 only).
     measured : int
         Clients measured before this round (rank 0 only).
+    noise : int or None
+        Clients that OPTICS put in no cluster before this round; None where it was not run (rank 0 only).
     """
 
     def __init__(
@@ -82,6 +87,8 @@ class Stratifier:
         self.strata: Strata | None = None
         self.latest: Ints = np.empty(0, np.int64)
         self.measured = 0
+        self.noise: int | None = None
+        self._warned = False
         self._needs = chosen(config, "client sampler").marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
@@ -106,7 +113,7 @@ class Stratifier:
     def observe(self, t: int, model: Tensor) -> None:
         """Measure and cluster anew if round t is due: a collective call, on every rank alike."""
         refresh = self.part.refresh
-        self.measured = 0
+        self.measured, self.noise = 0, None
         if not self.wanted or not (self._first or (refresh > 0 and t % refresh == 0)):
             return
         parts = self._gathered(self._features(t, model, self._due()))
@@ -155,14 +162,9 @@ class Stratifier:
         if "strata" not in self._needs:
             return make_strata(np.zeros(self.clients, np.int64), None, features.norms)
         if part.clustering == "optics":
-            labels = optics(matrix, part.min_samples, part.xi, part.noise)
-            if part.noise == "drop" and (labels < 0).any():
-                log.info(
-                    "round %d: %d clients are in no cluster of OPTICS and left out: β and the mean are of the other %d",
-                    t,
-                    int((labels < 0).sum()),
-                    int((labels >= 0).sum()),
-                )
+            found = optics(matrix, part.min_samples, part.xi)
+            self._report_noise(t, int((found < 0).sum()))
+            labels = strata_of_clusters(found, matrix, part.noise)
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
             labels = kmeans(matrix, min(part.strata, self.clients), generator)
@@ -170,6 +172,19 @@ class Stratifier:
         strata = make_strata(labels, spreads, features.norms)
         log.info("round %d: %d strata of sizes %s", t, len(strata.sizes), strata.sizes.tolist())
         return strata
+
+    def _report_noise(self, t: int, noise: int) -> None:
+        """Keep the number of clients in no cluster for the record; warn once where they are many."""
+        self.noise, rule = noise, self.part.noise
+        log.info('round %d: OPTICS puts %d clients in no cluster; participation.noise = "%s"', t, noise, rule)
+        if noise > MOST_NOISE * self.clients and not self._warned:
+            self._warned = True
+            log.warning(
+                "round %d: OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean "
+                'update is biased: no client of the same kind stands in for them. Set aggregation.weights = "unbiased" '
+                "(said once)",
+                *(t, noise, self.clients),
+            )
 
     def state(self) -> dict[str, Tensor]:
         """The strata in force, and what they will be renewed from, for a checkpoint."""

@@ -147,9 +147,9 @@ class ParticipationTable(OpenTable):
     """OPTICS: neighbours that make a core client."""
     xi: Annotated[float, Field(gt=0, lt=1), only_with("clustering", "optics")] = 0.25
     """OPTICS: steepness that bounds a cluster."""
-    noise: Annotated[Literal["singletons", "stratum", "drop"], only_with("clustering", "optics")] = "stratum"
-    """OPTICS: clients in no cluster become strata of their own, one common stratum, or are left out (β and the
-    mean are then those of the others)."""
+    noise: Annotated[Literal["nearest", "singletons", "stratum", "drop"], only_with("clustering", "optics")] = "nearest"
+    """OPTICS: clients in no cluster join the stratum of the nearest client in one, become strata of their own, one
+    common stratum, or are left out (β and the mean are then those of the others)."""
     projection_above: Annotated[Count, OF_GRADIENTS] = 20_000_000
     """Feature values (clients × model values) above which a Johnson–Lindenstrauss projection is clustered instead."""
     allocation: Literal["proportional", "neyman", "equal"] = "neyman"

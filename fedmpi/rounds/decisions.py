@@ -142,7 +142,9 @@ class Decisions:
         """The server's plan of round t (rank 0 only)."""
         plan = self.planner.plan(t, self.stratifier.strata)
         self.stratifier.latest = plan.clients
-        return replace(plan, balance=self.balance.as_array())
+        noise = self.stratifier.noise
+        facts = plan.facts if noise is None else plan.facts | {"noise_clients": noise}
+        return replace(plan, facts=facts, balance=self.balance.as_array())
 
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it.

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from fedmpi import UserError
 from fedmpi.clients import clustering
-from fedmpi.clients.clustering import kmeans, optics
+from fedmpi.clients.clustering import kmeans, optics, strata_of_clusters
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
@@ -19,6 +19,9 @@ GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)
 CLOUDS = (20 * GENERATOR.normal(size=(5, 30))[GROUPS] + GENERATOR.normal(size=(40, 30))).astype(np.float32)
 LONERS = np.concatenate([CLOUDS, np.diag([500, 1500, 4500] + 27 * [0])[:3]]).astype(np.float32)
+
+
+NEAREST = GROUPS[((LONERS[40:, None].astype(float) - CLOUDS) ** 2).sum(axis=2).argmin(axis=1)].tolist()
 
 
 def stream(seed: int = 0) -> np.random.Generator:
@@ -46,7 +49,10 @@ def test_kmeans_strata_have_no_gaps_even_with_fewer_distinct_vectors_than_strata
 
 
 def test_strata_are_numbered_in_order_of_their_first_clients() -> None:
-    for labels in (kmeans(CLOUDS[::-1], 5, stream()), optics(CLOUDS[::-1])):
+    for labels in (
+        kmeans(CLOUDS[::-1], 5, stream()),
+        strata_of_clusters(optics(CLOUDS[::-1]), CLOUDS[::-1], "nearest"),
+    ):
         _, first = np.unique(labels, return_index=True)
         assert np.array_equal(first, np.sort(first))
 
@@ -58,16 +64,17 @@ def test_optics_finds_groups_without_knowing_their_number(
     """Whether all distances are computed at once or, of many clients, as they are needed."""
     monkeypatch.setattr(clustering, "DISTANCES_UP_TO", distances_up_to)
     assert adjusted_rand_score(GROUPS, optics(CLOUDS)) == 1.0
-    assert optics(LONERS, min_samples=3, noise="stratum")[40:].tolist() == [5, 5, 5]
+    assert optics(LONERS, min_samples=3)[40:].tolist() == [-1, -1, -1]
     apart = np.array([[0.0], [1.0], [10.0], [11.0]], np.float32)
     assert optics(apart, min_samples=2).tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("noise", "loners"), [("singletons", [5, 6, 7]), ("stratum", [5, 5, 5]), ("drop", [-1, -1, -1])]
+    ("noise", "loners"),
+    [("nearest", NEAREST), ("singletons", [5, 6, 7]), ("stratum", [5, 5, 5]), ("drop", [-1, -1, -1])],
 )
 def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: list[int]) -> None:
-    labels = optics(LONERS, noise=noise)  # type: ignore[arg-type]
+    labels = strata_of_clusters(optics(LONERS), LONERS, noise)  # type: ignore[arg-type]
     assert adjusted_rand_score(GROUPS, labels[:40]) == 1.0
     assert labels[40:].tolist() == loners
     settings = ["participation.features=full-gradient", "participation.draw=uniform", f"participation.noise={noise}"]
@@ -82,9 +89,10 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
 
 def test_dropping_everybody_is_refused() -> None:
     with pytest.raises(UserError, match="drop"):
-        optics(np.eye(1, dtype=np.float32), noise="drop")
+        strata_of_clusters(optics(np.eye(1, dtype=np.float32)), np.eye(1, dtype=np.float32), "drop")
 
 
 def test_a_single_client_is_a_stratum() -> None:
-    assert optics(np.ones((1, 3), np.float32)).tolist() == [0]
+    one = np.ones((1, 3), np.float32)
+    assert strata_of_clusters(optics(one), one, "nearest").tolist() == [0]
     assert kmeans(np.ones((1, 3), np.float32), 10, stream()).tolist() == [0]

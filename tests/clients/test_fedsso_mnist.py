@@ -80,7 +80,7 @@ def strata(mnist: tuple[torch.Tensor, np.ndarray], partition: list[np.ndarray], 
     streams = Streams(seed)
     plan = plan_features("one-step-change", CLIENTS, SIZE, streams, lr=0.01)
     features = gradient_features(plan, full_local_gradients(*mnist, partition, streams))
-    return optics(features.matrix, min_samples=2, xi=0.25, noise="drop")
+    return optics(features.matrix, min_samples=2, xi=0.25)
 
 
 def label_sets(labels: np.ndarray, partition: list[np.ndarray]) -> list[tuple[int, ...]]:

@@ -15,6 +15,8 @@ from data_prep.partitions import PARTITIONS, partition
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import fill_empty, systematic_counts
+from fedmpi.data.opening import open_store
+from tests.data_prep.command import main
 from tests.data_prep.partition_draws import counts_of, draw
 
 EVERYTHING_USED = [
@@ -224,6 +226,19 @@ def test_label_sorted_clients_are_blocks_of_the_sorted_labels() -> None:
     assert draw("label-sorted", labels, 4, 5, size=30).clients == 5
 
 
+@pytest.mark.parametrize("size, clients", [(103, 14), (206, 7), (721, 2), (1442, 1), (104, 13), (1441, 1)])
+def test_label_sorted_clients_leave_no_more_than_a_remainder(
+    size: int, clients: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,442 = 2 · 7 · 103 training digits: where the size divides them, all are used."""
+    words = f"digits --partition label-sorted --size {size} --shards 1 --out {tmp_path / 'shards'}"
+    assert main(words.split()) == 0
+    store = open_store(str(tmp_path / "shards"))
+    assert store.sizes.tolist() == [size] * clients
+    assert main([*words.replace("--out", f"--clients {clients + 1} --out").split(), "--overwrite"]) == 2
+    assert f"make only {clients} clients of {size}" in capsys.readouterr().err
+
+
 def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
     users = np.array([4, 4, 1, 0, 1, 4])
     made = partition("user", np.zeros(6, np.int64), 1, None, Streams(0).generator(Purpose.PARTITION), users)
@@ -247,7 +262,7 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("dirichlet", 3, {"alpha": 1.0, "by": "row"}, "class, client"),
         ("iid", 3, {"alpha": 1.0}, "no option --alpha"),
         ("shards", 3, {"classes_per_client": 11}, "10 classes"),
-        ("label-sorted", None, {"size": 1000}, "lower --size"),
+        ("label-sorted", None, {"size": 1000}, "Lower --size"),
         ("sizes", 3, {"mean": 99.0}, "--mean"),
         ("user", 400, {}, "--min-samples"),
         ("user-groups", None, {}, "needs --group"),

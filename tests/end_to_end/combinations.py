@@ -44,7 +44,7 @@ CHOICES: Choices = {
         "opening": [False, True],
         "clustering": ["kmeans", "optics"],
         "strata": [3, 6],
-        "noise": ["singletons", "stratum"],
+        "noise": ["nearest", "singletons", "stratum"],
         "projection_above": [20_000_000, 1000],
         "allocation": ["proportional", "neyman", "equal"],
         "spread": ["std", "pairwise"],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.keys.entries import ALL, AWAY, CLOCK, COPIES, MEDIATED, NOISED, PRIVATE, SOME, STRATA, near
+from tests.keys.entries import ALL, AWAY, CLOCK, COPIES, MEDIATED, NOISED, OPTICS, PRIVATE, SOME, STRATA, near
 from tests.keys.watched import Watcher
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -18,9 +18,9 @@ FOLDER, RANKS = "end_to_end/test_run_folder.py", "mpi/test_measured_balance.py"
 RECORD = {
     STARS: (
         "round lr train_loss samples steps participants opening available asked virtual_seconds strata stratum_sizes "
-        "allocation sampling_probability size_estimate size_true size_asked clipped_fraction size_unprotected "
-        "size_epsilon_round size_epsilon_max size_epsilon_mean clipped_updates inclusion_min inclusion_mean "
-        "inclusion_max stratum_spreads update_norm gradient_diversity client_drift gamma clients_used "
+        "noise_clients allocation sampling_probability size_estimate size_true size_asked clipped_fraction "
+        "size_unprotected size_epsilon_round size_epsilon_max size_epsilon_mean clipped_updates inclusion_min "
+        "inclusion_mean inclusion_max stratum_spreads update_norm gradient_diversity client_drift gamma clients_used "
         "client_use_effective client_use_gini samples_used sample_use_effective sample_use_gini attackers test_loss "
         "test_accuracy test_macro_f1 bytes_client_up bytes_client_down bytes_paper_formula"
     ),
@@ -63,6 +63,7 @@ RUNS = (
     f"{STRATA} logging.diagnostics=true participation.opening=true",
     f"{PRIVATE} logging.diagnostics=true",
     COPIES,
+    f"{OPTICS} participation.noise=singletons",
     f"{NOISED} privacy.noise_multiplier=1",
     f"{CLOCK} system.over_selection=2 system.drop_out=0.1",
     f"{AWAY} system.probability=0.5",

@@ -19,7 +19,7 @@ MODELS: list[dict[str, Any]] = [
     {"name": "tests.reference.batch_norm:batch_norm_mlp", "width": 10},
 ]
 ELSEWHERE: Choices = {
-    "participation": {"noise": ["singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
+    "participation": {"noise": ["nearest", "singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
     "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
     "local": {
         "optimizer": ["sgd", "sgd", "sgd", "adam"],

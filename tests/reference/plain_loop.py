@@ -512,10 +512,11 @@ class Stratification:
         self.kept: tuple[np.ndarray, np.ndarray | None] | None = None
         self.grouping: Grouping | None = None
         self.measured = 0
+        self.noise: int | None = None
 
     def observe(self, t: int, w: np.ndarray, latest: list[int]) -> None:
         """Group the clients anew where round t asks for it."""
-        refresh, self.measured = self.part.refresh, 0
+        refresh, self.measured, self.noise = self.part.refresh, 0, None
         due = self.grouping is None or (refresh > 0 and t % refresh == 0)
         if not (self.wanted and due):
             return
@@ -608,12 +609,17 @@ class Stratification:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = model.fit_predict(np.maximum(distances, distances.T)).tolist()
+        alone = [k for k, label in enumerate(found) if label == -1]
+        others = [k for k, label in enumerate(found) if label != -1]
+        self.noise = len(alone)
         if self.part.noise == "drop":
             return numbered(found)
         free = max(found) + 1
-        alone = [k for k, label in enumerate(found) if label == -1]
         for place, k in enumerate(alone):
-            found[k] = free + (place if self.part.noise == "singletons" else 0)
+            if self.part.noise == "nearest" and others:
+                found[k] = found[min(others, key=lambda j: float(np.linalg.norm(matrix[k].astype(float) - matrix[j])))]
+            else:
+                found[k] = free + (place if self.part.noise == "singletons" else 0)
         return numbered(found)
 
 
@@ -1275,8 +1281,7 @@ class PlainLoop:
                 share = 1.0 if all_there or not there else there / sum(rho[j] for j in own)
                 factor = rho.get(k, 0.0) / (cohort.inclusion[i] * share)
             found[k] = cohort.times[i] * factor
-        certain = kind != "stratified" or all(p in (0.0, 1.0) for p in self._represented(turnout))
-        return found, kind in ("samples", "uniform", "normalised", "q-ffl") or (kind == "stratified" and certain)
+        return found, kind in ("samples", "uniform", "normalised", "q-ffl")
 
     def _denominator(self, t: int) -> int:
         """What clipped updates are divided by, whoever returns: the clients wanted (McMahan et al. 2018, §3, f̃_f)."""
@@ -1358,6 +1363,8 @@ class PlainLoop:
             facts["virtual_seconds"] = max(turnout.seconds, default=0.0)
         if self.config.participation.clients == "stratified" and grouping is not None:
             facts |= {"strata": len(grouping.sizes), "stratum_sizes": grouping.sizes}
+            if self.strata.noise is not None:
+                facts["noise_clients"] = self.strata.noise
             if not opening:
                 facts["allocation"] = turnout.draws
         return facts

@@ -105,6 +105,13 @@ COMPOSITIONS |= {
 }
 
 
+COMPOSITIONS |= {
+    f"participants without a sampled row change nothing: m = {count}, {allocation}": [
+        *(*UNEVEN_SMALL, *STRATA, "samples.rule=bernoulli", "samples.wanted=6", "samples.asked=participants"),
+        *("aggregation.weights=stratified", f"participation.count={count}", f"participation.allocation={allocation}"),
+    ]
+    for count, allocation in ((6, "neyman"), (6, "equal"), (2, "neyman"), (14, "proportional"))
+}
 ALL = ["participation.clients=all"]
 SOME = ["participation.clients=uniform", "participation.count=9"]
 LIES = {"sign-flip": ["attack.kind=sign-flip", "attack.scale=3"], "label-flip": ["attack.kind=label-flip"]}

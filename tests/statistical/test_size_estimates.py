@@ -74,6 +74,7 @@ def test_the_piecewise_density_integrates_to_one_the_size_and_the_stated_varianc
     density = mechanism.likelihood(sizes, answers) * width
     decoded = 15 + 14 * answers
     assert density.sum(axis=1) == pytest.approx(1, rel=1e-4)
+    assert not mechanism.likelihood(sizes, mechanism.bound * np.array([-2.0, -1.001, 1.001, 2.0])).any()
     assert density @ decoded == pytest.approx(sizes, rel=1e-3, abs=1e-2)
     assert density @ decoded**2 - sizes**2 == pytest.approx(mechanism.variance(sizes), rel=1e-3)
 

@@ -16,6 +16,7 @@ from tests.statistical.weighed import KINDS, coefficients, is_normalised
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
 UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])
+HALF = np.full(2, 0.5)
 WEIGHTED_MEAN = float(SIZES @ UPDATES / SIZES.sum())
 
 
@@ -146,8 +147,34 @@ def test_impossible_weights_are_refused():
         coefficients("unbiased", full_participation(6), SIZES, population="rows")
 
 
-@pytest.mark.parametrize("middle, normalised", [(1.0, True), (0.0, True), (0.5, False)])
-def test_a_stratum_of_which_nobody_is_there_leaves_a_mean_of_the_others(middle: float, normalised: bool):
+@pytest.mark.parametrize("middle", [1.0, 0.0, 0.5])
+def test_the_sum_over_strata_is_never_divided(middle: float):
     summary = StrataSummary(np.full(3, 2), np.array([1, 0, 1]), np.zeros(3), np.array([1.0, middle, 1.0]))
     cohort = Cohort(np.array([0, 4]), np.full(2, 0.5), stratum=np.array([0, 2]), strata=summary)
-    assert is_normalised("stratified", cohort) == normalised
+    assert not is_normalised("stratified", cohort)
+    assert coefficients("stratified", cohort, SIZES) == pytest.approx(np.full(2, 1 / (3 if middle else 2)))
+
+
+@pytest.mark.parametrize("draws", [(1, 2), (2, 1), (1, 0), (0, 1)])
+def test_stratified_means_are_unbiased_where_participants_have_no_sampled_row(draws: tuple[int, int]):
+    """E over cohorts and over who has a row is the update of all clients, of which as many have no row.
+
+    m = 1 < H: either stratum is drawn, each with probability 1/2.
+    """
+    strata, chance = np.array([0, 0, 0, 1, 1, 1]), np.array([0.1, 0.9, 0.5, 1.0, 0.2, 0.7])
+    summary = StrataSummary(
+        np.full(2, 3), np.array(draws), np.zeros(2), np.minimum(draws, 1) if sum(draws) > 1 else HALF
+    )
+    expected = []
+    for chosen in itertools.product(*(itertools.combinations(range(3 * h, 3 * h + 3), m) for h, m in enumerate(draws))):
+        clients = np.array(sum(chosen, ()))
+        cohort = Cohort(clients, np.full(len(clients), np.nan), stratum=strata[clients], strata=summary)
+        for having in itertools.product([0, 1], repeat=len(clients)):
+            used = np.array(having) * SIZES[clients]
+            c = coefficients("stratified", cohort, SIZES, used)
+            p = np.prod(np.where(having, chance[clients], 1 - chance[clients]))
+            expected.append(p * c @ UPDATES[clients])
+    found = np.sum(expected) / math.prod(math.comb(3, m) for m in draws)
+    whole = chance * UPDATES / 6
+    wanted = whole.sum() if sum(draws) > 1 else 2 * whole[strata == draws.index(1)].sum()
+    assert found == pytest.approx(wanted)
