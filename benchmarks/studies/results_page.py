@@ -7,7 +7,8 @@ Each table is a family, and so is the text of each section, without the interval
 p-value of an interval follows from its center, its half-width and the number of seeds, the nearest `n = …` before it.
 An interval that fits its estimate in logarithms only is one of a ratio. Benjamini and Hochberg (1995) decide at 5 % per
 family. † follows a 95 % interval that excludes zero where the difference is not significant. Prediction intervals
-("further run") and the ranges [0, 1] and [−1, 1] are left out. Numbers have one or two decimals, so that decisions at the limit can go either way.
+("further run") and the ranges [0, 1] and [−1, 1] are left out. Numbers have one or two decimals, so that decisions at
+the limit can go either way.
 """
 
 from __future__ import annotations
