@@ -75,7 +75,7 @@ def difference(before: str, low: str, high: str, n: int) -> tuple[Difference, bo
         excludes = excludes or (b == 0 and high[0] == "−")
     half = max((b - a) / 2, unit / 4)
     error = half / float(special.stdtrit(n - 1, (1 + LEVEL) / 2))
-    return Difference(n, (a + b) / 2, error, n - 1), excludes
+    return Difference(n, (a + b) / 2, error), excludes
 
 
 def seeds(text: str) -> int | None:

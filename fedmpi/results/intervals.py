@@ -1,7 +1,6 @@
-"""Differences between methods over few seeds: paired t intervals, their correction, and the F test of spreads.
+"""Differences between methods over few seeds: paired t intervals, corrected for the number of comparisons.
 
 Methods that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
-Where only means and standard deviations are known, Welch's interval applies.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ class Difference:
         Seeds.
     mean, error : float
         Mean difference and its standard error, in the unit of the values.
-    degrees : float
-        Degrees of freedom.
     level : float
         Confidence level of the interval.
     """
@@ -34,13 +31,12 @@ class Difference:
     n: int
     mean: float
     error: float
-    degrees: float
     level: float = LEVEL
 
     @property
     def half(self) -> float:
         """Half the width of the interval."""
-        return float(special.stdtrit(self.degrees, (1 + self.level) / 2)) * self.error
+        return float(special.stdtrit(self.n - 1, (1 + self.level) / 2)) * self.error
 
     @property
     def low(self) -> float:
@@ -53,7 +49,7 @@ class Difference:
     @property
     def p(self) -> float:
         """Two-sided p-value of no difference, not corrected."""
-        return float(2 * special.stdtr(self.degrees, -abs(self.mean) / self.error))
+        return float(2 * special.stdtr(self.n - 1, -abs(self.mean) / self.error))
 
     @property
     def significant(self) -> bool:
@@ -98,48 +94,4 @@ def paired(values: Sequence[float], reference: Sequence[float], level: float = L
         raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
     differences = np.asarray(values, float) - np.asarray(reference, float)
     n = len(differences)
-    return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), n - 1, level)
-
-
-@dataclass(frozen=True)
-class SpreadRatio:
-    """Ratio of two variances and the two-sided p of F = 1."""
-
-    ratio: float
-    p: float
-
-
-def spread_ratio(values: Sequence[float], reference: Sequence[float]) -> SpreadRatio:
-    """F test of equal variances: var(values)/var(reference) against F with n - 1 and m - 1 degrees of freedom.
-
-    It takes both samples for normal and for independent of each other.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two values on a side, or a reference without spread.
-    """
-    if min(len(values), len(reference)) < 2:
-        raise ValueError("a ratio of spreads needs two seeds or more on either side")
-    below = float(np.var(reference, ddof=1))
-    if below == 0:
-        raise ValueError("the reference has no spread: a ratio to it says nothing")
-    ratio = float(np.var(values, ddof=1)) / below
-    degrees = len(values) - 1, len(reference) - 1
-    return SpreadRatio(ratio, float(2 * min(special.fdtr(*degrees, ratio), special.fdtrc(*degrees, ratio))))
-
-
-def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int], level: float = LEVEL) -> Difference:
-    """Welch's interval of a difference of means known by (mean, standard deviation, n) only: unpaired, unlike spreads.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two values on a side, or no spread on both.
-    """
-    (mean, deviation, n), (other, spread_of_other, m) = ours, theirs
-    if min(n, m) < 2 or deviation == spread_of_other == 0:
-        raise ValueError("an interval needs two seeds or more on either side, and a spread")
-    first, second = deviation**2 / n, spread_of_other**2 / m
-    degrees = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
-    return Difference(min(n, m), mean - other, float(np.sqrt(first + second)), float(degrees), level)
+    return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)
