@@ -242,7 +242,7 @@ def compare(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
 ) -> None:
-    """Compare runs: mean ± deviation over seeds, differences seed by seed with intervals, what a target took.
+    """Compare runs: mean ± standard deviation over seeds, differences with corrected intervals, costs to a target.
 
     Runs on other data are not compared with one another; unfinished and failed ones are named.
 

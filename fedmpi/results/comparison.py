@@ -12,7 +12,7 @@ from fedmpi.records.history import SCORES, Record
 from fedmpi.results.costs import Spread, better, first_reached, judged, spent
 from fedmpi.results.gather import OneRun
 from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of, plain
-from fedmpi.results.intervals import Difference, paired
+from fedmpi.results.intervals import Difference, corrected, paired
 
 COSTS = ("round", "samples", "megabytes", "virtual_seconds")
 """What is counted up to a target."""
@@ -38,7 +38,8 @@ class Row:
     difference : float or None
         Its mean over those seeds; None where there is none.
     interval : Difference or None
-        Its interval; None for fewer than two seeds, and where all differences are alike and tell no spread.
+        Its interval, corrected for the comparisons of the table; None for fewer than two seeds, and where all
+        differences are equal, which gives no standard error.
     reached : int
         Runs that reached the target.
     costs : dict
@@ -132,10 +133,7 @@ def compare_runs(
     pairs = [_references(block.groups, reference) for block in blocks]
     if reference is not None:
         _check_reference(reference, [(block.groups, pair) for block, pair in zip(blocks, pairs, strict=True)])
-    tables = [
-        (block, [_row(group, other, chosen, goal, last) for group, other in zip(block.groups, pair, strict=True)])
-        for block, pair in zip(blocks, pairs, strict=True)
-    ]
+    tables = [(block, _rows(block.groups, pair, chosen, goal, last)) for block, pair in zip(blocks, pairs, strict=True)]
     left_out = [run for run in runs if run not in finished or run in without]
     return Comparison(chosen, last, goal, tables, left_out, reference)
 
@@ -189,6 +187,19 @@ def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], 
             f"--reference {wanted}: every other group differs in more than this part of its name, so nothing would be "
             f"compared; give a whole name: there are {labels}"
         )
+
+
+def _rows(
+    groups: Sequence[SeedGroup],
+    references: Sequence[SeedGroup | None],
+    metric: str,
+    target: float | None,
+    last: int,
+) -> list[Row]:
+    """The rows of one table, their intervals corrected for the number of its comparisons."""
+    rows = [_row(group, other, metric, target, last) for group, other in zip(groups, references, strict=True)]
+    intervals = iter(corrected([row.interval for row in rows if row.interval is not None]))
+    return [replace(row, interval=next(intervals)) if row.interval is not None else row for row in rows]
 
 
 def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:

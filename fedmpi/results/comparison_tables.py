@@ -36,18 +36,28 @@ def print_comparison(comparison: Comparison, screen: Console) -> None:
     for block, rows in comparison.blocks:
         heads, cells = _cells(comparison, rows)
         _show(screen, heads, cells, block.title if len(comparison.blocks) > 1 else "")
-        for line in block.notes:
+        for line in (*block.notes, *_corrected(rows)):
             print(paragraph(line, "note  ", "    "))
     for line in _without_reference(comparison):
         print(paragraph(line, "note  ", "    "))
     if len(comparison.blocks) > 1:
         words = "runs on other data, or evaluated on another part, have tables of their own and are not compared"
         print(paragraph(words, "note  ", "    "))
-    if any(row.interval is not None for _, rows in comparison.blocks for row in rows):
-        words = '95 % t intervals of the differences seed by seed; "difference" where 0 lies outside'
-        print(paragraph(words, "in brackets: ", "    "))
     for line in _left_out(comparison):
         print(paragraph(line, "left out: ", "    "))
+
+
+def _corrected(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
+    """Comparisons and seeds of a table and the correction of its intervals; nothing where it has none."""
+    found = [row.interval for row in rows if row.interval is not None]
+    if not found:
+        return []
+    seeds = [str(one.n) for one in sorted(found, key=lambda one: one.n)]
+    return [
+        f"{len(found)} comparison{'s' * (len(found) > 1)} over {' to '.join(dict.fromkeys((seeds[0], seeds[-1])))} "
+        f"seeds. In brackets: {100 * found[0].level:.4g} % confidence intervals (paired t), corrected for a false "
+        f"discovery rate of 5 % in this table (Benjamini-Hochberg, FCR). {mark}: the interval excludes 0"
+    ]
 
 
 def _show(screen: Console, heads: list[str], cells: list[list[str]], title: str) -> None:
@@ -103,12 +113,13 @@ def as_csv(comparison: Comparison) -> str:
     parts = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.values))
     costs = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.costs))
     heads = ["block", "group", *parts, "seeds", "n", "metric", "mean", "std", "best_mean", "best_std", "reference"]
-    heads += ["common_seeds", "difference", "low", "high", "supported", "target", "reached"]
+    heads += ["common_seeds", "difference", "low", "high", "level", "comparisons", "significant", "target", "reached"]
     heads += [f"{key}_{kind}" for key in costs for kind in ("mean", "std")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(heads)
     for block, rows in comparison.blocks:
+        comparisons = sum(row.interval is not None for row in rows)
         for row in rows:
             found, group = row.interval, row.group
             line: list[object] = [block.title, group.label, *(group.values.get(key) for key in parts)]
@@ -116,7 +127,8 @@ def as_csv(comparison: Comparison) -> str:
             line += [row.final.mean, row.final.deviation]
             line += [row.best.mean, row.best.deviation] if row.best else [None, None]
             line += [row.reference.label if row.reference else "", " ".join(map(str, row.common))]
-            line += [row.difference, *((found.low, found.high, found.supported) if found else (None, None, None))]
+            line += [row.difference, *((found.low, found.high, found.level) if found else (None, None, None))]
+            line += [comparisons, found.significant] if found else [None, None]
             line += [comparison.target, row.reached if comparison.target is not None else None]
             for key in costs:
                 line += [row.costs[key].mean, row.costs[key].deviation] if key in row.costs else [None, None]
@@ -125,7 +137,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_latex(comparison: Comparison) -> str:
-    """A tabular with the rules of booktabs for each block; stars mark differences whose interval leaves 0 out."""
+    """A tabular with the rules of booktabs for each block; stars mark significant differences."""
     return "\n".join(_tabular(comparison, block, rows) for block, rows in comparison.blocks)
 
 
@@ -134,6 +146,11 @@ def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) ->
     lines = [f"% {' '.join((block.title or comparison.metric).split())}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
     lines += [_latex_row(row) for row in cells]
+    for line in _corrected(rows, "*"):
+        lines += [
+            r"\midrule",
+            rf"\multicolumn{{{len(heads)}}}{{p{{\linewidth}}}}{{\footnotesize {_latex_cell(line)}}} \\",
+        ]
     lines += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)
 
@@ -153,8 +170,10 @@ def _power(found: re.Match[str]) -> str:
     return rf"${found[1]} \cdot 10^{{{sign}{found[3]}}}$"
 
 
-def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference") -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of one block; `mark` stands behind differences whose interval leaves 0 out."""
+def _cells(
+    comparison: Comparison, rows: Sequence[Row], mark: str = " significant"
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of one block; `mark` follows significant differences."""
     share = in_percent(comparison.metric)
     name = comparison.metric.replace("_", " ") + (", %" if share else "")
     late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
@@ -190,7 +209,7 @@ def _difference(row: Row, share: bool, mark: str) -> str:
         return f"{text} (n = {len(row.common)}{alike}: no interval)"
     few = f" (n = {found.n})" if found.n < row.final.n else ""
     interval = f"[{_number(found.low, share, '+')}, {_number(found.high, share, '+')}]"
-    return f"{text} {interval}{few}{mark if found.supported else ''}"
+    return f"{text} {interval}{few}{mark if found.significant else ''}"
 
 
 def _cost(row: Row, key: str) -> str:

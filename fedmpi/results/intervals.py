@@ -1,13 +1,12 @@
-"""What few seeds say about a difference: spreads, paired t intervals, and the F test of two spreads.
+"""Differences between methods over few seeds: paired t intervals, corrected for the number of comparisons.
 
-Systems that were run with the same seeds share partition and initial model, so their difference is taken seed by seed;
-where only means and spreads are left of runs, Welch's interval takes its place.
+Methods that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -17,88 +16,82 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the differences per seed, with a t interval.
+    """Mean difference with its t interval.
 
     Attributes
     ----------
     n : int
         Seeds.
-    mean, low, high : float
-        Mean difference and the ends of the interval, in the unit of the values.
+    mean, error : float
+        Mean difference and its standard error, in the unit of the values.
+    level : float
+        Confidence level of the interval.
     """
 
     n: int
     mean: float
-    low: float
-    high: float
+    error: float
+    level: float = LEVEL
 
     @property
-    def supported(self) -> bool:
-        """The interval leaves zero out."""
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return float(special.stdtrit(self.n - 1, (1 + self.level) / 2)) * self.error
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of no difference, not corrected."""
+        return float(2 * special.stdtr(self.n - 1, -abs(self.mean) / self.error))
+
+    @property
+    def significant(self) -> bool:
+        """The interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
+def corrected(found: Sequence[Difference], rate: float = 1 - LEVEL) -> list[Difference]:
+    """Widen the intervals of one table so that its false discovery rate is at most `rate`.
+
+    Benjamini and Hochberg (1995) reject R of the m hypotheses of no difference. Each interval gets the level
+    1 - R rate/m of Benjamini and Yekutieli (2005), with R = 1 where none is rejected. So exactly R intervals exclude
+    zero. A single difference keeps its interval.
+
+    Parameters
+    ----------
+    found : sequence of Difference (m,)
+        All differences of the table.
+    rate : float
+        Largest expected share of false ones among the differences called significant.
+    """
+    m = len(found)
+    passed = np.flatnonzero(np.sort([one.p for one in found]) <= rate * np.arange(1, m + 1) / max(m, 1))
+    rejected = passed[-1] + 1 if len(passed) else 1
+    return [replace(one, level=float(1 - rejected * rate / m)) for one in found]
+
+
 def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
-    """Student's interval of `values - reference`, seed by seed: mean ± t_{n - 1} s/√n.
+    """Return the mean of `values - reference` with Student's interval: mean ± t_{n - 1} s/√n.
 
     Parameters
     ----------
     values, reference : sequence of float (n,)
-        What two systems reached, in the same order of seeds; n >= 2.
+        Results of two methods, in the same order of seeds; n >= 2.
 
     Raises
     ------
     ValueError
-        Unlike numbers of seeds, or fewer than two.
+        Different numbers of seeds, or fewer than two.
     """
     if len(values) != len(reference) or len(values) < 2:
         raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
     differences = np.asarray(values, float) - np.asarray(reference, float)
-    n, mean = len(differences), float(differences.mean())
-    half = float(special.stdtrit(n - 1, (1 + level) / 2) * differences.std(ddof=1) / np.sqrt(n))
-    return Difference(n, mean, mean - half, mean + half)
-
-
-@dataclass(frozen=True)
-class SpreadRatio:
-    """Ratio of two variances and the two-sided p of F = 1."""
-
-    ratio: float
-    p: float
-
-
-def spread_ratio(values: Sequence[float], reference: Sequence[float]) -> SpreadRatio:
-    """F test of equal variances: var(values)/var(reference) against F with n - 1 and m - 1 degrees of freedom.
-
-    It takes both samples for normal and for independent of each other.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two values on a side, or a reference without spread.
-    """
-    if min(len(values), len(reference)) < 2:
-        raise ValueError("a ratio of spreads needs two seeds or more on either side")
-    below = float(np.var(reference, ddof=1))
-    if below == 0:
-        raise ValueError("the reference has no spread: a ratio to it says nothing")
-    ratio = float(np.var(values, ddof=1)) / below
-    degrees = len(values) - 1, len(reference) - 1
-    return SpreadRatio(ratio, float(2 * min(special.fdtr(*degrees, ratio), special.fdtrc(*degrees, ratio))))
-
-
-def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int], level: float = LEVEL) -> Difference:
-    """Welch's interval of a difference of means known by (mean, standard deviation, n) only: unpaired, unlike spreads.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two values on a side, or no spread on both.
-    """
-    (mean, deviation, n), (other, spread_of_other, m) = ours, theirs
-    if min(n, m) < 2 or deviation == spread_of_other == 0:
-        raise ValueError("an interval needs two seeds or more on either side, and a spread")
-    first, second = deviation**2 / n, spread_of_other**2 / m
-    degrees = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
-    half = float(special.stdtrit(degrees, (1 + level) / 2) * np.sqrt(first + second))
-    return Difference(min(n, m), mean - other, mean - other - half, mean - other + half)
+    n = len(differences)
+    return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)

@@ -272,7 +272,7 @@ def test_a_sweeps_names_are_kept_and_each_is_compared_with_its_like(tmp_path: Pa
         "Fed Avg, lr = 0.2",
     ]
     assert all(row.difference == pytest.approx(0.055) for row in rows[2:])
-    assert "difference to fed avg" in rendered(found) and "+5.50 [+4.26, +6.74] difference" in rendered(found)
+    assert "difference to fed avg" in rendered(found) and "+5.50 [+4.26, +6.74] significant" in rendered(found)
     with pytest.raises(UserError, match="--reference FedSGD: no group has this name; there are Fed Avg, lr = 0.1;"):
         compared(tmp_path, reference="FedSGD")
 
@@ -288,6 +288,41 @@ def test_few_seeds_and_like_differences_give_no_interval(tmp_path: Path) -> None
     text = rendered(found)
     assert "+20.00 (n = 2 alike: no interval)" in text and "-10.00 (n = 1: no interval)" in text
     assert "no seed in common" in text and "in brackets" not in text
+
+
+@pytest.mark.parametrize(
+    ("gains", "significant"),
+    [
+        pytest.param([0.021], [True], id="one comparison keeps its 95 % interval"),
+        pytest.param([0.021, 0.0, 0.001, -0.002], [False] * 4, id="the same difference among four"),
+        pytest.param([0.021, 0.021, 0.021, 0.021], [True] * 4, id="four such differences support one another"),
+        pytest.param([0.3, 0.021, 0.0], [True, False, False], id="one large, one small"),
+    ],
+)
+def test_intervals_are_corrected_for_the_comparisons_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gains: list[float], significant: list[bool]
+) -> None:
+    noise = np.array([-0.01, 0.01, -0.01, 0.01])  # a gain of 0.021 has p = 0.036
+    for number, gain in enumerate((0.0, *gains)):
+        for seed, level in enumerate(0.5 + gain + noise * (number > 0)):
+            labels = {"run": f"Method {number}", "seed": seed}
+            config = {"seed": seed, "local.proximal_mu": float(number)}
+            write_run(tmp_path / "runs" / f"{number}-{seed}", [level], config, labels=labels)
+    compare([tmp_path / "runs"], csv=tmp_path / "table.csv", latex=tmp_path / "table.tex")
+    reference, *lines = list(csv.DictReader(StringIO((tmp_path / "table.csv").read_text())))
+    assert reference["significant"] == ""
+    assert [line["significant"] for line in lines] == [str(one) for one in significant]
+    assert [float(line["low"]) > 0 for line in lines] == significant
+    level = 1 - max(sum(significant), 1) * 0.05 / len(gains)
+    half = stats.t.ppf((1 + level) / 2, 3) * noise.std(ddof=1) / 2
+    assert [float(line["high"]) - gain for line, gain in zip(lines, gains, strict=True)] == pytest.approx(
+        [half] * len(gains)
+    )
+    assert {(line["comparisons"], line["level"]) for line in lines} == {(str(len(gains)), str(level))}
+    shown, latex = " ".join(capsys.readouterr().out.split()), (tmp_path / "table.tex").read_text()
+    for text in (shown, latex):
+        assert f"{len(gains)} comparison" in text and "over 4 seeds" in text
+    assert shown.count("] significant") == latex.count("]* ") == sum(significant)
 
 
 def test_two_seeds_are_enough_for_an_interval(tmp_path: Path) -> None:
@@ -361,7 +396,7 @@ def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> Non
             )
     text = as_latex(compared(tmp_path))
     assert "[+" in text and "& -" not in text
-    assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("*") == 1
+    assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("]* ") == 1
     assert r"]* \\" in text and "difference to no difference" in text
 
 
@@ -470,7 +505,7 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
     assert (float(lines[1]["difference"]), float(lines[1]["low"])) == (row.difference, row.interval.low)
     assert lines[1]["reference"] == "fedavg" and lines[1]["common_seeds"] == "1 2 3" and lines[0]["low"] == ""
     text = as_latex(found)
-    assert r"test accuracy, \%" in text and r"$\pm$" in text and text.count("\\\\\n") == 3
+    assert r"test accuracy, \%" in text and r"$\pm$" in text and text.count("\\\\\n") == 4
     assert text.count("{") == text.count("}") and "_" not in text.replace(r"\_", "").splitlines()[3]
 
 

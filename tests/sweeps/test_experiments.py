@@ -12,6 +12,7 @@ import pytest
 
 from fedmpi.cli import run_command
 from fedmpi.sweeps.planned_runs import PlannedRun, plan_sweep
+from jobs.experiments.emnist_files import main as emnist_files
 from jobs.experiments.fedstas_data import drawn, mixes
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "experiments"
@@ -22,6 +23,7 @@ BY_HAND = {
     "amazon_toys": "amazon_toys",
     "mnist": "mnist",
     "emnist": "emnist",
+    "emnist-bymerge": "emnist",
     "cifar10": "cifar10",
     "cifar100": "cifar100",
     "sentiment140": "sentiment140",
@@ -179,3 +181,18 @@ def test_images_are_drawn_with_replacement_from_the_classes_of_the_mix() -> None
     labels = np.array([0, 1, 1, 2])
     rows = drawn(labels, np.array([[1.0, 0, 0], [0, 0.5, 0.5]]), 50, np.random.default_rng(0))
     assert set(rows[:50].tolist()) == {0} and set(rows[50:].tolist()) == {1, 2, 3}
+
+
+def test_letters_are_made_of_the_balanced_split_as_the_files_at_hand(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["emnist_files", "letters", str(data_folder / "emnist" / "gzip"), str(tmp_path)])
+    emnist_files()
+    made = {path.name: contents(path) for path in tmp_path.iterdir()}
+    assert made == {path.name: contents(path) for path in (data_folder / "emnist" / "letters_from_balanced").iterdir()}
+    assert len(made) == 5
+
+
+def contents(path: Path) -> bytes:
+    """Those of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
