@@ -263,7 +263,8 @@ class LocalTable(OpenTable):
     """Which of the engines trains: auto chooses, the run log says which and why."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
-    stay float32, as do evaluation and the gradients that strata and importance draws look at."""
+    stay float32, as do evaluation and the gradients that strata and importance draws look at. Rejected before the first
+    round where torch cannot train the model in it on this device, as LSTMs on CPUs without AVX-512."""
 
     def refusal(self) -> str | None:
         if self.epochs is not None and self.steps is not None:

@@ -21,9 +21,9 @@ from fedmpi.common.errors import PartFailure, UserError, raised
 from fedmpi.common.generators import drawn_from, drawn_from_held, generator_states, held_states, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.gradient_traits import bends_gradients, check_gradient
-from fedmpi.models.dropout import NoMasks
+from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.dropout_calls import gradients_within
-from fedmpi.models.flat import FlatModel
+from fedmpi.models.flat import FlatModel, Precision
 from fedmpi.models.written import Written
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
@@ -152,6 +152,37 @@ def check_type(model: FlatModel, description: DataDescription) -> None:
             f"({raised(error)}): begin its forward pass with x = x.to({model.dtype}), or build it in float32"
         ) from error
     finally:
+        model.restart()
+
+
+def check_precision(model: FlatModel, description: DataDescription, precision: Precision) -> None:
+    """Reject a `local.precision` in which this device cannot train the model.
+
+    A gradient of a few made-up samples is computed in it. The model is then bound to a scratch copy of its initial
+    values.
+
+    Raises
+    ------
+    UserError
+    """
+    if precision == "float32":
+        return
+    x, masks = _made_up_samples(model, description), ClientMasks(lambda: np.random.Generator(np.random.Philox(0)))
+    model.bind(model.initial.clone())
+    was_training = model.module.training
+    model.module.train()
+    try:
+        with torch.enable_grad(), kept_generators(), model.masks.given_by(masks), model.computing_in(precision):
+            model.own_gradient(lambda module, x, _: module(x).float().sum(), x, x)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f'local.precision = "{precision}" is not possible with this model on this {model.device.type.upper()} '
+            f'({raised(error)}). Set local.precision = "float32".'
+        ) from error
+    finally:
+        model.module.train(was_training)
         model.restart()
 
 

@@ -22,6 +22,7 @@ from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.models import build
 from fedmpi.local.schedule import check_batches
+from fedmpi.local.traits import check_precision
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
@@ -188,6 +189,7 @@ def _check_model(config: Config, cluster: Cluster, data: RunData, model: FlatMod
         check_residuals(data.store.clients, model.size)
     agree_on_values(cluster, model)
     agree_on_traits(cluster, model, data.description)
+    check_precision(model, data.description, config.local.precision)
     check_batches(config, data.sizes, model.least)
 
 

@@ -110,7 +110,7 @@ CHOICES: Choices = {
 }
 SHARED = [{}, {"placement": "auto"}, {"placement": "auto", "balance": "measured"}]
 """How the cohorts of stars that keep no data to themselves are spread; drawn from a stream of its own."""
-MODEL_OPTIONS = {"mlp": {"hidden": [12]}, "tests.mpi.user_models:dropout_mlp": {"width": 12}}
+MODEL_OPTIONS = {"mlp": {"hidden": [12], "activation": "tanh"}, "tests.mpi.user_models:dropout_mlp": {"width": 12}}
 
 
 def valid_configurations(count: int, seed: int = 0) -> list[Config]:
@@ -140,6 +140,8 @@ def _drawn(generator: np.random.Generator, shared: dict[str, str], seed: int) ->
         table["local"].pop("epochs", None)
     if table["aggregation"]["optimizer"] in ("adagrad", "adam", "yogi"):
         table["aggregation"]["lr"] = 0.05  # at 1 they magnify the rounding of the sum beyond what is compared
+    if table["aggregation"]["optimizer"] == "yogi":  # a rounding can turn its sign
+        table["aggregation"]["exact"], table["local"]["engine"] = True, "auto"
     own = Streams(seed).generator(Purpose.PARTITION, 1)  # leaves the other draws as they are
     if own.random() < 0.3:
         table["cluster"]["reduction"] = "device"

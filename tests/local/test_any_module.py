@@ -221,8 +221,9 @@ def test_the_first_of_equal_words_gets_the_gradient():
     sizes = np.full(3, 6)
     source = Source(description, sizes, torch.float64)
     source.x = [one % 2 for one in source.x]
-    by_one, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
-    beside, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    sequential, batched = SequentialEngine(model, source, STREAMS), BatchedEngine(model, source, STREAMS)
+    by_one, _ = train(sequential, tasks_for(sizes), model.initial, EPOCHS)
+    beside, _ = train(batched, tasks_for(sizes), model.initial, EPOCHS)
     assert relative_difference(beside, by_one) < TOLERANCE[torch.float64]
 
 

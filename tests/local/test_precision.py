@@ -1,8 +1,12 @@
-"""local.precision = "bfloat16": gradients of bfloat16's accuracy, everything else as in float32."""
+"""local.precision = "bfloat16": gradients of bfloat16's accuracy, everything else as in float32; some CPUs have no
+bfloat16 LSTM.
+"""
 
 from __future__ import annotations
 
 import logging
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedmpi
 from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.config import build_config
@@ -48,6 +53,44 @@ BFLOAT16 = {"cnn": 6e-2}
 Under max pooling a rounding can make another input the largest, often so on the noise that the tests train on."""
 
 
+@cache
+def in_bfloat16(layer: str, **options: Any) -> bool:
+    """Whether torch has a recurrent layer in bfloat16 on this CPU."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            getattr(nn, layer)(8, 6, **options)(torch.zeros(2, 3, 8))[0].sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+COMPUTABLE = [name for name in MODELS if name != "bilstm" or in_bfloat16("LSTM")]
+
+
+class Recurrent(nn.Module):
+    """The lines of the digits, one after another."""
+
+    def __init__(self, layer: str, **options: Any):
+        super().__init__()
+        self.lines = getattr(nn, layer)(8, 6, batch_first=True, **options)
+        self.out = nn.Linear(6 * (1 + self.lines.bidirectional), 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lines(x.view(-1, 8, 8))[0][:, -1])
+
+
+class ThroughNumpy(nn.Module):
+    """Scaled by a number that numpy computes, which has no bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.hidden(x.flatten(1))
+        return self.out(hidden / (1 + float(hidden.detach().numpy().std())))
+
+
 def engine_of(kind: type, model: FlatModel, source: InMemorySource, precision: str) -> Engine:
     return kind(model, source, STREAMS, precision=precision)
 
@@ -60,7 +103,7 @@ def chosen(model: FlatModel, source: InMemorySource, **parts: Any) -> LocalEngin
 @pytest.mark.parametrize(
     "kind, rule", [(SequentialEngine, ONE_STEP), (SequentialEngine, SEVERAL), (MergedEngine, ONE_STEP)]
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COMPUTABLE)
 def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(name: str, kind: type, rule: LocalRule):
     description, options = MODELS[name]
     source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
@@ -73,7 +116,7 @@ def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(na
     assert rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COMPUTABLE)
 def test_merged_and_sequential_agree(name: str):
     description, options = MODELS[name]
     source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
@@ -102,6 +145,34 @@ def test_a_gradient_is_that_of_plain_autocast(name: str):
     for parameter, gradient, other in zip(model.parameters, gradients, weighted, strict=True):
         assert torch.equal(parameter.grad, gradient)
         assert torch.allclose(gradient, other, rtol=0.1, atol=0.05 * float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "layer, options",
+    [
+        ("LSTM", {}),
+        ("LSTM", {"bidirectional": True}),
+        ("LSTM", {"num_layers": 2, "dropout": 0.3}),
+        ("GRU", {}),
+        (None, {}),
+    ],
+    ids=["lstm", "both ways", "two layers", "gru", "numpy"],
+)
+def test_a_precision_without_gradients_is_rejected_before_the_first_round(
+    layer: str | None, options: dict[str, Any], precision: str, tmp_path: Path
+):
+    def trained() -> int:
+        module = ThroughNumpy() if layer is None else Recurrent(layer, **options)
+        table = {"rounds": 1, "participation.count": 2, "local.precision": precision}
+        return len(fedmpi.run(table, model=module, out=tmp_path / "run").records)
+
+    if precision == "float32" or (layer is not None and in_bfloat16(layer, **options)):
+        assert trained() == 1
+    else:
+        with pytest.raises(UserError, match=r'local.precision = "bfloat16" is not possible .* = "float32".$'):
+            trained()
+        assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_an_engine_leaves_the_model_as_it_was_for_probes_and_evaluation():

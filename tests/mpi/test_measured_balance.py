@@ -13,7 +13,8 @@ from tests.mpi.launch import run_mpi
 PROGRAM = Path(__file__).parent / "measured_balance.py"
 SMALL = (
     "preset=fedavg participation.count=12 rounds=10 logging.tensorboard=false topology.placement=shared "
-    "server.trains=never local.engine=sequential local.batch_size=10 local.epochs=1"
+    "server.trains=never local.engine=sequential local.batch_size=10 local.epochs=1 "
+    "model.activation=tanh"
 )
 SAMPLED = f"{SMALL} samples.rule=bernoulli samples.wanted=300"
 RUNS = [

@@ -14,6 +14,7 @@ WIDE = (
     "participation.count=6",
     "data.shards=tests.mpi.wide_digits:wide_digits",
     "model.hidden=[256,12]",
+    "model.activation=tanh",
     "local.engine=batched",
     "local.epochs=2",
     "local.batch_size=9",

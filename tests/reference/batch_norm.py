@@ -15,6 +15,6 @@ def batch_norm_mlp(description: DataDescription, width: int = 10) -> nn.Module:
         nn.Flatten(),
         nn.Linear(math.prod(description.feature_shape), width),
         nn.BatchNorm1d(width),
-        nn.ReLU(),
+        nn.Tanh(),
         nn.Linear(width, description.classes),
     )

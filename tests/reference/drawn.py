@@ -12,12 +12,14 @@ from fedmpi.config import build_config, config_table
 from tests.end_to_end.combinations import CHOICES, Choices
 
 MODELS: list[dict[str, Any]] = [
-    {"name": "mlp", "hidden": [12]},
-    {"name": "mlp", "hidden": [10], "dropout": 0.25, "activation": "tanh"},
-    {"name": "mlp", "hidden": [10], "dropout": 0.3},
+    {"name": "mlp", "hidden": [12], "activation": "tanh"},
+    {"name": "mlp", "hidden": [10], "dropout": 0.25, "activation": "sigmoid"},
+    {"name": "mlp", "hidden": [10], "dropout": 0.3, "activation": "gelu"},
     {"name": "tests.mpi.user_models:dropout_mlp", "width": 12},
     {"name": "tests.reference.batch_norm:batch_norm_mlp", "width": 10},
 ]
+"""All smooth: a rounding can switch a ReLU on or off."""
+DOUBLE = "tests.reference.double_model:double_perceptron"
 ELSEWHERE: Choices = {
     "participation": {"noise": ["nearest", "singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
     "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
@@ -88,6 +90,8 @@ def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config 
         table["aggregation"]["optimizer"] = ["sgd", "momentum"][seed % 2]
     if table["transport"]["kind"] == "topk":
         table["data"]["normalise"] = False  # else pixels that are always dark have gradients that are exactly alike
+    if table["aggregation"]["optimizer"] == "yogi":  # a rounding in float32 can turn its sign
+        table["model"], table["data"]["normalise"] = {"name": DOUBLE}, False
     if table["model"]["name"].endswith("batch_norm_mlp"):  # which fails on a batch of one sample
         table["data"] = {"shards": "digits:clients=9,partition=iid"}
         table["samples"], table["local"]["batch_size"] = {"rule": "all"}, "all"

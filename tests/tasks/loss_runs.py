@@ -18,6 +18,7 @@ SMALL = {
     "rounds": 3,
     "data.shards": "digits:clients=9,alpha=0.5",
     "model.hidden": [12],
+    "model.activation": "tanh",
     "participation.count": 6,
     "cluster.threads": 1,
 }
