@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from fedmpi.cluster.launcher import short_version, start_mpi
+from fedmpi.cluster.launcher import library_version, short_version
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.errors import UserError
 
@@ -88,24 +88,21 @@ def stopped() -> bool:
 
 
 def refuse_fatal_losses() -> None:
-    """Make sure that this job outlives the death of a rank; one process alone needs nothing for that.
+    """Make sure that this job, or one that this process starts, survives the death of a rank.
 
     Raises
     ------
     UserError
         It does not: what to start it with.
     """
-    mpi = start_mpi()
-    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
-        return
-    why = why_fatal(mpi.Get_library_version(), os.environ)
+    why = why_fatal(library_version(), os.environ)
     if why is not None:
         raise UserError(f'cluster.on_rank_failure = "shrink" needs {why}')
 
 
 def why_fatal(library: str, environ: Mapping[str, str]) -> str | None:
     """What a job of this MPI library, launched with these variables, lacks to outlive the death of a rank, if any."""
-    name = short_version(library)
+    name = short_version(library) or "a process without MPI"
     if not name.startswith(OPEN_MPI):
         return (
             f"Open MPI 5, started as `mpiexec {OPTION}`; this is {name}, with which the death of a rank ends the job: "

@@ -33,6 +33,12 @@ FEEDBACK = {"transport.kind": "topk", "transport.fraction": 0.1, "transport.erro
 ADAM = {"aggregation.optimizer": "adam", "evaluation.every": 2}
 
 
+@pytest.fixture(autouse=True)
+def survivable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that survives a death: as if started by Open MPI's mpiexec --with-ft ulfm."""
+    monkeypatch.setattr(recovery, "refuse_fatal_losses", lambda: None)
+
+
 @pytest.fixture
 def dies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rounds in which a rank "dies", each once: before the server's step in odd ones, after it in even ones."""
