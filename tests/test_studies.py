@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
 import subprocess
@@ -210,6 +211,23 @@ def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[...,
         assert "Those runs are separate groups" in command("compare", "runs").text
         edit(home / "own_study/helper.py", "STEP = 2", "STEP = 3")
         assert command("sweep", "study.toml").code == 0, "all runs are finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_on_a_terminal_a_sweep_asks_whether_to_mix_sources(answer: str, home: Path) -> None:
+    tables = {**SWEEP, "sweep": {"seed": [0, 1], "participation.clients": ["own_study.sampler:first"]}}
+    Path("study.toml").write_text(tomli_w.dumps(tables))
+    words = [sys.executable, "-m", "fedmpi", "sweep", "study.toml"]
+    subprocess.run([*words, "--index", "0"], check=True, capture_output=True)
+    edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
+    ours, theirs = pty.openpty()
+    asked = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+    os.write(ours, f"{answer}\n".encode())
+    _, error = asked.communicate(timeout=120)
+    assert asked.returncode == (0 if answer == "y" else 2), error
+    assert b"Start the others all the same?" in os.read(ours, 1 << 16)
+    assert len(list(Path("runs/study").glob("*/summary.json"))) == (2 if answer == "y" else 1)
 
 
 # A study that is moved
@@ -436,7 +454,9 @@ def test_a_report_of_unfinished_runs_does_not_say_that_their_data_differ(
     study: Path, tmp_path: Path, command: Callable[..., Said]
 ) -> None:
     pytest.importorskip("vl_convert")
-    assert command("report", study, "--out", tmp_path / "page.html").code == 0
+    shutil.copytree(study, tmp_path / "study")
+    fedmpi.run("fedavg", {**SMALL, "seed": 2}, data="digits:clients=6", out=tmp_path / "study/finished")
+    assert command("report", tmp_path / "study", "--out", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
     assert "not finished, but shown" in page and "data are not the same" not in page
 

@@ -69,7 +69,7 @@ def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Calla
         if choices not in now:
             now[choices] = digests(part_sources(run.config))
         for file, digest in now[choices].items():
-            if before.get(file) != digest:
+            if before.get(file, digest) != digest:  # an older version kept fewer files
                 changed.setdefault(file, []).append(run)
     words = "; ".join(
         f"{file} of {components_from(file, [flat_table(run.config) for run in ran])} is not the file that "
