@@ -159,8 +159,10 @@ def uniform(
     ----------
     noisy : float
         Probability that a client is noisy.
-    low, high : float
-        Bounds of a noisy client's rate.
+    low : float
+        Lowest rate of a noisy client.
+    high : float
+        Highest rate of a noisy client.
     """
     rows, rates = _noisy_rows(owners, generator, noisy, low, high)
     changed = labels.copy()
@@ -187,8 +189,10 @@ def pair(
     ----------
     noisy : float
         Probability that a client is noisy.
-    low, high : float
-        Bounds of a noisy client's rate.
+    low : float
+        Lowest rate of a noisy client.
+    high : float
+        Highest rate of a noisy client.
     """
     rows, rates = _noisy_rows(owners, generator, noisy, low, high)
     changed = labels.copy()

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmpi.api import Run, load_run, load_runs, run
+    from fedmpi.api import Run, load_run, run
     from fedmpi.clients.cohort import Cohort
     from fedmpi.common.decorators import client_sampler, combiner, row_rule, server_optimizer, weights
     from fedmpi.common.errors import ClientFailure, PartFailure, UserError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
+    from fedmpi.results.loading import frame, load_runs
     from fedmpi.sweeps.from_python import sweep
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "client_sampler",
     "combiner",
+    "frame",
     "load_run",
     "load_runs",
     "parts",
@@ -52,7 +54,8 @@ _HOMES = {
     "LocalAlgorithm": "fedmpi.local.algorithm",
     **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
     **dict.fromkeys(("ClientFailure", "PartFailure", "UserError"), "fedmpi.common.errors"),
-    **dict.fromkeys(("Run", "load_run", "load_runs", "run"), "fedmpi.api"),
+    **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
+    **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
     "parts": "fedmpi.common.registry",
     "sweep": "fedmpi.sweeps.from_python",
     **dict.fromkeys(

@@ -10,8 +10,6 @@ The command line is this function with printing, signals and exit codes around i
 
 from __future__ import annotations
 
-import glob
-import importlib
 import json
 import os
 import threading
@@ -43,6 +41,7 @@ from fedmpi.records.client_table import Columns, concatenated, read_clients
 from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
+from fedmpi.records.moved import sources_of, with_found_shards
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.reading import ending_of, read_records, read_summary
 from fedmpi.records.recorder import open_recorder
@@ -84,6 +83,11 @@ class Run:
         self.ending = ending
         self._config, self._records, self._model, self._clients = config, records, model, clients
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end: with all rounds, or before them because `on_round` ended it."""
+        return self.ending != "stopped"
+
     @cached_property
     def config(self) -> Config:
         """What was run, complete."""
@@ -112,18 +116,10 @@ class Run:
         return self._clients()
 
     def frame(self) -> Any:
-        """The records as a pandas table, a row a round.
+        """The records as a pandas table, one row per round."""
+        from pandas import DataFrame  # slow to import
 
-        Raises
-        ------
-        UserError
-            pandas is not installed.
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise UserError("a table of the records needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self.records)
+        return DataFrame(self.records)
 
     def __repr__(self) -> str:
         final = self.summary.get("final", {})
@@ -199,6 +195,7 @@ def run(
         after.enter_context(process_as_before())
         if progress:
             after.enter_context(shown_warnings())
+        after.enter_context(sources_of(config))
         with ending_together():
             wanted = _Wanted.checked(out, resume, on_round, progress, stop)
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
@@ -275,13 +272,21 @@ def _configured(
         for key, value in (("data.shards", data), ("model.name", model))
         if value is not None
     }
-    return given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
+    for key in objects:
+        if isinstance(overrides, Mapping) and key in overrides:
+            raise UserError(
+                f"{key.partition('.')[0]}= and {key} of the overrides say the same in two ways. Keep one of them"
+            )
+    found = given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
+    return with_found_shards(Path(config), found) if isinstance(config, str | Path) else found
 
 
 @_exits_refused()
 def _run(experiment: Experiment, wanted: _Wanted, rearm: Callable[[], None]) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
-    recorder = open_recorder(cluster, wanted.folder, config, wanted.resume, experiment.model.module)
+    recorder = open_recorder(
+        cluster, wanted.folder, config, wanted.resume, experiment.model.module, experiment.data_facts.digest
+    )
     try:
         with _exits_refused():  # here, so that the log tells what it makes of them
             log_setup(experiment)
@@ -345,13 +350,19 @@ def load_run(folder: str | Path) -> Run:
     rounds = summary["final"]["round"] + 1 if "round" in summary.get("final", {}) else None
     return Run(
         summary,
-        config=lambda: Config.load(kept / path.name),
+        config=lambda: _config_of(kept / path.name),
         records=lambda: _records(kept, rounds),
         model=lambda: _rebuilt(kept, summary),
         clients=lambda: read_clients(kept),
         folder=folder,
         ending=ending,
     )
+
+
+def _config_of(path: Path) -> Config:
+    """The configuration in RUN/config.toml, its shards named where they are now."""
+    with sources_of(path):
+        return with_found_shards(path, Config.load(path), strict=False)
 
 
 def _records(folder: Path, rounds: int | None) -> list[Record]:
@@ -371,26 +382,6 @@ def _records(folder: Path, rounds: int | None) -> list[Record]:
     return records
 
 
-def load_runs(pattern: str | Path) -> list[Run]:
-    """The runs in all folders that a pattern names, as `runs/fedavg-*`, in the order of their names.
-
-    Where none of these is a run's own, those in the folders within them, as a sweep makes them.
-
-    Raises
-    ------
-    UserError
-        There is no run among them.
-    """
-    whole = Path(pattern)
-    named = [whole] if whole.is_dir() else sorted(map(Path, glob.glob(str(pattern))))
-    within = [child for folder in named if folder.is_dir() for child in sorted(folder.iterdir())]
-    runs, below = ([folder for folder in among if (folder / "config.toml").is_file()] for among in (named, within))
-    found = runs or below
-    if not found:
-        raise UserError(f"no folder named {pattern} holds a run, or folders of runs")
-    return [load_run(folder) for folder in found]
-
-
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:
     """The network of a finished run: built as its configuration says, with the values of model.safetensors.
 
@@ -400,18 +391,19 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")
     if "data" not in summary:
         raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
-    table = read_toml(folder / "config.toml")
-    config = given_config("fedavg", {key: table[key] for key in ("seed", "model") if key in table})
-    try:
-        description = DataDescription.of(summary["data"])
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
-    try:
-        module = build(config.model.name, config.model.options, description, config.seed)
-    except UserError as error:
-        raise UserError(
-            f"{error}. If the run was given a network itself, no folder can build it again: load the values of "
-            f"{folder / 'model.safetensors'} into it"
-        ) from error
+    with sources_of(folder / "config.toml"):
+        table = read_toml(folder / "config.toml")
+        config = given_config("fedavg", {key: table[key] for key in ("seed", "model") if key in table})
+        try:
+            description = DataDescription.of(summary["data"])
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
+        try:
+            module = build(config.model.name, config.model.options, description, config.seed)
+        except UserError as error:
+            raise UserError(
+                f"{error}. If the run was given a network itself, no folder can build it again: load the values of "
+                f"{folder / 'model.safetensors'} into it"
+            ) from error
     load_model(module, folder / "model.safetensors")
     return module.eval()

@@ -26,6 +26,7 @@ from fedmpi.config import Config, config_toml, key_descriptions, load_config, pr
 from fedmpi.config.layers import assignments, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
+from fedmpi.records.moved import sources_of, with_found_shards
 
 app = typer.Typer(
     name="fedmpi",
@@ -83,11 +84,12 @@ def train(
 
     Example: mpiexec -n 3 fedmpi train --set preset=fedavg --set rounds=20 --out runs/first
     """
-    loaded = _load(config, settings)
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
-    folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _train(context.obj, loaded, folder, resume)
+    with sources_of(config):
+        loaded = _load(config, settings)
+        folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return _train(context.obj, loaded, folder, resume)
 
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
@@ -172,6 +174,9 @@ def sweep(
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="R", help="Ranks of every run.")] = None,
     prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
+    mix_sources: Annotated[
+        bool, typer.Option("--mix-sources", help="Start runs although others ran with another source of a component.")
+    ] = False,
 ) -> int:
     """Run what a file describes, crossed lists and named variants; started again, it goes on where it was.
 
@@ -203,6 +208,8 @@ def sweep(
     if dry_run:
         show_plan(planned, runs, *runner.look_over(planned, runs))
         return 0
+    if not prepare_only:
+        runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
     if launched:
         [run] = runs
         if look(run).state == "finished":
@@ -223,6 +230,13 @@ def sweep(
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.show_line, shown.done, shown.working)
     shown.table(planned, outcomes)
     return runner.exit_code(outcomes)
+
+
+def _agreed(words: str) -> bool:
+    """Whether the user agrees to start runs with other sources than before; false where no terminal can ask."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or world_rank() is not None:
+        return False
+    return typer.confirm(f"{words}. Start the others all the same? `fedmpi compare` keeps them apart.")
 
 
 @app.command()
@@ -347,10 +361,11 @@ def show(
                 print(paragraph(f"{key} (default: {default})", further="    "))
                 print(paragraph(description, "    "))
         return
-    loaded = _load(config, settings)
-    for remark in remarks(flat_table(loaded)):
-        print(f"# {remark}")
-    print(config_toml(loaded), end="")
+    with sources_of(config):
+        loaded = _load(config, settings)
+        for remark in remarks(flat_table(loaded)):
+            print(f"# {remark}")
+        print(config_toml(loaded), end="")
 
 
 @app.command()
@@ -444,7 +459,8 @@ def submit(
     if config is None and not settings:
         _load(config, settings)  # refuses
     folder = out or Path("runs") / f"{config.stem if config else 'job'}-{time.strftime('%Y%m%d-%H%M%S')}"
-    ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
+    with sources_of(config):
+        ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
     if dry_run:
         print(ready.script, end="")
         return
@@ -489,7 +505,8 @@ def prepare(context: typer.Context) -> int:
 def _load(config: Path | None, settings: list[str] | None) -> Config:
     if config is None and not settings:
         raise UserError("nothing to run: give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
-    return load_config(config, settings or [])
+    loaded = load_config(config, settings or [])
+    return loaded if config is None else with_found_shards(config, loaded)
 
 
 def _run_name(path: Path | None, config: Config) -> str:

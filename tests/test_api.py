@@ -110,12 +110,6 @@ def test_the_records_as_a_table(plain: fedmpi.Run):
     assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
 
 
-def test_without_pandas_a_table_is_refused_with_what_to_install(plain: fedmpi.Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(fedmpi.UserError, match="pip install pandas"):
-        plain.frame()
-
-
 # What is run
 
 
@@ -147,12 +141,6 @@ def test_a_configuration_is_filled_by_its_preset():
 
 def preset_table(name: str) -> dict[str, Any]:
     return next(preset.table for preset in fedmpi.presets() if preset.name == name)
-
-
-def test_what_is_given_as_data_takes_the_place_of_the_key():
-    keys = {"data.shards": "digits:clients=9", "rounds": 1, "participation.count": 2}
-    run = small(more=keys, data="digits:clients=7")
-    assert run.config.data.shards == "digits:clients=7" and run.summary["clients"] == 7
 
 
 def test_keys_over_a_complete_configuration_replace_its_own():

@@ -93,24 +93,6 @@ def test_a_count_replaces_the_fraction_of_the_preset():
     assert config.participation.fraction is None
 
 
-@pytest.mark.parametrize(
-    ("table", "written", "setting"),
-    [
-        ("participation", "count = 5", "participation.fraction=0.5"),
-        ("participation", "fraction = 0.5", "participation.count=5"),
-        ("local", "epochs = 2", "local.steps=3"),
-        ("local", "steps = 3", "local.epochs=2"),
-    ],
-)
-def test_a_setting_replaces_the_alternative_that_the_file_gives(tmp_path: Path, table: str, written: str, setting: str):
-    path = tmp_path / "run.toml"
-    path.write_text(f'preset = "fedavg"\n[{table}]\n{written}\n')
-    key, value = setting.split("=")
-    part = getattr(load_config(path, [setting]), table)
-    assert getattr(part, written.split(" ")[0]) is None
-    assert getattr(part, key.partition(".")[2]) == float(value)
-
-
 def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
     config = from_settings("preset=fedsampling", "samples.rule=all")
     assert config.samples.wanted is None
@@ -266,15 +248,6 @@ def test_a_refused_value_is_named_with_its_key_and_where_it_comes_from(tmp_path:
         with pytest.raises(UserError) as caught:
             call()
         assert str(caught.value) == wrong.format(origin)
-
-
-def test_two_keys_that_exclude_each_other_are_refused(tmp_path: Path):
-    path = tmp_path / "run.toml"
-    path.write_text('preset = "fedavg"\n[participation]\ncount = 3\nfraction = 0.2\n')
-    with pytest.raises(
-        UserError, match=r"^participation.count and participation.fraction are both set: keep one of them$"
-    ):
-        load_config(path)
 
 
 def test_a_missing_and_a_malformed_file_are_named(tmp_path: Path):

@@ -135,8 +135,10 @@ class Adam(_Decaying):
     ----------
     lr : float
         η, the server's learning rate.
-    beta1, beta2 : float
-        Decay of the moment.
+    beta1 : float
+        Decay of the first moment.
+    beta2 : float
+        Decay of the second moment.
     tau : float
         τ, the degree of adaptivity; v starts at τ².
     """
@@ -153,8 +155,10 @@ class Yogi(_Decaying):
     ----------
     lr : float
         η, the server's learning rate.
-    beta1, beta2 : float
-        Decay of the moment.
+    beta1 : float
+        Decay of the first moment.
+    beta2 : float
+        Decay of the second moment.
     tau : float
         τ, the degree of adaptivity; v starts at τ².
     """

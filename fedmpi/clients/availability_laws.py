@@ -146,8 +146,10 @@ class TimeOfDay:
 
     Parameters
     ----------
-    probability, lowest : float
-        Highest and lowest probability.
+    probability : float
+        Highest probability.
+    lowest : float
+        Lowest probability.
     period : float
         Rounds of one day.
     """

@@ -8,7 +8,8 @@ return the same type.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -83,6 +84,8 @@ class Cohort:
         Who was there; None where all were.
     wanted : int, optional
         K, the samples wanted of all participants together, where weights are asked: samples.wanted, or all they have.
+    numbers : mapping of str to float
+        Further numbers of a custom sampler for the record of the round, where they are called sampler_NAME.
     """
 
     clients: Ints
@@ -92,6 +95,7 @@ class Cohort:
     strata: StrataSummary | None = None
     presence: Presence | None = None
     wanted: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given: Any = self

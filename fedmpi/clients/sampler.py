@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,6 +189,11 @@ class ClientSampler:
                     "(0, 1]; expected numbers of draws, which may be more, need a multiplicity beside them in every "
                     "round, also where all draws differ",
                 )
+        wrong = [name for name, value in cohort.numbers.items() if not _is_finite(value)]
+        if wrong:
+            raise self._refused(
+                view, f"returned numbers[{wrong[0]!r}] = {cohort.numbers[wrong[0]]!r}: return finite numbers"
+            )
         found, first, back = np.unique(clients, return_index=True, return_inverse=True)
         return Cohort(
             found.astype(np.int64),
@@ -195,6 +201,7 @@ class ClientSampler:
             np.bincount(back, times, minlength=len(found)).astype(np.int64),
             cohort.stratum[first] if cohort.stratum is not None and len(cohort.stratum) == len(clients) else None,
             cohort.strata,
+            numbers=cohort.numbers,
         )
 
     def _clients(self, found: Any, view: View, what: str) -> Ints:
@@ -234,6 +241,10 @@ class ClientSampler:
 
     def _refused(self, view: View, problem: str) -> PartFailure:
         return refuse_result(self.part, problem, view.round)
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, int | float | np.generic) and np.asarray(number).dtype.kind in "biuf" and isfinite(number)
 
 
 def _shown(found: Any) -> str:

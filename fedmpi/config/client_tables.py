@@ -172,7 +172,10 @@ class ParticipationTable(OpenTable):
                 f'participation.clients = "{sampler.name}" needs to know how many: set participation.count or .fraction'
             )
         if self.count is not None and self.fraction is not None:
-            return "participation.count and participation.fraction are both set: keep one of them"
+            return (
+                f"participation.count = {self.count} and participation.fraction = {self.fraction} say the same in two "
+                "ways. Keep one of them"
+            )
         by_norm = "norms" in sampler.marks.get("needs", ()) or (sampler.name, self.draw) == ("stratified", "importance")
         if by_norm and self.features == "label-histogram":
             return (
@@ -268,5 +271,6 @@ class LocalTable(OpenTable):
 
     def refusal(self) -> str | None:
         if self.epochs is not None and self.steps is not None:
-            return "local.epochs and local.steps are both set: keep one of them"
+            both = f"local.epochs = {self.epochs} and local.steps = {self.steps}"
+            return f"{both} say the same in two ways. Keep one of them"
         return None

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.registry import KINDS, Part, resolve
-from fedmpi.config.base import Table, Values
+from fedmpi.config.base import ALTERNATIVES, Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.choices import (
     check_options,
@@ -160,7 +160,6 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     user: Values = {}
     for origin, table in layers:
         flat = taken_apart(flatten(table, origin), tables_by_name())
-        drop_alternatives(user, flat)
         put_over(user, flat)
         origins.update(dict.fromkeys(flat, origin))
     values: Values = {}
@@ -174,6 +173,7 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
         refuse_values_of_digits(values, user)
     elif user.get("preset") is not None:
         values = preset_values(str(user["preset"]), user)
+    _drop_repeated(user, values, origins)
     drop_alternatives(values, user)
     older = dict(values)
     put_over(values, user)
@@ -182,6 +182,18 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     _refuse_meaningless(config, origins)
     kept = {key: value for key, value in values.items() if why_meaningless(config, key) is None}
     return _validate(kept | option_values(config), origins)
+
+
+def _drop_repeated(user: Values, preset: Values, origins: Mapping[str, str]) -> None:
+    """Let a later layer set the alternative of a preset's value that a complete configuration repeats, such as a run's.
+
+    Two alternatives that a user chose are both kept: the table that holds them rejects them.
+    """
+    for pair in ALTERNATIVES:
+        for key, other in (pair, pair[::-1]):
+            repeats = key in preset and user.get(key) == preset[key] and origins[key] == origins["preset"]
+            if repeats and other in user and origins[other] != origins[key]:
+                del user[key]
 
 
 def _validate(values: Values, origins: dict[str, str]) -> Config:

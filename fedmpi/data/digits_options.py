@@ -17,8 +17,8 @@ from fedmpi.common.registry import register
 class DigitsOptions:
     """The 1,797 handwritten digits that come with scikit-learn, given to clients; no file is needed.
 
-    In their place `data.shards` may name a folder that `python -m data_prep` wrote. Options may also stand in the name,
-    "digits:clients=50,partition=iid"; those beside it count.
+    `data.shards` may also name a folder that `python -m data_prep` wrote. Options may be written in the name as well,
+    "digits:clients=50,partition=iid".
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class DigitsOptions:
 
 
 def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
-    """The options in ``"digits:clients=50,partition=iid"`` with `options` over them, checked; raises `UserError`."""
+    """The options in ``"digits:clients=50,partition=iid"`` and those in `options`, checked; raises `UserError`."""
     written = where.split(":", 1)[1] if ":" in where else ""
     given: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in written.split(","))):
@@ -47,6 +47,10 @@ def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
         if not equals:
             raise UserError(f"{item!r} in data.shards = {where!r} is not key=value: write e.g. digits:clients=50")
         given[key.strip()] = value.strip()
+    for key in given.keys() & options.keys():
+        raise UserError(
+            f"data.shards = {where!r} and data.{key} = {options[key]!r} say the same in two ways. Keep one of them"
+        )
     given.update(options)
     kinds: dict[str, Callable[[Any], Any]] = {key: type(value) for key, value in asdict(DigitsOptions()).items()}
     values = {}

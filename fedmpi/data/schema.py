@@ -7,6 +7,7 @@ The only thing that data_prep (which writes) and fedmpi (which reads) agree on; 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -307,6 +308,31 @@ class Manifest:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])
         return entries
+
+    def identity(self) -> dict[str, str]:
+        """What identifies the data: every entry but the command that made them and the words about them."""
+        words = {
+            "command",
+            "notes",
+            "licence",
+            "citation",
+            "understood",
+            "duplicates",
+            "train",
+            "test",
+            "val",
+            "extras",
+            "words",
+            "vectors",
+        }
+        entries = {key: value for key, value in self.as_dict().items() if key not in words}
+        facts = {f"manifest.json, {key}": json.dumps(value) for key, value in entries.items()}
+        return facts | {f"manifest.json, {file.name} (sha256)": file.sha256 for file in self.files()}
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what identifies the data: data prepared anew, in another way, have another."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def files(self) -> list[ShardFile]:
         """Every file of the folder but the manifest."""

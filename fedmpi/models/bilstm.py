@@ -52,12 +52,18 @@ def lstm(
     ----------
     description : DataDescription
         Texts of L token ids, 0 = padding.
-    dimension, units, layers : int
-        Size of a word vector, of the state, and the number of stacked layers; ours, since the paper gives none.
+    dimension : int
+        Size of a word vector; our choice, since the paper gives none.
+    units : int
+        Size of the state; our choice.
+    layers : int
+        Stacked layers; our choice.
     dropout : float
         Before the dense layer.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------
@@ -101,14 +107,18 @@ def bilstm(
     ----------
     description : DataDescription
         Texts of L token ids.
-    dimension, units : int
-        Size of a word vector and of the state in each direction.
+    dimension : int
+        Size of a word vector.
+    units : int
+        Size of the state in each direction.
     dropout : float
         After the LSTM and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------

@@ -117,8 +117,10 @@ def causal_transformer(
         Texts of L token ids; of a classification the last position predicts the class.
     dimension : int
         Size of the vector of a token, a multiple of `heads`.
-    heads, layers : int
-        Of the attention, and of blocks.
+    heads : int
+        Heads of the attention.
+    layers : int
+        Blocks.
     widening : int
         Units of the dense layer of a block, in multiples of `dimension`.
     dropout : float

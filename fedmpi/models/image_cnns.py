@@ -75,8 +75,10 @@ def cifar_cnn(
         Images, e.g. (3, 32, 32).
     hidden : int
         Units of the dense ReLU layer.
-    dropout, dense_dropout : float
-        After each block; before the output.
+    dropout : float
+        Dropout after each block.
+    dense_dropout : float
+        Dropout before the output.
 
     Raises
     ------

@@ -81,8 +81,12 @@ def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 
     ----------
     description : DataDescription
         Texts of L token ids.
-    dimension, units, layers : int
-        Size of a character's vector, of the states, and the number of stacked layers.
+    dimension : int
+        Size of a character's vector.
+    units : int
+        Size of the states.
+    layers : int
+        Stacked layers.
 
     Raises
     ------
@@ -115,12 +119,18 @@ def word_lstm(
     ----------
     description : DataDescription
         Texts of L token ids.
-    dimension, units, layers : int
-        Size of a word's vector, of the states, and the number of stacked layers.
+    dimension : int
+        Size of a word vector.
+    units : int
+        Size of the states.
+    layers : int
+        Stacked layers.
     projection : int
         Units of the dense layer before the logits; 0 = none.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------

@@ -41,8 +41,10 @@ def text_cnn(
         Words under a filter; none may exceed L.
     dropout : float
         Before the dense layer; Kim uses 0.5.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------
@@ -91,14 +93,20 @@ def fedsampling_text_cnn(
     ----------
     description : DataDescription
         Texts of L token ids; the paper cuts titles to L = 30.
-    dimension, filters, width : int
-        Word vectors of 300 values, 400 filters over 3 words.
+    dimension : int
+        Size of a word vector.
+    filters : int
+        Filters of the convolution.
+    width : int
+        Words that a filter covers.
     dropout : float
         After the convolution and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E); the paper keeps GloVe's as they are (`frozen = true`).
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are; the paper keeps those of GloVe.
 
     Raises
     ------

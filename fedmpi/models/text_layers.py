@@ -171,8 +171,10 @@ def pooled_classifier(
         After the encoder and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------

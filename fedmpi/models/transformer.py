@@ -69,14 +69,18 @@ def transformer(
         Texts of L token ids.
     dimension : int
         Size of a word vector.
-    heads, head_size : int
-        20 heads of 20 values.
+    heads : int
+        Heads of the attention.
+    head_size : int
+        Values of a head.
     dropout : float
         After the attention and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
-    vectors, frozen : str, bool
-        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+    vectors : str
+        Word vectors to start from (.npy, vocabulary × E).
+    frozen : bool
+        Whether the word vectors stay as they are.
 
     Raises
     ------

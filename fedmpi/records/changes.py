@@ -14,6 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.config import Config, config_toml
 from fedmpi.config.writing import differences
+from fedmpi.records.moved import SHARDS, digest_of, recorded_digest
 
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
 NOT_WITH_THESE = {
@@ -65,7 +66,8 @@ def changes_since(path: Path, config: Config) -> Changes:
         raise UserError(f"{path} is damaged ({error}): choose another --out") from None
     refused = []
     for key, there, here in differing:
-        reason = _why_not(key, config)
+        same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.shards) is not None
+        reason = None if same else _why_not(key, config)
         if reason is not None:
             refused.append(f"{key}: {there} there, {here} here{reason}")
     if refused:

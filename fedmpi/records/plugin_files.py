@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib
 import inspect
 import logging
 import os
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -145,6 +149,54 @@ def digests(sources: dict[str, bytes]) -> dict[str, str]:
     return {name: _digest(content) for name, content in sorted(sources.items())}
 
 
+def kept_digests(run: Path) -> dict[str, str]:
+    """File name → SHA-256 of the copies in RUN/plugins."""
+    folder = run / FOLDER
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py") if path.is_file()}
+    return {name: _digest(path.read_bytes()) for name, path in sorted(found.items())}
+
+
+@contextmanager
+def kept_sources(run: Path) -> Iterator[None]:
+    """Within, the modules of which RUN/plugins holds a copy are imported from there, unless they are the same files."""
+    folder = run.resolve() / FOLDER
+    kept = {module: digest for name, digest in kept_digests(run).items() if (module := _module_of(name))}
+    if all(_digest_of_module(name) == digest for name, digest in kept.items()):
+        yield
+        return
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    others = {name: sys.modules.pop(name) for name in kept if name in sys.modules}
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in kept:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
+        sys.dont_write_bytecode = writes
+
+
+def _module_of(file: str) -> str:
+    """The module that is imported from a file of RUN/plugins; "" where it holds the text of one component."""
+    parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
+    return ".".join(parts) if all(map(str.isidentifier, parts)) else ""
+
+
+def _digest_of_module(name: str) -> str | None:
+    """The SHA-256 of the file that a module is, or would be, imported from; None where there is none."""
+    path = _own_file(name, sys.modules.get(name), left_out=()) or _file_on_path(name, [*sys.path, os.getcwd()])
+    return None if path is None else _digest(path.read_bytes())
+
+
+def _file_on_path(name: str, folders: Sequence[str]) -> Path | None:
+    """The source file of a module in the first of some folders that has one."""
+    way = name.replace(".", "/")
+    ends = (Path(folder or ".") / end for folder in folders for end in (f"{way}/__init__.py", f"{way}.py"))
+    return next((path.resolve() for path in ends if path.is_file()), None)
+
+
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
     """Copy the sources into RUN/plugins; of a run that goes on, compare them with the copies.
 
@@ -196,7 +248,7 @@ def _digest(content: bytes) -> str:
 
 
 def _reached(part: Part) -> dict[str, Path]:
-    """Module name → file of the part's module and of the user's modules whose names it uses, and theirs."""
+    """Module name → file of the part's module, the packages around it, and the user's modules that these import."""
     written = as_written(part.object)
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
@@ -210,7 +262,24 @@ def _reached(part: Part) -> dict[str, Path]:
             used = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             if isinstance(used, str):
                 waiting.append(used)
+        waiting += [*_imported(module, path), *([name.rpartition(".")[0]] if "." in name else [])]
     return found
+
+
+def _imported(module: ModuleType, path: Path) -> list[str]:
+    """What the import statements of a file may name: modules, and names that modules have."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # changed since it was imported
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    package = str(getattr(module, "__package__", "") or "")
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            whole = ".".join([*above, *([node.module] if node.module else [])])
+            names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def _loaded() -> dict[str, Path]:

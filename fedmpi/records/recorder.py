@@ -30,6 +30,7 @@ from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
+from fedmpi.records.moved import data_mark
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
 from fedmpi.records.run_log import RunLog
 from fedmpi.records.tracking import Trackers, open_trackers, refuse_unusable
@@ -79,6 +80,8 @@ class Recorder:
         Written as RUN/config.toml.
     resume : bool
         Continue the run that the folder holds, if it holds one.
+    data : str
+        The digest of the data.
 
     Raises
     ------
@@ -88,9 +91,10 @@ class Recorder:
         with other sources of the user's own parts.
     """
 
-    def __init__(self, folder: Path, config: Config, resume: bool):
+    def __init__(self, folder: Path, config: Config, resume: bool, data: str = ""):
         self.folder = folder
         self.config = config
+        self._mark = data_mark(config, data).encode() if data else b""
         refuse_unusable(config, folder)
         self.sources = part_sources(config, warns=True)
         self.changes = Changes()
@@ -118,7 +122,7 @@ class Recorder:
                 found = self._compare(resume)  # others may have written before they let go of it
                 keep_sources(self.folder, self.sources, resumed=found)
                 if not found:
-                    write_whole(self.folder / "config.toml", config_toml(self.config).encode())
+                    write_whole(self.folder / "config.toml", self._mark, config_toml(self.config).encode())
             except BaseException:
                 hold.release()
                 raise
@@ -213,7 +217,7 @@ class Recorder:
             for name in FINAL:  # the summary tells that there is a final model
                 (self.folder / name).unlink(missing_ok=True)
         if self.changes.keys:
-            write_whole(self.folder / "config.toml", self.changes.text(self.config, next_round))
+            write_whole(self.folder / "config.toml", self._mark, self.changes.text(self.config, next_round))
             for note in self.changes.noted(next_round)[len(self.changes.earlier) :]:
                 log.info(note.removeprefix("# "))
         self.history.changes = [note.removeprefix("# ") for note in self.changes.noted(next_round)]
@@ -362,7 +366,12 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def open_recorder(
-    cluster: Cluster, folder: Path | None, config: Config, resume: bool, model: nn.Module | None = None
+    cluster: Cluster,
+    folder: Path | None,
+    config: Config,
+    resume: bool,
+    model: nn.Module | None = None,
+    data: str = "",
 ) -> Recorder | None:
     """The recorder on rank 0, None on the others, and everywhere where rank 0 is given no folder.
 
@@ -376,7 +385,7 @@ def open_recorder(
             return None
         if model is not None:
             model_file(model)
-        made.append(Recorder(folder, config, resume))
+        made.append(Recorder(folder, config, resume, data))
         return made[0]
 
     try:

@@ -52,9 +52,9 @@ def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[st
 
 def _enough(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
     """As much of a group's name as tells it from the others."""
-    own = list(group.parts.values())
+    own = group.words
     for count in range(1, len(own)):
-        if sum(list(other.parts.values())[:count] == own[:count] for other in groups) == 1:
+        if sum(other.words[:count] == own[:count] for other in groups) == 1:
             return ", ".join(own[:count])
     return group.label
 

@@ -11,11 +11,15 @@ from typing import Any, Literal
 from fedmpi.common.errors import UserError
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.records.history import Record
+from fedmpi.records.moved import SHARDS, find_shards, recorded_digest
 from fedmpi.records.participants import largest_client
+from fedmpi.records.plugin_files import FOLDER, kept_digests
 from fedmpi.records.reading import ending_of, read_records, read_summary
 
 CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
 """Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
+SOURCES = f"{FOLDER}/"
+"""Begins the keys of source files."""
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
 
@@ -27,7 +31,8 @@ class OneRun:
     ----------
     folder : Path
     table : dict
-        The complete configuration, {"part.key": value}, as config.toml holds it.
+        The complete configuration, {"part.key": value}, as config.toml holds it, `data.shards` where they are now;
+        and by "plugins/FILE" the SHA-256 of each source file of the user's own components.
     records, summary : list of dict, dict
         As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished.
     ending : str
@@ -36,6 +41,8 @@ class OneRun:
         What differs between the runs of its sweep, by key; empty without one.
     failure : str
         Why it failed last, where a sweep has noted that.
+    data : str
+        Checksum of its shards; "" of other data.
     """
 
     folder: Path
@@ -45,6 +52,7 @@ class OneRun:
     ending: str
     labels: Record = field(default_factory=dict)
     failure: str = ""
+    data: str = ""
 
     @property
     def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
@@ -96,11 +104,17 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        inside = [path] if _is_run(path, planned) else sorted(_below(path, planned), key=_by_numbers)
+        inside = runs_in(path, planned=planned)
         if not inside:
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
     return list(found.values())
+
+
+def runs_in(*folders: Path, planned: bool = False) -> list[Path]:
+    """The folders that are a run's own, and of the others those below them that are, numbers in names by value."""
+    found = [[folder] if _is_run(folder, planned) else _below(folder, planned) for folder in folders]
+    return sorted(dict.fromkeys(one for inside in found for one in inside), key=_by_numbers)
 
 
 def _is_run(folder: Path, planned: bool) -> bool:
@@ -156,7 +170,10 @@ def _read(folder: Path) -> OneRun:
     largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
     if clients is not None and largest >= clients:
         raise UserError(f"{folder / 'metrics.jsonl'} cannot be read (client {largest} of {clients}): it is damaged")
-    return OneRun(folder, table, records, summary, ending, labels, failure)
+    if shards := find_shards(folder, str(table.get(SHARDS))):
+        table[SHARDS] = shards
+    table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
+    return OneRun(folder, table, records, summary, ending, labels, failure, recorded_digest(folder) or "")
 
 
 def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
@@ -167,9 +184,13 @@ def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys in which tables differ; one that a table lacks differs from any value."""
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
+    """The keys in which tables differ, source files last; a key that a table lacks differs from any value.
+
+    A source file that a table lacks does not differ: that run has another component.
+    """
+    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=lambda key: key.startswith(SOURCES))
+    values = {key: [table.get(key) for table in tables if key in table or not key.startswith(SOURCES)] for key in keys}
+    return [key for key in keys if any(value != values[key][0] for value in values[key])]
 
 
 def table_value(value: Any) -> str:

@@ -12,20 +12,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import KINDS
 from fedmpi.config import Config
 from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
-from fedmpi.config.own_options import chosen_by, is_fedmpis, may_be_own, open_kinds
+from fedmpi.config.own_options import chosen_by, is_fedmpis, listed_choices, may_be_own, open_kinds
 from fedmpi.records.changes import MAY_CHANGE
-from fedmpi.results.gather import OneRun
+from fedmpi.results.gather import SOURCES, OneRun, differing
 
 FolderKey = str
 """A run's folder, as text."""
 DATA = "data.shards"
 BARE = ("preset", DATA, "model.name")
 """Keys whose values say enough without the key."""
-UNSET = "unset"
-"""What tables show for a key that a run does not have."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
 """Keys that change nothing about what is learned."""
 
@@ -52,20 +51,24 @@ class SeedGroup:
 
     @property
     def parts(self) -> dict[str, str]:
-        """The same as parts of a name, by key: `lr = 0.1`, or the value alone where that says enough."""
-        ends = [key.rpartition(".")[2] for key in self.values]
+        """The same as parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
+        ends = [key.removeprefix(SOURCES) if _is_source(key) else key.rpartition(".")[2] for key in self.values]
         names = {key: end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)}
         return {
-            key: f"{names[key]} = {_or_unset(value)}" if _has_its_key(key) else _or_unset(value)
+            key: f"without {key}" if value is None else f"{names[key]} = {value}" if _has_its_key(key) else value
             for key, value in self.values.items()
         }
 
     @property
+    def words(self) -> list[str]:
+        """Its parts, `without local.lr` and such left out unless there are no others."""
+        given = [part for key, part in self.parts.items() if self.values[key] is not None]
+        return given or [*self.parts.values()]
+
+    @property
     def label(self) -> str:
-        """Its name in tables: its parts, `lr = unset` and such aside unless there are no others."""
-        parts = self.parts
-        given = [part for key, part in parts.items() if self.values[key] is not None or not _has_its_key(key)]
-        return ", ".join(given or parts.values())
+        """Its name in tables."""
+        return ", ".join(self.words)
 
     def is_called(self, name: str) -> bool:
         """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
@@ -115,7 +118,8 @@ def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlik
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
     blocks = []
     for values, together in found.items():
-        title = ", ".join(f"{key} = {_or_unset(value)}" for key, value in zip(keys, values, strict=True))
+        parts = [f"{key} = {value}" for key, value in zip(keys, values, strict=True) if value is not None]
+        title = ", ".join(parts or (f"without {key}" for key in keys))
         blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
     return blocks
 
@@ -132,7 +136,7 @@ def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str
         if other is not together:
             mixed = [key for key in keys if _value(other[0], key, data) != _value(together[0], key, data)]
             key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
-            one, two = (_or_unset(_value(pair[0], key, data)) for pair in (other, together))
+            one, two = (_value(pair[0], key, data) or f"without {key}" for pair in (other, together))
             raise UserError(
                 f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
                 f"--by {','.join([*by, key])} keeps them apart"
@@ -160,11 +164,12 @@ def _what_sets_apart(
 
     if by:
         return values_of(by, lambda run, key: _value(run, key, data))
-    labels = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
-    named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
-    if labels and all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
-        varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
-        return values_of(varied or labels, _labelled)
+    own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
+    for labels in (own, [*own, *filter(_is_source, keys)]) if own else ():
+        named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
+        if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
+            varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
+            return values_of(varied or labels, _labelled)
     ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
     chosen: list[str] = []
 
@@ -174,6 +179,10 @@ def _what_sets_apart(
     for key in ordered:
         if classes([*chosen, key]) > classes(chosen):
             chosen.append(key)
+    for group in groups:  # one that has none of these is named by what it has instead: epochs where others have steps
+        own = [key for key in ordered if _value(group[0], key, data) is not None]
+        if own and not set(own) & set(chosen):
+            chosen.append(own[0])
     return values_of(chosen or ["preset"], lambda run, key: _value(run, key, data))
 
 
@@ -185,10 +194,6 @@ def _of_the_measure(key: str) -> bool:
 def _has_its_key(key: str) -> bool:
     """Whether a value is named together with its key, and not alone, as that of a list of variants is."""
     return key not in BARE and ("." in key or key in all_keys())
-
-
-def _or_unset(value: str | None) -> str:
-    return UNSET if value is None else value
 
 
 def _labelled(run: OneRun, key: str) -> str | None:
@@ -242,22 +247,36 @@ def _shown(value: Any) -> str:
 
 
 def _differing(runs: Sequence[OneRun], data: dict[FolderKey, str]) -> list[str]:
-    """Keys in whose values the runs differ, without the seed."""
-    keys = dict.fromkeys(key for run in runs for key in run.table)
-    return [key for key in keys if key != "seed" and len({_value(run, key, data) for run in runs}) > 1]
+    """Keys in whose values the runs differ, without the seed; see `differing`."""
+    keys = dict.fromkeys(key for run in runs for key in run.table if key != "seed")
+    shown = ({key: _value(run, key, data) for key in keys if key in run.table or not _is_source(key)} for run in runs)
+    return differing(list(shown))
+
+
+def _is_source(key: str) -> bool:
+    return key.startswith(SOURCES)
 
 
 def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
-    """The data of each run, by its folder; partitions that are drawn anew for each seed have one name, with {seed}."""
-    shards = {str(run.folder): _near(str(run.table.get(DATA, "digits"))) for run in runs}
+    """The data of each run, by its folder: shards of one checksum have one name, whatever their folders.
+
+    Partitions that are drawn anew for each seed have one name, with {seed}. Shards that were prepared otherwise in the
+    same folder meanwhile have their checksums beside the name.
+    """
+    folders: dict[str, str] = {}
     seeds: dict[str, set[int]] = {}
+    checksums: dict[str, set[str]] = {}
     for run in runs:
-        seeds.setdefault(shards[str(run.folder)], set()).add(run.seed)
-    return {
-        str(run.folder): text if len(seeds[text]) > 1 else _without_seed(text, run.seed)
-        for run in runs
-        for text in [shards[str(run.folder)]]
-    }
+        text = _near(str(run.table.get(DATA, "digits")))
+        text = folders[str(run.folder)] = folders.setdefault(run.data or text, text)
+        seeds.setdefault(text, set()).add(run.seed)
+        checksums.setdefault(text, set()).add(run.data)
+    names = {}
+    for run in runs:
+        text = folders[str(run.folder)]
+        name = text if len(seeds[text]) > 1 else _without_seed(text, run.seed)
+        names[str(run.folder)] = f"{name} (sha256 {run.data[:8]})" if len(checksums[text] - {""}) > 1 else name
+    return names
 
 
 def _near(shards: str) -> str:
@@ -273,19 +292,62 @@ def _without_seed(shards: str, seed: int) -> str:
 
 def _notes(runs: Sequence[OneRun]) -> list[str]:
     """What differs in runs of one block and would be overlooked."""
-    notes = []
+    notes = source_notes(runs)
     for key, why in (
         ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
         ("rounds", "finals are those of unlike rounds"),
     ):
-        settings = [len(run.records) if key == "rounds" else run.table.get(key, UNSET) for run in runs]
-        values = list(dict.fromkeys(map(_shown, settings)))
+        settings = [str(len(run.records)) if key == "rounds" else _value(run, key, {}) for run in runs]
+        values = [value for value in dict.fromkeys(settings) if value is not None]
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
     for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):
         for seed in {run.seed for run in runs}:
-            held = {str(run.summary.get(key)) for run in runs if run.seed == seed}
+            held = {str(run.summary[key]) for run in runs if run.seed == seed and key in run.summary}
             if len(held) > 1:
                 notes.append(f"{name} differ between runs of seed {seed}: their data are not the same")
                 break
     return notes
+
+
+def source_notes(runs: Sequence[OneRun]) -> list[str]:
+    """Of which components the sources differ in runs that are otherwise configured alike: which file, in which runs."""
+    data = _data_names(runs)
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+    alike: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for run in runs:
+        alike.setdefault(tuple(_value(run, key, data) for key in keys if not _is_source(key)), []).append(run)
+    files: dict[str, list[OneRun]] = {}
+    for together in alike.values():
+        for key in filter(_is_source, differing([run.table for run in together])):
+            files.setdefault(key, []).extend(run for run in together if key in run.table)
+    notes = []
+    for key, among in files.items():
+        versions: dict[str, list[str]] = {}
+        for run in among:
+            versions.setdefault(run.table[key], []).append(run.name)
+        listed = "; ".join(f"{digest} in {shortened(names)}" for digest, names in versions.items())
+        file = key.removeprefix(SOURCES)
+        component = components_from(file, [run.table for run in among])
+        notes.append(f"{file} of {component} differs (sha256): {listed}. Those runs are separate groups")
+    return notes
+
+
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """A list of names, of many the first ones."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
+    """The components that were chosen from a source file; of a file that is only imported, all of the user's own."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    chosen = {
+        (kind.key, str(choice))
+        for table in tables
+        for kind in KINDS.values()
+        if kind.key in table
+        for choice in listed_choices(kind, table[kind.key])
+        if ":" in str(choice)
+    }
+    own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
+    return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))

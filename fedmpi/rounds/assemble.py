@@ -20,9 +20,9 @@ from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.models import build
 from fedmpi.local.schedule import check_batches
 from fedmpi.local.traits import check_precision
+from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values

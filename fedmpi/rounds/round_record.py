@@ -65,6 +65,9 @@ def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str,
 def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config, server = experiment.config, experiment.server
+    hooks, returned = experiment.local_state.hooks, round(totals.sums["clients"])
+    if hooks is not None and returned:
+        facts |= {f"local_{name}": totals.further[name] / returned for name in hooks.numbers}
     if config.topology.kind == "mediators":
         facts["visits"] = round(totals.sums["visits"])
         facts["hops"] = round(totals.sums["hops"])

@@ -23,7 +23,6 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.watch import DataWatch
 from fedmpi.local.work import DataSource
 from fedmpi.rounds.evaluated import EvaluatedParts
-from fedmpi.rounds.run_facts import data_digest
 from fedmpi.updates.attacks import FlippedLabels, attackers
 
 
@@ -113,5 +112,5 @@ class RunData:
         """What is recorded and saved of them."""
         augmentation = rebalancing_facts(config, self.store, self.samples.rebalancing) if is_server else {}
         return DataFacts(
-            self.watch, data_digest(self.store.manifest), self.samples.class_counts, augmentation, self.attackers
+            self.watch, self.store.manifest.digest, self.samples.class_counts, augmentation, self.attackers
         )

@@ -79,23 +79,7 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
     if isinstance(config.model.name, nn.Module):
         facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.name)).hexdigest()
     facts["the data"] = refusal or "readable"
-    return facts | (facts_of_data(manifest) if manifest else {})
-
-
-def facts_of_data(manifest: Manifest) -> Facts:
-    """What identifies the data: every entry of the manifest but the command that made it and the words about it."""
-    entries = manifest.as_dict()
-    for words in ("command", "notes", "licence", "citation", "understood", "duplicates"):
-        entries.pop(words, None)
-    for part in ("train", "test", "val", "extras", "words", "vectors"):
-        del entries[part]
-    facts = {f"manifest.json, {file.name} (sha256)": file.sha256 for file in manifest.files()}
-    return {f"manifest.json, {key}": json.dumps(value) for key, value in entries.items()} | facts
-
-
-def data_digest(manifest: Manifest) -> str:
-    """The SHA-256 of what identifies the data: data prepared anew, in another way, have another."""
-    return hashlib.sha256(json.dumps(facts_of_data(manifest), sort_keys=True).encode()).hexdigest()
+    return facts | (manifest.identity() if manifest else {})
 
 
 def compare_ranks(cluster: Cluster, facts: Facts) -> None:

@@ -251,6 +251,7 @@ class Planner:
         plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling
         cohort, system = turnout.cohort, self.config.system
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
+        facts |= {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
         if plan.one_step:
             facts["opening"] = True
         if system.availability != "always":

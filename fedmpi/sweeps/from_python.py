@@ -10,7 +10,7 @@ from fedmpi.api import Run, load_run
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.sweeps.display import SweepDisplay
 from fedmpi.sweeps.planned_runs import plan_sweep
-from fedmpi.sweeps.runner import run_sweep
+from fedmpi.sweeps.runner import refuse_mixed_sources, run_sweep
 
 
 def sweep(
@@ -21,6 +21,7 @@ def sweep(
     ranks: int | None = None,
     progress: bool = False,
     stop: Callable[[], bool] | None = None,
+    mix_sources: bool = False,
 ) -> list[Run]:
     """Bring all runs of a sweep to their end, each in a process of its own; finished ones are only read.
 
@@ -38,6 +39,8 @@ def sweep(
         Show a line a run.
     stop : callable, optional
         Asked all the time; true has the runs save and stop.
+    mix_sources : bool
+        Whether to start runs although others in the folder ran with another source of the same component.
 
     Returns
     -------
@@ -54,6 +57,7 @@ def sweep(
     if jobs < 1:
         raise UserError(f"jobs = {jobs}: give 1 or more")
     planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
+    refuse_mixed_sources(planned, planned.runs, lambda words: mix_sources)
     ask = stop or (lambda: False)
     if progress:
         with SweepDisplay(len(planned.runs)) as shown:

@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
 from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import OF_A_SWEEP, assignments, nested
+from fedmpi.config.layers import OF_A_SWEEP, assignments, drop_alternatives, nested
 from fedmpi.config.loading import build_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import config_toml
@@ -254,7 +254,9 @@ def _configured(
     """The complete configuration of a run, and its shards where they are to be prepared."""
     own = {key: value for key, value in values.items() if not key.startswith(PREPARE)}
     changed = {key.removeprefix(PREPARE): value for key, value in values.items() if key.startswith(PREPARE)}
-    layers = [(origin, base), (f"{origin}, run {name}", nested(own, origin))]
+    shared = dict(_flat(base))
+    drop_alternatives(shared, own)
+    layers = [(origin, nested(shared, origin)), (f"{origin}, run {name}", nested(own, origin))]
     layers += [(f"--set {setting}", nested(assignments([setting]), origin)) for setting in settings]
     tables = [table for _, layer in reversed(layers) if isinstance(table := layer.get("data"), Mapping)]
     shards = next((table["shards"] for table in tables if "shards" in table), None)

@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fedmpi.cluster.living import refuse_fatal_losses
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
+from fedmpi.config.writing import flat_table
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
+from fedmpi.records.plugin_files import digests, foreign_choices, kept_digests, part_sources
+from fedmpi.results.grouping import components_from, shortened
 from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
 from fedmpi.sweeps.queue import Outcome, RunQueue, Started, launcher
@@ -36,6 +40,47 @@ def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     return standings
 
 
+def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Callable[[str], bool]) -> None:
+    """Ask before runs are started whose components have other sources than in runs of the sweep that are done.
+
+    Parameters
+    ----------
+    sweep : Sweep
+    runs : sequence of PlannedRun
+        Those that are wanted.
+    agreed : callable
+        Given what differs, in words: whether to start them all the same.
+
+    Raises
+    ------
+    UserError
+        Not agreed.
+    """
+    chosen = {run.index: frozenset(map(repr, foreign_choices(run.config))) for run in sweep.runs}
+    if not any(chosen[run.index] for run in runs):
+        return
+    waiting = [run for run in runs if chosen[run.index] and look(run).state != "finished"]
+    now: dict[frozenset[str], dict[str, str]] = {}
+    changed: dict[str, list[PlannedRun]] = {}
+    for run in sweep.runs:
+        choices = chosen[run.index]
+        if not any(choices & chosen[other.index] for other in waiting) or not (before := kept_digests(run.folder)):
+            continue
+        if choices not in now:
+            now[choices] = digests(part_sources(run.config))
+        for file, digest in now[choices].items():
+            if before.get(file, digest) != digest:  # an older version kept fewer files
+                changed.setdefault(file, []).append(run)
+    words = "; ".join(
+        f"{file} of {components_from(file, [flat_table(run.config) for run in ran])} is not the file that "
+        f"{shortened([run.name for run in ran])} ran with"
+        for file, ran in changed.items()
+    )
+    if changed and not agreed(words):
+        advice = f"Choose another --out, or add --mix-sources to continue in {sweep.out}"
+        raise UserError(f"{words}. {advice}: `fedmpi compare` keeps such runs apart")
+
+
 def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing], list[MissingFiles]]:
     """How far each run is, and which files of data sets are missing; all else is refused as in `check_runs`."""
     standings = check_folders(sweep, runs)
@@ -45,6 +90,8 @@ def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing],
             data.check()
         except MissingFiles as error:
             missing.append(error)
+    if any(run.config.cluster.on_rank_failure == "shrink" for run in runs):
+        refuse_fatal_losses()
     if sweep.ranks > 1:
         launcher(sweep.ranks)
     return standings, missing

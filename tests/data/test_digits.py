@@ -55,16 +55,14 @@ def test_every_training_image_is_in_exactly_one_client() -> None:
     assert sorted(map(bytes, held.reshape(1442, -1))) == sorted(map(bytes, x.reshape(1442, -1)))
 
 
-def test_options_are_read_from_the_name_and_overridden_by_the_mapping() -> None:
-    store = open_store("digits:clients=50, partition=iid", {"clients": 7, "seed": 3})
+def test_options_are_read_from_the_name_and_the_mapping() -> None:
+    store = open_store("digits:clients=7, partition=iid", {"seed": 3})
     assert store.clients == 7 and np.ptp(store.sizes) <= 1 and store.manifest.partition == "iid"
     assert store.manifest.seed == 3
 
 
 def test_options_stand_beside_the_name_as_those_of_every_part() -> None:
-    config = load_config(
-        None, ["preset=fedavg", "data.shards=digits:clients=50,partition=iid", "data.clients=7", "data.seed=3"]
-    )
+    config = load_config(None, ["preset=fedavg", "data.shards=digits:partition=iid", "data.clients=7", "data.seed=3"])
     store = open_store(config.data.shards, data_options(config))
     assert (store.clients, store.manifest.partition, store.manifest.seed) == (7, "iid", 3)
     again = build_config([("config.toml", tomllib.loads(config_toml(config)))])

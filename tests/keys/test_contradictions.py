@@ -339,7 +339,7 @@ def test_a_table_says_what_it_refuses_whatever_the_others_hold():
     assert "needs to know how many" in (ParticipationTable().refusal() or "")
     assert ParticipationTable(count=3).refusal() is None is ParticipationTable(clients="all").refusal()
     assert "needs samples.wanted" in (SamplesTable(rule="exact").refusal() or "")
-    assert "both set" in (LocalTable(steps=2, epochs=1).refusal() or "")
+    assert "say the same in two ways" in (LocalTable(steps=2, epochs=1).refusal() or "")
     assert "is for a star" in (TopologyTable(kind="mediators", placement="shared").refusal() or "")
 
 

@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.records.plugin_files import plugin_files
-from fedmpi.rounds.run_facts import _difference, _sources, facts_of_data, facts_of_run
+from fedmpi.rounds.run_facts import _difference, _sources, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job
 
@@ -193,13 +193,13 @@ def test_the_same_data_prepared_by_another_command_are_the_same(shards: Path, tm
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["command"] = "another one"
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    assert facts_of_data(open_store(copy).manifest) == facts_of_data(open_store(shards).manifest)
+    assert open_store(copy).manifest.identity() == open_store(shards).manifest.identity()
 
 
 @pytest.mark.parametrize("key", ["classes", "partition_options", "seed", "description"])
 def test_whatever_else_the_manifest_says_counts(shards: Path, key: str):
     manifest = open_store(shards).manifest
-    assert f"manifest.json, {key}" in facts_of_data(manifest)
+    assert f"manifest.json, {key}" in manifest.identity()
 
 
 def test_a_key_that_only_one_rank_has_is_named():

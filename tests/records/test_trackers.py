@@ -87,7 +87,7 @@ def test_every_field_of_a_record_has_a_group() -> None:
     fields = {field for text in RECORD.values() for field in text.split()}
     homeless = sorted(field for field in fields if name(field).startswith("other/"))
     assert homeless == ["phase_seconds", "rebalancing", "round"] or set(homeless) <= set(fields), homeless
-    assert len({group for group, _ in GROUPS}) == 9
+    assert len({group for group, _ in GROUPS}) == 11
 
 
 def test_settings_are_those_that_are_not_at_their_defaults() -> None:

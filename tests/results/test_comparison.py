@@ -115,7 +115,7 @@ def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmp
     write_run(tmp_path / "b", [0.2], own | {"participation.strata": 10})
     write_run(tmp_path / "c", [0.3], own | {"participation.strata": "many"})
     [(_, rows)] = compared(tmp_path).blocks
-    assert [row.group.label for row in rows] == ["strata = unset", "strata = 10", "strata = many"]
+    assert [row.group.label for row in rows] == ["without participation.strata", "strata = 10", "strata = many"]
     law = {"system.availability": "mine:law"}
     write_run(tmp_path / "laws" / "a", [0.1], law)
     write_run(tmp_path / "laws" / "b", [0.2], law | {"system.drop_out": 0.5})
@@ -127,7 +127,7 @@ def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path
     for name, rounds, labels in (("a", 1, {"run": "short"}), ("b", 2, {"run": "long"}), ("c", 2, {})):
         write_run(tmp_path / name, [0.1] * rounds, {"local.lr": 0.5 if labels else 0.1}, labels=labels)
     [(_, rows)] = compared(tmp_path, by=("run", "rounds", "local.lr")).blocks
-    expected = ["short, rounds = 1, lr = 0.5", "long, rounds = 2, lr = 0.5", "unset, rounds = 2, lr = 0.1"]
+    expected = ["short, rounds = 1, lr = 0.5", "long, rounds = 2, lr = 0.5", "rounds = 2, lr = 0.1"]
     assert [row.group.label for row in rows] == expected
     lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path, by=("run", "rounds"))))))
     assert [(line["run"], line["rounds"]) for line in lines] == [("short", "1"), ("long", "2"), ("", "2")]
@@ -168,7 +168,10 @@ def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Pa
         write_run(tmp_path / "own" / str(number), [0.1 * number], config)
     found = compared(tmp_path / "own")
     [(_, rows)] = found.blocks
-    assert [row.group.label for row in rows] == [f"strata = {value}" for value in ("unset", *values[1:])]
+    assert [row.group.label for row in rows] == [
+        "without participation.strata",
+        *(f"strata = {value}" for value in values[1:]),
+    ]
     lines = list(csv.DictReader(StringIO(as_csv(found))))
     assert [line["participation.strata"] for line in lines] == ["", *values[1:]]
     for number, value in enumerate(values[1:]):
@@ -234,7 +237,8 @@ def test_a_key_that_an_older_run_lacks_has_its_default(tmp_path: Path) -> None:
 def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.6, 0.7])
     write_run(tmp_path / "b", [0.1, 0.6], {"preset": "fedadam", "evaluation.every": 2})
-    (tmp_path / "b" / "summary.json").write_text(json.dumps({"final": {"round": 1}, "clients": 30}))
+    for name, last, clients in (("a", 2, 20), ("b", 1, 30)):
+        (tmp_path / name / "summary.json").write_text(json.dumps({"final": {"round": last}, "clients": clients}))
     [(block, _)] = compared(tmp_path).blocks
     assert [note.split(" (")[0].split(" of seed")[0] for note in block.notes] == [
         "evaluation.every differs",
@@ -557,7 +561,7 @@ def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_s
     names = {"published, fedavg", "published, fedadam", "Mine, fedavg, patience = 2.0"}
     assert {row.group.label for row in rows} == names
     assert {row.reference.label for row in rows if row.reference is not None} == {"published, fedavg"}
-    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, patience = unset"):
+    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, without participation.patience"):
         [(_, rows)] = compared(tmp_path, reference=asked).blocks
         assert any(row.reference is not None for row in rows)
     with pytest.raises(UserError, match="every other group differs in more than this part"):

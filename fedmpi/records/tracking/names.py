@@ -23,6 +23,8 @@ GROUPS = (
     ("sizes", r"(sampling_probability|clipped_fraction|size_(?!epsilon).+)"),
     ("privacy", r"(.*epsilon.*)"),
     ("traffic", r"(bytes_.+)"),
+    ("local", r"local_(.+)"),
+    ("sampler", r"sampler_(.+)"),
     ("time", r"(.*seconds)"),
 )
 """Group, and keys of records that belong to it; the first that fits counts, and "other" takes the rest."""

@@ -1,0 +1,638 @@
+"""Studies of many runs: edited components, folders that are moved, unfinished runs, numbers of components, two keys for
+one thing; through the commands and `fedmpi.run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import fedmpi
+from fedmpi import cli
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "participation.count": 3,
+    "model.hidden": [4],
+    "cluster.threads": 1,
+    "logging.tensorboard": False,
+}
+FOLLOWING = {**SMALL, "evaluation.every": 1}
+OWN = {**SMALL, "participation.clients": "own_study.sampler:first"}
+SAMPLER = """import numpy as np
+import fedmpi
+from own_study import helper, limits
+from own_study.limits import LEAST
+
+
+@fedmpi.client_sampler
+def first(view):
+    return fedmpi.Cohort(np.arange(LEAST, LEAST + view.count) * helper.STEP % len(view.sizes))
+"""
+FILES = {
+    "own_study/__init__.py": "",
+    "own_study/sampler.py": SAMPLER,
+    "own_study/helper.py": "STEP = 1\n",
+    "own_study/limits.py": "LEAST = 0\n",
+    "own_net.py": "from torch import nn\n\n\ndef net(description):\n"
+    "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, with its exit code."""
+
+    code: int
+    text: str
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Call a command in this process: its exit code is that of the program."""
+
+    def call(*words: Any) -> Said:
+        capsys.readouterr()
+        try:
+            code = cli.app([str(word) for word in words], standalone_mode=False, obj=None) or 0
+        except fedmpi.UserError as error:
+            return Said(2, str(error))
+        printed = capsys.readouterr()
+        return Said(code, " ".join((printed.out + printed.err).split()))
+
+    return call
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Within, the modules of this file's users are imported anew, as in another process."""
+    own = [name for name in sys.modules if name.partition(".")[0] in ("own_study", "own_net")]
+    kept = {name: sys.modules.pop(name) for name in own}
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("own_study", "own_net")]:
+            del sys.modules[name]
+        del kept
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory of a user with components of their own."""
+    folder = tmp_path / "home"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with forgotten():
+        yield folder
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# Edited sources
+
+EDITS = {
+    "the component": ("own_study/sampler.py", "np.arange(LEAST", "np.arange(1 + LEAST"),
+    "a module that it imports": ("own_study/helper.py", "STEP = 1", "STEP = 2"),
+    "a constant that it imports": ("own_study/limits.py", "LEAST = 0", "LEAST = 2"),
+    "the package around it": ("own_study/__init__.py", "", "VERSION = 2\n"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_runs_of_an_edited_component_are_groups_of_their_own(
+    what: str, home: Path, command: Callable[..., Said]
+) -> None:
+    file, old, new = EDITS[what]
+    for seed in range(3):
+        if seed == 2:
+            edit(home / file, old, new)
+        with forgotten():
+            run = fedmpi.run(
+                "fedavg",
+                {**OWN, "seed": seed},
+                out=f"runs/seed{seed}",
+            )
+    sums = {
+        f"seed{seed}": json.loads(Path(f"runs/seed{seed}/summary.json").read_text())["plugins"][file][:8]
+        for seed in range(3)
+    }
+    assert run.folder is not None and sums["seed0"] == sums["seed1"] != sums["seed2"]
+    note = rf"{file} of participation.clients = own_study.sampler:first differs .*{sums['seed0']} in seed0, seed1; "
+    note += rf"{sums['seed2']} in seed2"
+    said = command("compare", "runs", "--csv", "table.csv")
+    rows = Path("table.csv").read_text().splitlines()[1:]
+    assert re.search(note, said.text) and len(rows) == 2, said.text
+    for read in (fedmpi.load_runs, fedmpi.frame):
+        with pytest.warns(UserWarning, match=note):
+            read("runs")
+    with warnings.catch_warnings(action="ignore"):
+        assert fedmpi.frame("runs").groupby(f"plugins/{file}")["seed"].nunique().to_dict() == {
+            sums["seed0"]: 2,
+            sums["seed2"]: 1,
+        }
+
+
+def test_a_report_shows_runs_of_an_edited_component_apart(home: Path, command: Callable[..., Said]) -> None:
+    pytest.importorskip("vl_convert")
+    for seed in range(2):
+        fedmpi.run("fedavg", {**OWN, "seed": seed}, out=f"runs/{seed}")
+        edit(home / "own_study/sampler.py", "np.arange(", f"np.arange({seed} + ")
+    command("report", "runs", "--out", "report.html")
+    page = Path("report.html").read_text()
+    assert "own_study/sampler.py of participation.clients = own_study.sampler:first differs" in page
+    assert page.count('"label":"own_study/sampler.py = ') == 2
+
+
+def test_components_of_one_file_that_was_extended_are_compared_without_a_note(
+    home: Path, command: Callable[..., Said]
+) -> None:
+    """A second component is added to the file of the first one after that has run."""
+    fedmpi.run("fedavg", OWN, out="runs/a")
+    (home / "own_study/sampler.py").write_text(
+        SAMPLER + "\n\n@fedmpi.client_sampler\ndef second(view):\n    return first(view)\n"
+    )
+    with forgotten():
+        fedmpi.run("fedavg", {**SMALL, "participation.clients": "own_study.sampler:second"}, out="runs/b")
+    said = command("compare", "runs")
+    assert "differs" not in said.text and "own_study.sampler:second" in said.text
+
+
+SWEEP = {
+    "rounds": 1,
+    "model": {"hidden": [4]},
+    "logging": {"tensorboard": False},
+    "cluster": {"threads": 1},
+    "participation": {"count": 3},
+    "sweep": {"seed": [0, 1], "run": [{"name": "own", "participation.clients": "own_study.sampler:first"}]},
+}
+
+
+def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[..., Said]) -> None:
+    Path("study.toml").write_text(tomli_w.dumps(SWEEP))
+    common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, **SWEEP["sweep"]["run"][0]}
+    del common["name"]
+    common["participation"] = {"count": 3, "clients": common.pop("participation.clients")}
+    fedmpi.run(common, out="runs/study/own,seed=0")
+    edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
+    with forgotten():
+        said = command("sweep", "study.toml")
+        assert said.code == 2 and not Path("runs/study/own,seed=1/config.toml").exists()
+        sentence = "own_study/helper.py of participation.clients = own_study.sampler:first is not the file that "
+        sentence += "own,seed=0 ran with. Choose another --out, or add --mix-sources"
+        assert said.text.startswith(sentence), said.text
+        with pytest.raises(fedmpi.UserError, match="is not the file that own,seed=0 ran with"):
+            fedmpi.sweep("study.toml")
+        assert command("sweep", "study.toml", "--index", 0).code == 0, "nothing is started"
+        assert command("sweep", "study.toml", "--mix-sources").code == 0
+        assert "Those runs are separate groups" in command("compare", "runs").text
+        edit(home / "own_study/helper.py", "STEP = 2", "STEP = 3")
+        assert command("sweep", "study.toml").code == 0, "all runs are finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_on_a_terminal_a_sweep_asks_whether_to_mix_sources(answer: str, home: Path) -> None:
+    tables = {**SWEEP, "sweep": {"seed": [0, 1], "participation.clients": ["own_study.sampler:first"]}}
+    Path("study.toml").write_text(tomli_w.dumps(tables))
+    words = [sys.executable, "-m", "fedmpi", "sweep", "study.toml"]
+    subprocess.run([*words, "--index", "0"], check=True, capture_output=True)
+    edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
+    ours, theirs = pty.openpty()
+    asked = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+    os.write(ours, f"{answer}\n".encode())
+    _, error = asked.communicate(timeout=120)
+    assert asked.returncode == (0 if answer == "y" else 2), error
+    assert b"Start the others all the same?" in os.read(ours, 1 << 16)
+    assert len(list(Path("runs/study").glob("*/summary.json"))) == (2 if answer == "y" else 1)
+
+
+# A study that is moved
+
+NET = {**SMALL, "rounds": 3, "checkpoint.every": 1, "local.engine": "sequential", "evaluation.clients": "all"}
+TIMED = ("seconds", "busy_seconds", "phase_seconds")
+
+
+def prepared(folder: Path, *more: str) -> Path:
+    words = ["digits", "--partition", "iid", "--clients", "4", "--shards", "1", "--out", str(folder), *more]
+    subprocess.run([sys.executable, "-m", "data_prep", *words], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of shards: `digits`, and `other`, which differs in the partition."""
+    folder = tmp_path_factory.mktemp("prepared")
+    prepared(folder / "digits")
+    prepared(folder / "other", "--seed", "9")
+    return folder
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMED} for line in lines]
+
+
+@pytest.mark.parametrize("written", ["absolute", "relative", "link"])
+def test_a_study_that_was_moved_is_resumed_repeated_and_read(
+    written: str,
+    shards: Path,
+    home: Path,
+    tmp_path: Path,
+    command: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(shards / "digits", "study/shards/digits")
+    os.symlink("study", "link")
+    place = {"absolute": home / "study", "relative": "study", "link": home / "link"}[written]
+    own = {**NET, "data.shards": f"{place}/shards/digits", "model.name": "own_net:net"}
+    own["participation.clients"] = "own_study.sampler:first"
+    del own["model.hidden"]
+    whole = fedmpi.run("fedavg", own, out="study/runs/whole")
+    fedmpi.run("fedavg", own, out="study/runs/begun", stop=iter([False, True]).__next__)
+    away = tmp_path / "away"
+    Path("study").rename(tmp_path / "moved")
+    shutil.rmtree(home)
+    away.mkdir()
+    monkeypatch.chdir(away)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(home)])
+    moved = tmp_path / "moved/runs"
+    with forgotten():
+        assert command("train", moved / "whole/config.toml", "--out", "again").code == 0
+        assert command("train", moved / "begun/config.toml", "--out", moved / "begun", "--resume").code == 0
+        assert untimed(Path("again")) == untimed(moved / "begun") == untimed(moved / "whole")
+        model = fedmpi.load_run(moved / "whole").model.state_dict()
+        assert all(torch.equal(value, model[name]) for name, value in whole.model.state_dict().items())
+        assert (
+            fedmpi.run(
+                fedmpi.load_run(moved / "whole").config.data.shards and moved / "whole/config.toml", {"rounds": 1}
+            ).summary["clients"]
+            == 4
+        )
+    assert len(fedmpi.load_runs(moved)) == 2
+    for words in (
+        ["compare", moved / "whole"],
+        ["inspect", moved / "whole"],
+        ["inspect", moved / "whole", "--clients"],
+        ["show", moved / "whole/config.toml"],
+    ):
+        assert command(*words).code == 0, words
+    assert not list(tmp_path.glob("moved/**/__pycache__"))
+
+
+PLACES = {
+    "the same shards elsewhere": ("copy", ["--set", "data.shards=copy"], ""),
+    "other shards, named": ("other", ["--set", "data.shards=other"], "cannot change (data.shards: "),
+    "other shards at the old place": ("study/shards/digits", [], "holds other data than"),
+    "no shards": ("elsewhere", [], "is not a folder with the data that"),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_shards_are_known_by_their_checksum(case: str, shards: Path, home: Path, command: Callable[..., Said]) -> None:
+    place, words, sentence = PLACES[case]
+    shutil.copytree(shards / "digits", "study/shards/digits")
+    keys = {**NET, "data.shards": "study/shards/digits"}
+    fedmpi.run("fedavg", keys, out="runs/whole")
+    fedmpi.run("fedavg", keys, out="runs/begun", stop=iter([False, True]).__next__)
+    shutil.rmtree("study")
+    shutil.copytree(shards / ("other" if "other" in case else "digits"), place)
+    if case == "no shards":
+        shutil.rmtree(place)
+    said = command("train", "runs/begun/config.toml", "--out", "runs/begun", "--resume", *words)
+    assert (said.code, sentence in said.text) == (2 if sentence else 0, True), said.text
+    if not sentence:
+        assert untimed(Path("runs/begun")) == untimed(Path("runs/whole"))
+        assert command("compare", "runs/begun").text.count("│") > 0
+        with pytest.raises(fedmpi.UserError, match="cannot change"):
+            fedmpi.run("fedavg", {**keys, "data.shards": str(shards / "other")}, out="runs/begun", resume=True)
+
+
+def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_two(
+    shards: Path, home: Path, command: Callable[..., Said]
+) -> None:
+    for seed, source, place in ((0, "digits", "here"), (1, "digits", "there"), (2, "other", "here")):
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(shards / source, place)
+        fedmpi.run("fedavg", {**SMALL, "data.shards": place, "seed": seed}, out=f"runs/{seed}")
+    command("compare", "runs/0", "runs/1", "--csv", "same.csv")
+    command("compare", "runs", "--csv", "unlike.csv")
+    assert len(Path("same.csv").read_text().splitlines()) == 2
+    assert len(Path("unlike.csv").read_text().splitlines()) == 3
+
+
+def test_an_edited_component_does_not_change_what_a_finished_run_is(home: Path, command: Callable[..., Said]) -> None:
+    """A run is read, and repeated from its own config.toml, with the sources that it was run with."""
+    keys = {key: value for key, value in SMALL.items() if key != "model.hidden"}
+    run = fedmpi.run(
+        "fedavg",
+        {**keys, "model.name": "own_net:net", "participation.clients": "own_study.sampler:first"},
+        out="runs/a",
+    )
+    edit(home / "own_net.py", "nn.Linear(64, 10))", "nn.Tanh(), nn.Linear(64, 10))")
+    edit(home / "own_study/helper.py", "STEP = 1", "STEP = 3")
+    with forgotten():
+        model = fedmpi.load_run("runs/a").model
+        assert [type(layer).__name__ for layer in model] == ["Flatten", "Linear"]
+        assert command("train", "runs/a/config.toml", "--out", "runs/b").code == 0
+        import own_net
+
+        assert "Tanh" in Path(own_net.__file__).read_text()
+    assert untimed(Path("runs/b")) == [{k: v for k, v in r.items() if k not in TIMED} for r in run.records]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_moved_goes_on(home: Path, command: Callable[..., Said]) -> None:
+    tables = {**SWEEP, "sweep": {"seed": [0, 1]}, "participation": {"count": 2}}
+    tables["prepare"] = {"dataset": "digits", "partition": "iid", "clients": 4, "seed": "{seed}"}
+    Path("study.toml").write_text(tomli_w.dumps(tables))
+    assert command("sweep", "study.toml", "--out", "one/study", "--index", 0).code == 0
+    Path("one").rename("two")
+    said = command("sweep", "study.toml", "--out", "two/study")
+    assert said.code == 0 and "2 finished" in said.text, said.text
+    command("compare", "two", "--csv", "table.csv")
+    assert len(Path("table.csv").read_text().splitlines()) == 2, "one group of two seeds"
+
+
+# Unfinished runs, and all records as one table
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, one that was stopped, one that ended early, and folders that are none."""
+    folder = tmp_path_factory.mktemp("study")
+    for name, more in (
+        ("lr=0.1,seed=0", {"local.lr": 0.1}),
+        ("lr=0.2,seed=10", {"local.lr": 0.2, "seed": 10}),
+        ("lr=0.2,seed=2", {"local.lr": 0.2, "seed": 2, "evaluation.every": 2}),
+    ):
+        stop = iter([False, True]).__next__ if more.get("seed") == 2 else None
+        fedmpi.run("fedavg", {**SMALL, "rounds": 3, **more}, data="digits:clients=6", out=folder / name, stop=stop)
+    fedmpi.run(
+        "fedavg",
+        {**SMALL, "rounds": 3, "seed": 3},
+        data="digits:clients=6",
+        out=folder / "ended",
+        on_round=lambda _: True,
+    )
+    (folder / "figures").mkdir()
+    return folder
+
+
+def test_unfinished_runs_are_left_out_and_named(study: Path) -> None:
+    with pytest.warns(UserWarning, match=r"^left out, not finished: .*lr=0.2,seed=2 \(1 of 3 rounds\)"):
+        runs = fedmpi.load_runs(study)
+    assert [run.folder.name for run in runs if run.folder] == ["ended", "lr=0.1,seed=0", "lr=0.2,seed=10"]
+    assert all(run.finished and np.isfinite(run.summary["final"]["test_accuracy"]) for run in runs)
+    every = fedmpi.load_runs(study, unfinished=True)
+    assert [(run.folder.name, run.finished) for run in every if run.folder] == [
+        ("ended", True),
+        ("lr=0.1,seed=0", True),
+        ("lr=0.2,seed=2", False),
+        ("lr=0.2,seed=10", True),
+    ]
+    with warnings.catch_warnings(action="error"):
+        assert len(fedmpi.load_runs(study / "lr=0.1*")) == 1
+        assert fedmpi.load_run(study / "ended").finished
+    with pytest.raises(fedmpi.UserError, match=r"is finished: .*seed=2 \(1 of 3 rounds\). Continue them, or set unfin"):
+        fedmpi.load_runs(study / "*seed=2")
+    with pytest.raises(fedmpi.UserError, match="no folder named .*figures holds a run"):
+        fedmpi.load_runs(study / "figures")
+
+
+def test_a_study_is_one_tidy_table(study: Path) -> None:
+    with pytest.warns(UserWarning, match=r"not finished: .*lr=0.2,seed=2 \(1 of 3 rounds\); their rows have finished"):
+        table = fedmpi.frame(study)
+    assert list(table.columns[:6]) == ["run", "seed", "finished", "local.lr", "evaluation.every", "round"]
+    assert [tuple(row) for row in table[["run", "seed", "finished", "round"]].to_numpy()] == [
+        ("ended", 3, True, 0),
+        ("lr=0.1,seed=0", 0, True, 0),
+        ("lr=0.1,seed=0", 0, True, 1),
+        ("lr=0.1,seed=0", 0, True, 2),
+        ("lr=0.2,seed=2", 2, False, 0),
+        ("lr=0.2,seed=10", 10, True, 0),
+        ("lr=0.2,seed=10", 10, True, 1),
+        ("lr=0.2,seed=10", 10, True, 2),
+    ]
+    record = fedmpi.load_run(study / "lr=0.2,seed=10").records[2]
+    last = table.iloc[-1]
+    assert all(last[key] == record[key] for key in ("test_accuracy", "train_loss", "participants"))
+    assert last["phase_seconds.train"] == record["phase_seconds"]["train"] and last["local.lr"] == 0.2
+    means = table[table.finished & (table["round"] == 2)].groupby("local.lr")["test_accuracy"].mean()
+    assert means.loc[0.2] == record["test_accuracy"]
+    with warnings.catch_warnings(action="error"):
+        one = fedmpi.frame(study / "lr=0.1*")
+    assert list(one.columns[:4]) == ["run", "seed", "finished", "round"], "nothing differs"
+    with pytest.raises(fedmpi.UserError, match="no folder named"):
+        fedmpi.frame(study / "none")
+
+
+def test_a_report_of_unfinished_runs_does_not_say_that_their_data_differ(
+    study: Path, tmp_path: Path, command: Callable[..., Said]
+) -> None:
+    pytest.importorskip("vl_convert")
+    shutil.copytree(study, tmp_path / "study")
+    fedmpi.run("fedavg", {**SMALL, "seed": 2}, data="digits:clients=6", out=tmp_path / "study/finished")
+    assert command("report", tmp_path / "study", "--out", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "not finished, but shown" in page and "data are not the same" not in page
+
+
+# Numbers of components
+
+COMPONENTS = """import numpy as np
+import fedmpi
+
+
+class Counting(fedmpi.LocalAlgorithm):
+    numbers = ("samples", "half")
+
+    def finish(self, client, server, work):
+        return {"samples": client.samples, "half": 0.5}
+
+
+class Summing(fedmpi.LocalAlgorithm):
+    sums, numbers = ("moved",), "index"
+
+    def finish(self, client, server, work):
+        return {"moved": work.delta, "index": float(client.index)}
+
+
+@fedmpi.client_sampler
+def halves(view):
+    return fedmpi.Cohort(np.arange(3), numbers={"threshold": 0.25 + view.round, "count": np.int64(view.count)})
+
+
+@fedmpi.client_sampler
+class Kept:
+    def draw(self, view):
+        return fedmpi.Cohort([4, 2], [0.5, 0.5], numbers={"threshold": np.float32(2)})
+
+
+@fedmpi.client_sampler
+def broken(view):
+    return fedmpi.Cohort(np.arange(3), numbers={"threshold": float("nan")})
+"""
+NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Callable[[dict[str, Any]], float]]]] = {
+    "an algorithm": (
+        {"local.algorithm": "components:Counting"},
+        {"local_samples": lambda record: record["samples"] / 3, "local_half": lambda _: 0.5},
+    ),
+    "an algorithm with exact sums": (
+        {"local.algorithm": "components:Counting", "aggregation.exact": True},
+        {"local_samples": lambda record: record["samples"] / 3},
+    ),
+    "an algorithm that sums vectors, too": (
+        {"local.algorithm": "components:Summing", "participation.clients": "components:halves"},
+        {"local_index": lambda _: 1.0, "sampler_threshold": lambda record: 0.25 + record["round"]},
+    ),
+    "a sampler": ({"participation.clients": "components:halves"}, {"sampler_count": lambda _: 3}),
+    "a sampler that is a class": ({"participation.clients": "components:Kept"}, {"sampler_threshold": lambda _: 2.0}),
+    "a sampler whose clients drop out": (
+        {"participation.clients": "components:halves", "system.drop_out": 0.5},
+        {"sampler_threshold": lambda record: 0.25 + record["round"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
+    case: str, home: Path, command: Callable[..., Said]
+) -> None:
+    keys, expected = NUMBERS[case]
+    Path("components.py").write_text(COMPONENTS)
+    run = fedmpi.run("fedavg", {**SMALL, **keys, "logging.tensorboard": True}, data="digits:clients=6", out="runs/a")
+    events = EventAccumulator("runs/a")
+    events.Reload()
+    table = fedmpi.frame("runs")
+    for name, value in expected.items():
+        numbers = [value(record) for record in run.records]
+        assert [record[name] for record in run.records] == pytest.approx(numbers, rel=1e-6)
+        shown = [event.value for event in events.Scalars(name.replace("_", "/", 1))]
+        assert shown == pytest.approx(numbers, rel=1e-6) and table[name].tolist() == pytest.approx(numbers)
+        assert f"{numbers[-1]:.4g}" in command("compare", "runs", "--metric", name).text
+    if case == "a sampler" and pytest.importorskip("vl_convert"):
+        command("report", "runs", "--out", "page.html")
+        assert '"sampler_threshold":"sampler_threshold"' in Path("page.html").read_text()
+
+
+def test_numbers_of_a_sampler_are_finite(home: Path) -> None:
+    Path("components.py").write_text(COMPONENTS)
+    with pytest.raises(fedmpi.PartFailure, match=r"returned numbers\['threshold'\] = nan: return finite numbers"):
+        fedmpi.run("fedavg", {**SMALL, "participation.clients": "components:broken"})
+
+
+# Keys
+
+
+TWICE = {
+    "two settings": ([], {"participation.count": 3, "participation.fraction": 0.5}),
+    "the other order": ([], {"participation.fraction": 0.5, "participation.count": 3}),
+    "the value of the preset": ([], {"participation.fraction": 0.1, "participation.count": 3}),
+    "epochs and steps": ([], {"local.epochs": 1, "local.steps": 2}),
+    "file and setting": (["participation.count"], {"participation.count": 3, "participation.fraction": 0.5}),
+    "setting and file": (["participation.fraction"], {"participation.fraction": 0.5, "participation.count": 3}),
+    "steps in the file": (["local.steps"], {"local.steps": 2, "local.epochs": 1}),
+    "both in the file": (["local.steps", "local.epochs"], {"local.steps": 2, "local.epochs": 1}),
+    "an option in the name of the digits": ([], {"data.shards": "digits:clients=5", "data.clients": 6}),
+    "the same in a file": (["data.shards"], {"data.shards": "digits:alpha=5", "data.alpha": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_two_keys_that_say_the_same_are_rejected(case: str, tmp_path: Path, command: Callable[..., Said]) -> None:
+    in_file, keys = TWICE[case]
+    (tmp_path / "run.toml").write_text(
+        'preset = "fedavg"\n' + "".join(f"{key} = {json.dumps(keys[key])}\n" for key in in_file)
+    )
+    settings = [word for key, value in keys.items() if key not in in_file for word in ("--set", f"{key}={value}")]
+    said = command("train", tmp_path / "run.toml", *settings, "--out", tmp_path / "RUN")
+    one, other = sorted(keys, key=list(SMALL | keys).index)
+    assert said.code == 2 and "say the same in two ways. Keep one of them" in said.text, said.text
+    assert all(key in said.text for key in keys) and not (tmp_path / "RUN").exists()
+    if not in_file:
+        with pytest.raises(fedmpi.UserError, match="say the same in two ways"):
+            fedmpi.run("fedavg", keys)
+
+
+def test_one_of_two_keys_takes_the_place_of_the_presets_or_of_a_default(
+    tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {key: value for key, value in SMALL.items() if key != "participation.count"}
+    assert fedmpi.run("fedavg", {**small, "participation.fraction": 0.5}).config.participation.count is None
+    assert fedmpi.run("fedavg", {**small, "local.steps": 2}).config.local.epochs is None
+    fedmpi.run("fedavg", {"rounds": 1, "model.hidden": [4]}, out="RUN")
+    said = command("train", "RUN/config.toml", "--set", "local.steps=2", "--out", "AGAIN")
+    assert said.code == 0, "a run's own config.toml repeats the preset's values"
+    assert fedmpi.load_run("AGAIN").config.local.epochs is None
+    with pytest.raises(fedmpi.UserError, match=r"data= and data.shards of the overrides say the same in two ways"):
+        fedmpi.run("fedavg", {"data.shards": "digits"}, data="digits")
+
+
+NAMES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "a key that one preset has": (
+        [{"preset": "fedavg"}, {"preset": "fedsampling", "participation.clients": "all", "samples.wanted": 99}],
+        ["fedavg", "fedsampling"],
+    ),
+    "epochs and steps": ([{"local.epochs": 1}, {"local.steps": 5}], ["epochs = 1", "steps = 5"]),
+    "count and fraction": (
+        [{"participation.count": 3}, {"participation.fraction": 0.5}],
+        ["count = 3", "fraction = 0.5"],
+    ),
+    "no preset": ([{"preset": "fedavg"}, {"preset": None}], ["fedavg, epochs = 1", "epochs = 5"]),
+    "no low-rank matrices": ([{}, {"model.lora": {"rank": 2}}], ["without model.lora.rank", "rank = 2"]),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_every_group_is_named_by_what_it_has(case: str, tmp_path: Path, command: Callable[..., Said]) -> None:
+    tables, labels = NAMES[case]
+    for number, keys in enumerate(tables):
+        table = {"preset": "fedavg", "rounds": 1, "model.hidden": [4], "logging.tensorboard": False, **keys}
+        table |= {} if table["preset"] else {"participation.fraction": 0.1, "local.epochs": 5}
+        fedmpi.run({key: value for key, value in table.items() if value is not None}, out=tmp_path / str(number))
+    said = command("compare", tmp_path, "--csv", tmp_path / "table.csv")
+    assert "unset" not in said.text and all(f"│ {label} " in said.text for label in labels), said.text
+    command("report", tmp_path, "--out", tmp_path / "page.html")
+    if (tmp_path / "page.html").exists():
+        page = (tmp_path / "page.html").read_text()
+        assert all(f'"label":"{label.partition(",")[0]}' in page for label in labels)
+
+
+@pytest.mark.parametrize("by", ["preset", "participation.fraction", "local.proximal_mu", "model.width"])
+def test_a_key_that_a_run_does_not_have_is_shown_as_such(by: str, tmp_path: Path, command: Callable[..., Said]) -> None:
+    fedmpi.run({**SMALL, "local.epochs": 1}, out=tmp_path / "run")
+    said = command("compare", tmp_path, "--by", by)
+    assert said.code == (2 if by == "model.width" else 0) and "unset" not in said.text
+
+
+def test_every_option_has_a_description_of_its_own(command: Callable[..., Said]) -> None:
+    for part in fedmpi.parts():
+        words = [option.doc for option in part.options]
+        assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)
+    said = command("parts", "--kind", "model").text
+    assert "heads (int, default: 20) Heads of the attention. head_size (int, default: 20) Values of a head." in said
