@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fedmpi.cluster.living import refuse_fatal_losses
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
 from fedmpi.config.writing import flat_table
@@ -90,8 +89,6 @@ def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing],
             data.check()
         except MissingFiles as error:
             missing.append(error)
-    if any(run.config.cluster.on_rank_failure == "shrink" for run in runs):
-        refuse_fatal_losses()
     if sweep.ranks > 1:
         launcher(sweep.ranks)
     return standings, missing
