@@ -65,21 +65,21 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         raise UserError(
             f"{raw.name} holds one {what}, so no test part can be held out. Give more data, or a test part."
         )
-    if split == "rows" and raw.users is not None and (note := users_in_both(raw.users, train, test)):
+    if split == "rows" and raw.users is not None and (note := in_both("users", raw.users, train, test)):
         tally.note(note)
         raw = replace(raw, notes=(*raw.notes, note))
     return _parted(raw, train, test, train, None)
 
 
-def users_in_both(users: Ints, train: Ints, test: Ints) -> str:
-    """A note where users (n,) of test rows also have training rows; empty where none has."""
-    tested = np.unique(users[test])
-    both = int(np.isin(tested, users[train]).sum())
+def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
+    """A note where the users or texts (n,) of test rows also have training rows; empty where none has."""
+    tested = np.unique(codes[test])
+    both = int(np.isin(tested, codes[train]).sum())
     if not both:
         return ""
     return (
-        f"the test part is drawn by rows: {both:,} of its {len(tested):,} users also have training samples; "
-        "--split users keeps the samples of a user together"
+        f"the test part is drawn by rows: {both:,} of its {len(tested):,} {what} also have training samples; "
+        f"--split {what} keeps the samples of one together"
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.raw_files import files_below, folder_of, lines
 from data_prep.datasets.texts import LabelledTexts, text_data_set
-from data_prep.holdout import train_test_groups, train_test_rows, users_in_both
+from data_prep.holdout import in_both, train_test_groups, train_test_rows
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 
@@ -42,8 +42,9 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     users = np.array(texts.users, np.int64)
     if options.split == "rows":
         parts = train_test_rows(len(texts))
-        if users.min(initial=0) >= 0 and (note := users_in_both(users, *parts)):
-            tally.note(f"{note}; --split texts keeps equal texts together")
+        for what, codes in (("users", users), ("texts", texts.same())):
+            if codes.min(initial=0) >= 0 and (note := in_both(what, codes, *parts)):
+                tally.note(note)
     else:
         parts = train_test_groups(texts.same() if options.split == "texts" else users)
     return text_data_set(AMAZON, texts, labels, names, parts, options, tally)

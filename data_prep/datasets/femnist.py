@@ -42,7 +42,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     names = Names()
     train, test = (_gather(files, writers_of, names, tally) for files in (train_files, test_files))
     if not train.labels or not test.labels:
-        raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}")
+        first = f": the first that is none: {tally.first}" if tally.first else ""
+        raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}{first}")
     train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
     used, users = np.unique(users, return_inverse=True)
 

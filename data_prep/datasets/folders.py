@@ -266,13 +266,16 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
             raise UserError(f"the class folder {name!r} of {where} has a name that is no text; rename it")
     names = tuple(found_names) if names is None else names
     kept = [(path, names.index(name), facts) for name, path in images if (facts := image_facts(path, tally))]
+    counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
     if not kept:
+        first = f" The first that cannot be read: {tally.first}." if tally.first else ""
+        first += f" Of no format that is read: {counted}." if counted else ""
         raise UserError(
-            f"no readable image in class folders of {where}. Put the images of each class in its own folder"
+            f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
         )
     if others:
-        counts = (f"{count:,} {ending}" for ending, count in sorted(others.items()))
-        unused.append((f"{', '.join(counts)} below {', '.join(folder.name for folder in folders)}", "not images"))
+        below = ", ".join(folder.name for folder in folders)
+        unused.append((f"{counted} below {below}", "no image format that is read"))
     labels = np.array([label for _, label, _ in kept], np.int64)
     return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
 

@@ -35,7 +35,9 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     rows = [part.rows(form) for part in parts]
     for part, images in zip(("training", "test"), rows, strict=False):
         if not len(images.paths):
-            raise UserError(f"{raw} holds no usable {part} image")
+            raise UserError(
+                f"{raw} holds no {part} image of {form.width} x {form.height} pixels. Resize all with --image-size"
+            )
     train = rows[0]
     test_part = rows[1] if len(rows) > 1 else replace(train, paths=(), labels=train.labels[:0])
     names = train_part.names

@@ -96,7 +96,8 @@ def text_data_set(
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
         if not len(rows) and (part == "training" or "split" not in data_set.options):
-            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
+            first = f": the first that is none: {tally.first}" if tally.first else ""
+            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}{first}")
     users, user_names = natural_clients(texts.users, texts.user_names, train, tally)
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
 

@@ -235,7 +235,7 @@ def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prep
     assert open_store(folder).clients == len(users["training"])
     assert 0 < len(found["test"][1]) <= 0.2 * (len(found["training"][1]) + len(found["test"][1]))
     _, shown = prepared(data_set, raw, out="rows")
-    assert "the test part is drawn by rows" in shown and "--split users keeps the samples of a user together" in shown
+    assert "the test part is drawn by rows" in shown and "--split users keeps the samples of one together" in shown
 
 
 def arrays_of_patients(folder: Path) -> tuple[str, Path]:

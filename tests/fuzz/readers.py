@@ -88,6 +88,7 @@ def strategy() -> st.SearchStrategy[Case]:
         "targets": st.sampled_from(["classification", "tokens", "multilabel", "regression"]),
         "label": st.sampled_from(["label", "x,y", "ids", "y", "t", "x,x", "gone"]),
         "user": st.sampled_from(["user", "x", "gone"]),
+        "split": st.sampled_from(["users", "user", "x", "gone"]),
         "features": st.sampled_from([("x", "y"), ("t",), ("ids",), ("image",), ("label",), ("gone",), ("x", "t")]),
         "image_size": st.sampled_from([(3, 3), (1, 9)]),
         "skip_unlabelled": st.just(True),
