@@ -107,10 +107,10 @@ class Facts:
         """Why nothing can be learned from the column; "" where something can."""
         if self.kind == "other":
             return f"no sample can be made of its type {self.column.type}"
-        if pandas or PANDAS_INDEX.fullmatch(self.name):
-            return "an index that pandas wrote"
         if self.kind != "image" and not self.present:
             return "it has no value"
+        if pandas or PANDAS_INDEX.fullmatch(self.name):
+            return "an index that pandas wrote"
         if self.kind == "whole" and self.steps and self.present >= LEAST_ROWS:
             return "it counts the rows"
         if self.distinct and self.kind in ("whole", "text") and self.present >= LEAST_ROWS:
@@ -177,7 +177,7 @@ def roles_of(table: ColumnTable, facts: dict[str, Facts], options: ReadOptions, 
     for flag, names in named:
         for name in names:
             if name is not None and name not in table.columns:
-                headless = table.is_text and not np.isnan(as_floats(np.array(list(table.columns), object))).any()
+                headless = table.is_text and not np.isnan(as_floats(np.array(list(table.columns), object))).all()
                 hint = " Does the file begin with a header?" if headless else ""
                 raise UserError(f"{table.raw} has no column {name!r}, but {table.listed}. Name it with {flag}.{hint}")
         if len(set(names)) < len(names):
@@ -272,7 +272,7 @@ def _check_precision(
 
 def beyond_float32(low: float, high: float, lost: float) -> str:
     """What is wrong with numbers of a range that are rounded by `lost` at most; "" where it does not matter."""
-    if not lost or lost <= FEWEST_LEVELS * (high - low):
+    if high <= low or lost <= FEWEST_LEVELS * (high - low):
         return ""
     span = f"{low:.10g} to {high:.10g}"
     return f"holds numbers from {span}, which differ by too little for float32 (rounded by up to {lost:.3g})"

@@ -29,6 +29,10 @@ DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 HUGGING_FACE_IGNORED = -100
 """What Hugging Face's models leave out."""
 MOST_LABELS = 100_000
+TRUTH = {
+    text: float(place) for place, kind in enumerate(("false", "true")) for text in (kind, kind.title(), kind.upper())
+}
+"""Truth values in CSV files, as pandas reads them."""
 LONGEST_NAME = 1000
 """Characters of a label or user: arrays of texts are as wide as the longest."""
 Place = Callable[[int], str]
@@ -66,7 +70,7 @@ def as_floats(values: AnyArray, decimal: str = ".") -> Floats:
 
 def _as_float(cell: Any) -> float:
     if isinstance(cell, str) and not NUMBER.fullmatch(cell.strip()):
-        return np.nan
+        return TRUTH.get(cell.strip(), np.nan)
     return np.nan if cell is None else float(cell)
 
 
@@ -231,7 +235,7 @@ def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], deci
         odd = np.flatnonzero(~(np.abs(numbers) <= WHOLE) | (numbers != np.rint(numbers)))
         if len(odd):
             raise UserError(
-                f"{where}, {source.place(int(np.flatnonzero(there)[odd[0]]))}: {numbers[odd[0]]:g} is a number to be "
+                f"{where}: {numbers[odd[0]]:g} ({source.place(int(np.flatnonzero(there)[odd[0]]))}) is a number to be "
                 "predicted, not a class. Add --targets regression to predict it, or --numbers-are-classes to make each "
                 "number a class, or store bins as whole numbers or texts."
             )
