@@ -105,7 +105,8 @@ def test_a_run_is_shown_in_one_line(plain: fedmpi.Run, tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_records_as_a_table(plain: fedmpi.Run):
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install '.[examples]'")
+    import pandas
+
     frame = plain.frame()
     assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
 

@@ -305,6 +305,11 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
 
 PLACES = {
     "the same shards elsewhere": ("copy", ["--set", "data.shards=copy"], ""),
+    "the same folder by a longer path": (
+        "study/shards/digits",
+        ["--set", "data.shards=study/../study/shards/digits"],
+        "",
+    ),
     "other shards, named": ("other", ["--set", "data.shards=other"], "cannot change (data.shards: "),
     "other shards at the old place": ("study/shards/digits", [], "holds other data than"),
     "no shards": ("elsewhere", [], "is not a folder with the data that"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from typing import Any
 
@@ -15,8 +14,6 @@ from fedmpi.config.keys import why_meaningless
 from fedmpi.config.layers import dotted
 from fedmpi.config.objects import as_class_names
 from fedmpi.config.tables import ConfigTables
-
-DATA = "data.shards"
 
 
 def config_table(config: ConfigTables) -> Values:
@@ -61,8 +58,7 @@ def flat_table(config: ConfigTables) -> Values:
 def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str]]:
     """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ.
 
-    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key. Two ways
-    to write one folder of shards do not differ.
+    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key.
     """
     there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
     parts = defaults_of_parts(config)
@@ -71,13 +67,7 @@ def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str
     }
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
-    same = {DATA} if _same_folder(there.get(DATA), here.get(DATA)) else set()
-    return [(key, old, new) for key, old, new in shown if old != new and key not in same]
-
-
-def _same_folder(one: Any, other: Any) -> bool:
-    """Whether two texts name one folder that is there."""
-    return isinstance(one, str) and isinstance(other, str) and os.path.isdir(one) and os.path.samefile(one, other)
+    return [(key, old, new) for key, old, new in shown if old != new]
 
 
 def is_default(config: ConfigTables, key: str) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import show_table
-from fedmpi.common.types import AnyArray, Floats
+from fedmpi.common.types import AnyArray
 from fedmpi.inspect.plot import check_picture
 from fedmpi.records.client_table import Columns, last_evaluation, read_clients
 from fedmpi.records.reading import read_summary
@@ -194,19 +194,9 @@ def inspect_clients(folder: Path) -> ClientsOfRun:
 
 def rank_correlation(one: AnyArray, other: AnyArray) -> float:
     """Spearman's ρ of two columns, of rows in which both are numbers; NaN where one of them is the same everywhere."""
-    known = ~(np.isnan(one) | np.isnan(other))
-    ranks = [_ranks(column[known]) for column in (one, other)]
-    spreads = [float(np.std(rank)) if len(rank) else 0.0 for rank in ranks]
-    if not all(spreads):
-        return float("nan")
-    return float(np.mean((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())) / (spreads[0] * spreads[1]))
+    from pandas import DataFrame  # slow to import
 
-
-def _ranks(values: AnyArray) -> Floats:
-    """Ranks from 0 on, equal values sharing the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    middle: Floats = np.cumsum(counts) - (counts + 1) / 2
-    return middle[place]
+    return float(DataFrame({"one": one, "other": other}).corr("spearman").iloc[0, 1])
 
 
 def _number(value: float) -> str:
