@@ -20,7 +20,6 @@ from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.schedule import check_batches
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
@@ -34,6 +33,7 @@ from fedmpi.rounds.run_data import DataFacts, RunData
 from fedmpi.rounds.run_facts import open_and_compare
 from fedmpi.rounds.run_memory import build_model, refuse_large_run
 from fedmpi.rounds.server_step import ServerStep
+from fedmpi.rounds.small_batches import check_batches
 from fedmpi.rounds.training import Trainer, evaluation_cost
 from fedmpi.rounds.worker import Worker
 from fedmpi.samples.row_rule import RowRule
