@@ -397,15 +397,15 @@ def _check_outputs(model: FlatModel, x: Tensor, description: DataDescription) ->
                     f"the model returns NaN in {_mode(training)} for samples made up before the first round. Check its "
                     "layers and initial values"
                 )
-    _outputs(model, x[:1], description, training=False)
+    _least(model, x, description, training=False)
     model.module.train()
     return x
 
 
-def _least(model: FlatModel, x: Tensor, description: DataDescription) -> int:
-    """Samples that a batch has at the least in training mode: 2 where one alone fails or gives NaN, else 1."""
+def _least(model: FlatModel, x: Tensor, description: DataDescription, training: bool = True) -> int:
+    """Samples that a batch has at the least in this mode: 2 where one alone fails or gives NaN, else 1."""
     try:
-        return 1 + bool(_outputs(model, x[:1], description).isnan().any())
+        return 1 + bool(_outputs(model, x[:1], description, training).isnan().any())
     except (UserError, KeyboardInterrupt):
         raise
     except Exception:  # batch norm: "Expected more than 1 value per channel when training"

@@ -20,7 +20,6 @@ from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.schedule import check_batches
 from fedmpi.local.traits import check_precision
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
@@ -35,6 +34,7 @@ from fedmpi.rounds.round_sum import SingleUpdates, one_by_one
 from fedmpi.rounds.run_data import DataFacts, RunData
 from fedmpi.rounds.run_facts import open_and_compare
 from fedmpi.rounds.server_step import ServerStep
+from fedmpi.rounds.small_batches import check_batches
 from fedmpi.rounds.training import Trainer, evaluation_cost
 from fedmpi.rounds.worker import Worker
 from fedmpi.samples.row_rule import RowRule

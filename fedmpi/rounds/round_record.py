@@ -18,13 +18,13 @@ from fedmpi.config.base import written
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
-from fedmpi.local.schedule import untrained
 from fedmpi.records.history import Record
 from fedmpi.records.participants import clients_as_text
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
 from fedmpi.rounds.round_sum import RoundTotals
+from fedmpi.rounds.small_batches import untrained
 from fedmpi.rounds.traffic_count import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")

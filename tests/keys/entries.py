@@ -334,7 +334,7 @@ KEYS: dict[str, Key] = {
         ("false", "true"),
         "model",
         lambda a, b: (
-            b.recorded("steps")[0] == sum(max(1, n // 10) for n in a.sizes[a.cohort[0][0]]) < a.recorded("steps")[0]
+            b.recorded("steps")[0] == sum(max(1, n // 40) for n in a.sizes[a.cohort[0][0]]) < a.recorded("steps")[0]
         ),
     ),
     "local.proximal_mu": Key(

@@ -306,7 +306,7 @@ def test_a_loss_of_an_algorithms_own_drops_the_clients_values_too():
 def test_what_another_rank_found_out_counts(trait: str):
     model, _, _ = set_up(lambda: nn.Sequential(nn.Embedding(60, 8), nn.Flatten(), nn.Linear(96, CLASSES)))
     own = forward_traits(model, TEXTS)
-    traits = ["draws", "couples", "loss.draws", "loss.couples", "bytes_kept", "bytes_widest"]
+    traits = ["draws", "couples", "loss.draws", "loss.couples", "bytes_kept", "bytes_widest", "least"]
     traits += ["calls_dropout", "drops_across", "torch_drops", "drops", "writes", "bends"]
     maxima = iter(traits)
     cluster = SimpleNamespace(maximum=lambda value: 1 if next(maxima) == trait else value)

@@ -60,6 +60,13 @@ def compare(config: Config, folder: Path) -> bool:
     return True
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_short_last_batches_are_left_out(engine: str, tmp_path: Path) -> None:
+    more = ["participation.count=6", "local.epochs=2", "local.drop_last=true", f"local.engine={engine}"]
+    more += ["system.clock=true", "system.over_selection=1.5"]
+    assert compare(load_config(None, [*QUIET, *SMALL, "preset=fedavg", *more]), tmp_path)
+
+
 @pytest.mark.parametrize("name", STARS)
 def test_a_preset_is_what_its_paper_says(name: str, tmp_path: Path) -> None:
     assert compare(preset_config(name), tmp_path / "run")

@@ -173,7 +173,7 @@ def test_data_of_another_kind_are_refused():
 @pytest.mark.parametrize(
     ("world", "model", "words"),
     [
-        ("tokens", "text-cnn", r"logits of shape \(samples, 12, \d+\), one a class at every position"),
+        ("tokens", "text-cnn", r"logits of shape \(samples, 12, \d+\), one per class at every position"),
         ("tokens", "mlp", "mlp"),
         ("multilabel", "char-lstm", "reads texts"),
         ("regression of three", "tests.tasks.test_kinds:two_values", r"outputs of shape \(samples, 3\), the numbers"),
