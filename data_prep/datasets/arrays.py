@@ -10,8 +10,8 @@ import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.columns import LEAST_ROWS, beyond_float32
-from data_prep.datasets.labels import Source, groups_of, labelled, uniform
-from data_prep.datasets.table_data import EVERY_TOKEN, Own, read_table
+from data_prep.datasets.labels import LabelSource, groups_of, labelled, uniform
+from data_prep.datasets.table_data import EVERY_TOKEN, OwnSamples, read_table
 from data_prep.datasets.table_samples import LARGEST, LARGEST_TOKEN
 from data_prep.datasets.tables import is_arrow, is_table
 from data_prep.holdout import holding_out
@@ -84,12 +84,12 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     def place(row: int, name: str = "y") -> str:
         return f"array {name}, row {row}" if row < boundary else f"array {name}_test, row {row - boundary}"
 
-    found = labelled(Source(str(raw), place, options, tally), y)
+    found = labelled(LabelSource(str(raw), place, options, tally), y)
     good = np.concatenate([_usable(part, dtype) for part in samples])
     for row in np.flatnonzero(~good & found.usable).tolist():
         why = "a token id below 0 or beyond 32 bits" if dtype == "int32" else "a number that is not finite in 32 bits"
         tally.bad(f"{raw}, {place(row, 'x')}", why)
-    own = Own(raw, replace(ARRAYS, name=name), found, found.usable & good, boundary, rest is not None, tally)
+    own = OwnSamples(raw, replace(ARRAYS, name=name), found, found.usable & good, boundary, rest is not None, tally)
 
     def read_rows(rows: Ints) -> AnyArray:
         if not len(rows) or rows.max() < boundary:
@@ -203,7 +203,7 @@ def _usable(x: AnyArray, dtype: Dtype) -> Bools:
     return good
 
 
-def _vocabulary(raw: Path | str, samples: list[AnyArray], own: Own) -> tuple[str, ...]:
+def _vocabulary(raw: Path | str, samples: list[AnyArray], own: OwnSamples) -> tuple[str, ...]:
     """The token ids as words, 0 to the largest."""
     held = (samples[0][own.train], *(part[own.test - own.boundary] for part in samples[1:]))
     largest = max(int(part.max(initial=0)) for part in held)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.labels import as_floats, is_missing
-from data_prep.datasets.tables import Column, Table
+from data_prep.datasets.tables import Column, ColumnTable
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.types import AnyArray
+from fedmpi.common.types import AnyArray, Floats, Ints
 
 USER_COLUMN = "user"
 PANDAS_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")
@@ -49,7 +48,7 @@ class Facts:
     lost: float = 0.0
     example: str = ""
     shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    hashes: list[NDArray[np.int64]] = field(default_factory=list)
+    hashes: list[Ints] = field(default_factory=list)
     distinct: bool = True
     last: float | None = None
 
@@ -77,7 +76,7 @@ class Facts:
         if kind in ("cell", "whole", "text") and self.distinct:
             self._distinct(values[there])
 
-    def _measure(self, numbers: NDArray[np.float64], complete: bool, begins: bool) -> None:
+    def _measure(self, numbers: Floats, complete: bool, begins: bool) -> None:
         numbers = numbers if complete else numbers[np.isfinite(numbers)]
         if not len(numbers):
             self.steps = self.steps and complete
@@ -108,10 +107,10 @@ class Facts:
         """Why nothing can be learned from the column; "" where something can."""
         if self.kind == "other":
             return f"no sample can be made of its type {self.column.type}"
-        if pandas or PANDAS_INDEX.fullmatch(self.name):
-            return "an index that pandas wrote"
         if self.kind != "image" and not self.present:
             return "it has no value"
+        if pandas or PANDAS_INDEX.fullmatch(self.name):
+            return "an index that pandas wrote"
         if self.kind == "whole" and self.steps and self.present >= LEAST_ROWS:
             return "it counts the rows"
         if self.distinct and self.kind in ("whole", "text") and self.present >= LEAST_ROWS:
@@ -150,7 +149,7 @@ class Roles:
         return list(dict.fromkeys((*self.features, *self.labels, *others)))
 
 
-def surveyed(table: Table, tally: Tally) -> dict[str, Facts]:
+def surveyed(table: ColumnTable, tally: Tally) -> dict[str, Facts]:
     """One pass over all columns except those of images; `tally` receives lines that are no rows."""
     facts = {name: Facts(name, column, table.decimal) for name, column in table.columns.items()}
     names = [name for name, column in table.columns.items() if column.kind not in ("image", "other")]
@@ -168,7 +167,7 @@ def surveyed(table: Table, tally: Tally) -> dict[str, Facts]:
     return {name: found.finish() for name, found in facts.items()}
 
 
-def roles_of(table: Table, facts: dict[str, Facts], options: ReadOptions, tally: Tally) -> Roles:
+def roles_of(table: ColumnTable, facts: dict[str, Facts], options: ReadOptions, tally: Tally) -> Roles:
     """What each column is."""
     labels = (options.label,) if options.label in table.columns else tuple(options.label.split(","))
     user = options.user or (USER_COLUMN if USER_COLUMN in table.columns else None)
@@ -178,7 +177,7 @@ def roles_of(table: Table, facts: dict[str, Facts], options: ReadOptions, tally:
     for flag, names in named:
         for name in names:
             if name is not None and name not in table.columns:
-                headless = table.is_text and not np.isnan(as_floats(np.array(list(table.columns), object))).any()
+                headless = table.is_text and not np.isnan(as_floats(np.array(list(table.columns), object))).all()
                 hint = " Does the file begin with a header?" if headless else ""
                 raise UserError(f"{table.raw} has no column {name!r}, but {table.listed}. Name it with {flag}.{hint}")
         if len(set(names)) < len(names):
@@ -201,7 +200,7 @@ def roles_of(table: Table, facts: dict[str, Facts], options: ReadOptions, tally:
 
 
 def _by_default(
-    table: Table, facts: dict[str, Facts], reasons: dict[str, str], task: str | None
+    table: ColumnTable, facts: dict[str, Facts], reasons: dict[str, str], task: str | None
 ) -> tuple[tuple[str, ...], str]:
     """The columns that samples are made of where the user does not say, and why the other usable ones are not used."""
     kinds = {name: sample_kind(facts[name], task) for name, reason in reasons.items() if not reason}
@@ -227,7 +226,7 @@ def _by_default(
     return found[kind], f"the samples are made of {', '.join(found[kind][:LISTED])}"
 
 
-def _kind_of(table: Table, facts: dict[str, Facts], names: tuple[str, ...], options: ReadOptions) -> str:
+def _kind_of(table: ColumnTable, facts: dict[str, Facts], names: tuple[str, ...], options: ReadOptions) -> str:
     """What samples of some columns are; UserError where they do not go together."""
     kinds = {sample_kind(facts[name], options.task) for name in names}
     kind = next(iter(kinds), None)
@@ -253,7 +252,9 @@ def sample_kind(facts: Facts, task: str | None) -> str | None:
     return "vector" if facts.kind in (*NUMERIC, *LISTS) and task != "image" else None
 
 
-def _check_precision(table: Table, facts: dict[str, Facts], names: tuple[str, ...], chosen: bool, tally: Tally) -> None:
+def _check_precision(
+    table: ColumnTable, facts: dict[str, Facts], names: tuple[str, ...], chosen: bool, tally: Tally
+) -> None:
     """Reject columns of which float32 keeps too little, or note them where the user chose them."""
     for name in names:
         problem = beyond_float32(facts[name].low, facts[name].high, facts[name].lost)
@@ -271,7 +272,7 @@ def _check_precision(table: Table, facts: dict[str, Facts], names: tuple[str, ..
 
 def beyond_float32(low: float, high: float, lost: float) -> str:
     """What is wrong with numbers of a range that are rounded by `lost` at most; "" where it does not matter."""
-    if not lost or lost <= FEWEST_LEVELS * (high - low):
+    if high <= low or lost <= FEWEST_LEVELS * (high - low):
         return ""
     span = f"{low:.10g} to {high:.10g}"
     return f"holds numbers from {span}, which differ by too little for float32 (rounded by up to {lost:.3g})"

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.raw_files import Ragged
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
-from fedmpi.common.types import AnyArray, Bools, Ints
+from fedmpi.common.types import AnyArray, Bools, Floats, Ints
 from fedmpi.data.targets import kept_targets, one_column, one_hot_classes
 
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
@@ -30,6 +29,10 @@ DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 HUGGING_FACE_IGNORED = -100
 """What Hugging Face's models leave out."""
 MOST_LABELS = 100_000
+TRUTH = {
+    text: float(place) for place, kind in enumerate(("false", "true")) for text in (kind, kind.title(), kind.upper())
+}
+"""Truth values in CSV files, as pandas reads them."""
 LONGEST_NAME = 1000
 """Characters of a label or user: arrays of texts are as wide as the longest."""
 Place = Callable[[int], str]
@@ -50,7 +53,7 @@ def _missing(value: Any) -> bool:
     )
 
 
-def as_floats(values: AnyArray, decimal: str = ".") -> NDArray[np.float64]:
+def as_floats(values: AnyArray, decimal: str = ".") -> Floats:
     """Numbers or cells of text as floats, NaN where one is missing or no number; a number has no underscores."""
     if values.dtype.kind not in "OU":
         return values.astype(np.float64)
@@ -67,7 +70,7 @@ def as_floats(values: AnyArray, decimal: str = ".") -> NDArray[np.float64]:
 
 def _as_float(cell: Any) -> float:
     if isinstance(cell, str) and not NUMBER.fullmatch(cell.strip()):
-        return np.nan
+        return TRUTH.get(cell.strip(), np.nan)
     return np.nan if cell is None else float(cell)
 
 
@@ -97,7 +100,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Source:
+class LabelSource:
     """Where labels come from: names of it and of single rows for messages, and what the user said of them."""
 
     where: str
@@ -119,7 +122,9 @@ class Source:
             self.tally.drop("samples without a label", absent)
 
 
-def labelled(source: Source, values: AnyArray | Ragged, columns: tuple[str, ...] = (), decimal: str = "") -> Labelled:
+def labelled(
+    source: LabelSource, values: AnyArray | Ragged, columns: tuple[str, ...] = (), decimal: str = ""
+) -> Labelled:
     """The targets of samples from their values: (n,), numbers (n, …), or lists.
 
     One value each is a class, unless the user says regression; so is one 1 among zeros. Whole numbers (n, L) are
@@ -173,7 +178,7 @@ def labelled(source: Source, values: AnyArray | Ragged, columns: tuple[str, ...]
     return Labelled(kind, kept, columns if kind == "multilabel" else (), there)
 
 
-def _of_lists(source: Source, rows: Ragged, names: tuple[str, ...]) -> tuple[str, AnyArray, Bools]:
+def _of_lists(source: LabelSource, rows: Ragged, names: tuple[str, ...]) -> tuple[str, AnyArray, Bools]:
     """Targets (n, L) of lists, what they are where that is clear, and which samples have one."""
     where, declared, there = source.where, source.options.targets, rows.known
     source.check(there)
@@ -203,7 +208,7 @@ def _of_lists(source: Source, rows: Ragged, names: tuple[str, ...]) -> tuple[str
     return "" if equal else "tokens", np.where(y == HUGGING_FACE_IGNORED, IGNORED, y), there
 
 
-def _classes(source: Source, values: AnyArray, given: tuple[str, ...], decimal: str) -> Labelled:
+def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], decimal: str) -> Labelled:
     """The classes of values (n,), the sorted distinct ones; of whole numbers in their order.
 
     Texts are classes by their text: "10", "1e1" and "010" are three. `given` names the classes that values number.
@@ -230,7 +235,7 @@ def _classes(source: Source, values: AnyArray, given: tuple[str, ...], decimal: 
         odd = np.flatnonzero(~(np.abs(numbers) <= WHOLE) | (numbers != np.rint(numbers)))
         if len(odd):
             raise UserError(
-                f"{where}, {source.place(int(np.flatnonzero(there)[odd[0]]))}: {numbers[odd[0]]:g} is a number to be "
+                f"{where}: {numbers[odd[0]]:g} ({source.place(int(np.flatnonzero(there)[odd[0]]))}) is a number to be "
                 "predicted, not a class. Add --targets regression to predict it, or --numbers-are-classes to make each "
                 "number a class, or store bins as whole numbers or texts."
             )

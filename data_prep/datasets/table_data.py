@@ -15,7 +15,7 @@ from data_prep.datasets.columns import LISTS, NUMERIC, Facts, Roles, roles_of, s
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import (
     Labelled,
-    Source,
+    LabelSource,
     as_floats,
     groups_of,
     is_missing,
@@ -26,7 +26,7 @@ from data_prep.datasets.labels import (
 )
 from data_prep.datasets.raw_files import Names, Ragged, stored
 from data_prep.datasets.table_samples import Images, Numbers, Texts, Tokens
-from data_prep.datasets.tables import Block, Table, open_table
+from data_prep.datasets.tables import ColumnBlock, ColumnTable, open_table
 from data_prep.datasets.texts import text_data_set
 from data_prep.raw import RawDataset, Understood, measured
 from fedmpi.common.errors import UserError
@@ -43,14 +43,14 @@ NAMED = 10
 class _Rows:
     """What is kept of every readable row beside its sample: labels, user, group and place."""
 
-    def __init__(self, table: Table, facts: dict[str, Facts], names: list[str]) -> None:
+    def __init__(self, table: ColumnTable, facts: dict[str, Facts], names: list[str]) -> None:
         lists = {name: Ragged(np.float64, table.columns[name].whole) for name in names if facts[name].kind == "list"}
         self.columns: dict[str, list[AnyArray] | Ragged] = {name: lists.get(name, []) for name in names}
-        self._blocks: list[Block] = []
+        self._blocks: list[ColumnBlock] = []
         self._starts: list[int] = []
         self.count = 0
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ColumnBlock) -> None:
         """Append the rows of a block."""
         for name, found in self.columns.items():
             if isinstance(found, Ragged):
@@ -101,7 +101,9 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
     first = f" The first: {tally.first}." if tally.first else ""
     if not rows.count:
         raise UserError(f"{raw} holds no readable row.{first or ' Add rows.'}")
-    found = _labelled(table, roles, rows, Source(f"{raw}, column {','.join(roles.labels)}", rows.place, options, tally))
+    found = _labelled(
+        table, roles, rows, LabelSource(f"{raw}, column {','.join(roles.labels)}", rows.place, options, tally)
+    )
     if found.kind == "tokens" and roles.kind == "text":
         raise UserError(f"{raw}: targets that are tokens need samples of token ids. Name their column with --features.")
     usable = found.usable
@@ -110,7 +112,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
         usable = usable & samples.fits(form)
     said = ", ".join(roles.features[:NAMED])
     said += f" and {len(roles.features) - NAMED} more" if len(roles.features) > NAMED else ""
-    own = Own(raw, data_set, found, usable, ends[0], bool(table.test), tally)
+    own = OwnSamples(raw, data_set, found, usable, ends[0], bool(table.test), tally)
     users = rows.column(roles.user) if roles.user else None
     groups = groups_of(rows.column(roles.group)[own.train], roles.group) if roles.group else None
     understood = Understood("", f"column {', '.join(roles.labels)}", roles.unused)
@@ -141,7 +143,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnSamples:
     """The rows of the user's own data, train before test, and what every data set of them has in common."""
 
     raw: Path | str
@@ -221,7 +223,7 @@ def _with(data: RawDataset, understood: Understood, groups: Ints | None) -> RawD
     return replace(data, understood=understood, groups=groups, refit=again)
 
 
-def _with_numbers(block: Block, name: str, decimal: str, tally: Tally) -> Block:
+def _with_numbers(block: ColumnBlock, name: str, decimal: str, tally: Tally) -> ColumnBlock:
     """The block with a column of targets as numbers; rows whose cell is neither missing nor a number are counted."""
     values = block.columns[name]
     numbers = as_floats(values, decimal)
@@ -232,7 +234,7 @@ def _with_numbers(block: Block, name: str, decimal: str, tally: Tally) -> Block:
 
 
 def _samples(
-    table: Table, facts: dict[str, Facts], roles: Roles, options: ReadOptions
+    table: ColumnTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions
 ) -> Numbers | Tokens | Images | Texts:
     if roles.kind == "image":
         return Images(roles.features[0], table.raw if table.raw.is_dir() else table.raw.parent)
@@ -252,7 +254,7 @@ def _samples(
     return Numbers(roles.features, facts, table.decimal)
 
 
-def _check_targets(table: Table, facts: dict[str, Facts], roles: Roles, options: ReadOptions) -> None:
+def _check_targets(table: ColumnTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions) -> None:
     """Reject columns that cannot hold the targets that the user declares."""
     columns, declared = {name: facts[name].kind for name in roles.labels}, options.targets
     types = ", ".join(
@@ -274,7 +276,7 @@ def _check_targets(table: Table, facts: dict[str, Facts], roles: Roles, options:
         raise UserError(f"{table.raw}: {problem}.")
 
 
-def _labelled(table: Table, roles: Roles, rows: _Rows, source: Source) -> Labelled:
+def _labelled(table: ColumnTable, roles: Roles, rows: _Rows, source: LabelSource) -> Labelled:
     """The targets of all rows."""
     name, names = roles.labels[0], table.columns[roles.labels[0]].class_names
     decimal = table.decimal if table.is_text else ""

@@ -17,10 +17,10 @@ from data_prep.datasets.columns import Facts, shape_of
 from data_prep.datasets.folders import Found, ImageFacts, ImageForm, decode, image_facts
 from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.raw_files import Ragged, Scratch
-from data_prep.datasets.tables import Block
+from data_prep.datasets.tables import ColumnBlock
 from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import AnyArray, Bools, Ints
 
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_TOKEN = 10_000_000
@@ -36,7 +36,7 @@ class Numbers:
         self.shape: tuple[int, ...] = shapes[0] if nested else (sum(shape[0] if shape else 0 for shape in shapes),)
         self._rows = Scratch(self.shape, np.float32)
 
-    def add(self, block: Block, tally: Tally) -> NDArray[np.bool_]:
+    def add(self, block: ColumnBlock, tally: Tally) -> Bools:
         """Append the rows of a block that are numbers; True for these, the others are counted."""
         rows, good, parts = len(block.places), np.ones(len(block.places), bool), []
         for name, found in self._facts.items():
@@ -83,7 +83,7 @@ class Tokens:
         self._name, self._length = name, length
         self._rows = Ragged(np.int32)
 
-    def add(self, block: Block, tally: Tally) -> NDArray[np.bool_]:
+    def add(self, block: ColumnBlock, tally: Tally) -> Bools:
         """Append the rows of a block that are token ids; True for these, the others are counted."""
         good = np.ones(len(block.places), bool)
         for row, value in enumerate(block.columns[self._name].tolist()):
@@ -122,12 +122,12 @@ class Images:
         self._is_path = array("b")
         self._facts: list[ImageFacts] = []
 
-    def add(self, block: Block, tally: Tally) -> NDArray[np.bool_]:
+    def add(self, block: ColumnBlock, tally: Tally) -> Bools:
         """Append the images of a block; True for these, those that cannot be read are counted."""
         values = block.columns[self._name].tolist()
         return np.array([self._add(value, block, row, tally) for row, value in enumerate(values)], bool)
 
-    def _add(self, given: Any, block: Block, row: int, tally: Tally) -> bool:
+    def _add(self, given: Any, block: ColumnBlock, row: int, tally: Tally) -> bool:
         content: Any = (given.get("bytes") or given.get("path")) if isinstance(given, dict) else given
         path = self._path(content, block.path.parent) if isinstance(content, str) and content else None
         where = block.where(row)
@@ -161,7 +161,7 @@ class Images:
         """What was found of them."""
         return Found((), np.empty(0, np.int64), tuple(self._facts))
 
-    def fits(self, form: ImageForm) -> NDArray[np.bool_]:
+    def fits(self, form: ImageForm) -> Bools:
         """Which have the size of a form, or are resized to it."""
         return np.array([form.resize or facts.size == (form.width, form.height) for facts in self._facts], bool)
 
@@ -191,7 +191,7 @@ class Texts:
         self._names = names
         self.texts = LabelledTexts(length)
 
-    def add(self, block: Block, tally: Tally) -> NDArray[np.bool_]:
+    def add(self, block: ColumnBlock, tally: Tally) -> Bools:
         """Append the texts of a block; True for these, empty ones are counted."""
         columns = [block.columns[name] for name in self._names]
         there = [~is_missing(column) for column in columns]

@@ -51,7 +51,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Block:
+class ColumnBlock:
     """Some rows of a file: where each is, and the values of its columns, one array (r,) each."""
 
     path: Path
@@ -63,15 +63,15 @@ class Block:
         """The place of a row of the block, in words."""
         return f"{self.path}, {self.unit} {self.places[row]}"
 
-    def take(self, rows: AnyArray) -> Block:
+    def take(self, rows: AnyArray) -> ColumnBlock:
         """The block of some of its rows."""
         if rows.all():
             return self
-        return Block(self.path, self.places[rows], {name: x[rows] for name, x in self.columns.items()}, self.unit)
+        return ColumnBlock(self.path, self.places[rows], {name: x[rows] for name, x in self.columns.items()}, self.unit)
 
 
 @dataclass(frozen=True)
-class Table:
+class ColumnTable:
     """Files of the same columns."""
 
     raw: Path
@@ -95,7 +95,7 @@ class Table:
         named = [name if self.is_text else f"{name}: {column.type}" for name, column in self.columns.items()]
         return ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
 
-    def blocks(self, path: Path, names: list[str], tally: Tally | None = None) -> Iterator[Block]:
+    def blocks(self, path: Path, names: list[str], tally: Tally | None = None) -> Iterator[ColumnBlock]:
         """Some columns of a file, block by block.
 
         Rows that are none are left out, and counted where there is a tally.
@@ -122,7 +122,7 @@ class Table:
             yield _text_block(path, places, rows, names)
 
 
-def open_table(raw: Path, options: ReadOptions) -> Table:
+def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
     """The table of one file, or of the files below a folder, whose parts are told by their names.
 
     A validation part is left out where there is a test part, else it is the test part; files whose names mean no part
@@ -189,14 +189,14 @@ def csv_rows(path: Path, reader: Any, tally: Tally | None) -> Iterator[tuple[int
         yield reader.line_num, row
 
 
-def _text_block(path: Path, places: list[int], rows: list[list[str]], names: list[str]) -> Block:
+def _text_block(path: Path, places: list[int], rows: list[list[str]], names: list[str]) -> ColumnBlock:
     columns = {name: np.array(cells, object) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
-    return Block(path, np.array(places), columns, "line")
+    return ColumnBlock(path, np.array(places), columns, "line")
 
 
 def _csv_table(
     raw: Path, train: tuple[Path, ...], test: tuple[Path, ...], options: ReadOptions, notes: list[str]
-) -> Table:
+) -> ColumnTable:
     path = train[0]
     with open_bytes(path) as stream:
         try:
@@ -231,7 +231,7 @@ def _csv_table(
     if options.decimal is None and decimal != ".":
         notes = [*notes, f"numbers of {path.name} have a decimal comma"]
     columns = {name: Column("cell", "text") for name in names}
-    return Table(raw, columns, train, test, frozenset(), delimiter, decimal, options.encoding, tuple(notes))
+    return ColumnTable(raw, columns, train, test, frozenset(), delimiter, decimal, options.encoding, tuple(notes))
 
 
 def _given_delimiter(given: str | None) -> str | None:
@@ -273,7 +273,7 @@ def _decimal(path: Path, delimiter: str, rows: list[list[str]]) -> str:
 
 def _arrow_table(
     raw: Path, train: tuple[Path, ...], test: tuple[Path, ...], options: ReadOptions, notes: list[str]
-) -> Table:
+) -> ColumnTable:
     with _opened(train[0]) as (schema, _):
         names = _class_names(schema.metadata or {})
         columns = {field.name: _column(field.type, names.get(field.name, ())) for field in schema}
@@ -285,7 +285,7 @@ def _arrow_table(
             index = frozenset(name for name in listed if isinstance(name, str))
         except (KeyError, ValueError, TypeError):
             index = frozenset()
-    return Table(raw, columns, train, test, index, notes=tuple(notes))
+    return ColumnTable(raw, columns, train, test, index, notes=tuple(notes))
 
 
 def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
@@ -315,12 +315,12 @@ def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
     return Column(found, name, whole, class_names)
 
 
-def _arrow_blocks(path: Path, names: list[str]) -> Iterator[Block]:
+def _arrow_blocks(path: Path, names: list[str]) -> Iterator[ColumnBlock]:
     pa, row = _pyarrow()[0], 0
     with _opened(path) as (_, batches):
         for batch in batches(names):
             columns = {name: _values(pa, batch.column(name)) for name in names}
-            yield Block(path, np.arange(row, row + batch.num_rows), columns, "row")
+            yield ColumnBlock(path, np.arange(row, row + batch.num_rows), columns, "row")
             row += batch.num_rows
 
 

@@ -119,12 +119,12 @@ def test_a_target_that_is_missing_is_named_by_its_file_and_row(tmp_path: Path) -
     with pytest.raises(UserError, match=r"1 of 4 samples have no label .*, the first is \S+/train-2.parquet, row 2\."):
         read(tmp_path, label="a")
     write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, 0.5]})
-    with pytest.raises(UserError, match=r"/train-2.parquet, row 2: 0.5 is a number to be predicted"):
+    with pytest.raises(UserError, match=r"0.5 \(\S+/train-2.parquet, row 2\) is a number to be predicted"):
         read(tmp_path, label="a")
     write(tmp_path / "train-2.parquet", {"x": [1.0, 1.0, 2.0], "a": [None, 0.5, 2.0]})
     with pytest.raises(UserError, match=r"the first is \S+/train-2.parquet, row 0\."):
         read(tmp_path, label="a")
-    with pytest.raises(UserError, match=r"/train-2.parquet, row 1: 0.5 is a number to be predicted"):
+    with pytest.raises(UserError, match=r"0.5 \(\S+/train-2.parquet, row 1\) is a number to be predicted"):
         read(tmp_path, label="a", skip_unlabelled=True)
 
 

@@ -80,7 +80,7 @@ def unused(manifest: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("extra", [(), ("--val", "0.2"), ("--feature-shift", "noise", "--level", "1e-9")])
 def test_each_column_has_its_own_scale(tmp_path: Path, prepared: Prepared, name: str, extra: tuple[str, ...]) -> None:
     """Mean and standard deviation of each column of the training samples; a constant column is only shifted."""
-    columns = {"small": A, "large": B, "offset": 1e3 + A, "same": np.full(ROWS, 7.5), "tiny": A * 1e-12, "label": Y}
+    columns = {"small": A, "large": B, "offset": 1e3 + A, "same": np.full(ROWS, 0.1), "tiny": A * 1e-12, "label": Y}
     store, _ = prepared(WRITERS[name](tmp_path / name, columns), *extra)
     x = np.asarray(store.rows(np.arange(store.samples))[0], np.float64)
     mean, std = np.array(store.description.mean), np.array(store.description.std)
@@ -164,9 +164,11 @@ def test_the_index_of_a_parquet_file_is_known_by_its_metadata(tmp_path: Path, pr
 
 
 def test_columns_that_are_no_identifiers_are_used(tmp_path: Path, prepared: Prepared) -> None:
-    columns = {"acid": SHUFFLED, "age": SHUFFLED + 1, "grid": A, "house_id": COUNT // 2, "label": Y}
-    store, manifest = prepared(csv(tmp_path / "t.csv", columns))
-    assert store.description.feature_shape == (4,) and not unused(manifest)
+    columns = {"acid": SHUFFLED, "age": SHUFFLED + 1, "grid": A, "house_id": COUNT // 2, "yes": Y == 1, "label": Y}
+    for write in (csv, parquet):
+        store, manifest = prepared(write(tmp_path / f"t.{write.__name__}", columns))
+        assert store.description.feature_shape == (5,) and not unused(manifest)
+        assert set(everything(store)[0][:, 4]) == {0, 1}
 
 
 WORDS = [f"word{row} of a text" for row in range(ROWS)]
@@ -379,6 +381,7 @@ def test_targets_have_decimal_commas_as_well(tmp_path: Path, prepared: Prepared)
         ("t.csv", b"a,label\n", "holds no readable row"),
         ("t.csv", b"\n\n", "holds no row"),
         ("t.csv", b"5.1,3.5,0\n4.9,3.0,1\n", "Does the file begin with a header?"),
+        ("t.csv", b"5.1,3.5,Iris-setosa\n4.9,3.0,Iris-virginica\n", "Does the file begin with a header?"),
         ("t.csv", b"a,b,label\n1,2\n3\n", "line 2: 2 fields where the header names 3"),
         ("t.csv", b"a,b,label\n1,2,0,\n1,2,1,\n", "line 2: 4 fields where the header names 3"),
         ("t.csv", b"a,b,label\nNA,2,x\n1,NA,y\n", "line 2: no finite number in column 'a'"),
@@ -593,7 +596,7 @@ HOLES = np.where(COUNT == 4, np.nan, 1.0)[:, None] * X
         ({"x": RNG.random((ROWS, 16, 16, 13)), "y": Y}, "", "--channels first for"),
         ({"x": RNG.random((ROWS, 3, 16, 3)), "y": Y}, "", "--channels first for"),
         ({"x": RNG.random((ROWS, 6, 5)), "y": Y}, "--channels last", "Leave out --channels"),
-        ({"x": X, "y": A}, "", "array y, row 0: .* is a number to be predicted"),
+        ({"x": X, "y": A}, "", "(array y, row 0) is a number to be predicted"),
         ({"x": X, "y": np.where(COUNT == 3, np.nan, Y)}, "", "1 of 60 samples have no label"),
         ({"x": X, "y": HOLES}, "", "1 of 60 samples have no label"),
         ({"x": X, "y": np.zeros((ROWS, 0))}, "", "a sample has no target"),
