@@ -153,7 +153,8 @@ def measured(
     raw : RawDataset
         Images or vectors.
     among : int64 array or None
-        The training rows to take into account; None takes all.
+        The training rows to take into account; None takes all, or waits until a test part is held out where there is
+        none.
     at_most : int
         Evenly spaced rows read of them, of images and bytes.
     together : bool
@@ -164,9 +165,12 @@ def measured(
     RawDataset
         Can be measured again without some of its rows (`RawDataset.refit`).
     """
+    again = replace(raw, refit=lambda kept: measured(raw, kept, at_most, together))
+    if among is None and not len(raw.test_y):
+        return again
     rows = np.arange(len(raw.labels)) if among is None else among
     image = len(raw.feature_shape) == 3
     columns = not (image or together or raw.dtype == "uint8")
     channels = scales_of(raw.feature_shape) if image or columns else 1
     mean, std = statistics(raw.read, rows, channels, 255.0 if raw.dtype == "uint8" else 1.0, at_most, columns)
-    return replace(raw, mean=mean, std=std, refit=lambda kept: measured(raw, kept, at_most, together))
+    return replace(again, mean=mean, std=std)
