@@ -16,6 +16,7 @@ from fedmpi.privacy.gaussian import GaussianAccountant, _leading, add_noise, cli
 def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():
     long, was_clipped = clip(torch.tensor([3.0, 4.0]), 1.0)
     assert was_clipped and long.tolist() == pytest.approx([0.6, 0.8])
+    assert not clip(torch.tensor([3.0, 4.0]), 5.0)[1]
     short, was_clipped = clip(torch.tensor([0.3, 0.4]), 1.0)
     assert not was_clipped and short.tolist() == pytest.approx([0.3, 0.4])
 

@@ -173,7 +173,8 @@ def test_stratified_means_are_unbiased_where_participants_have_no_sampled_row(dr
             used = np.array(having) * SIZES[clients]
             c = coefficients("stratified", cohort, SIZES, used)
             p = np.prod(np.where(having, chance[clients], 1 - chance[clients]))
-            expected.append(p * c @ UPDATES[clients])
+            divisor = c.sum() if is_normalised("stratified", cohort) and c.any() else 1.0
+            expected.append(p * c @ UPDATES[clients] / divisor)
     found = np.sum(expected) / math.prod(math.comb(3, m) for m in draws)
     whole = chance * UPDATES / 6
     wanted = whole.sum() if sum(draws) > 1 else 2 * whole[strata == draws.index(1)].sum()
