@@ -27,7 +27,13 @@ from tests.mpi.launch import run_mpi
 from tests.reference.program import traced
 
 OWN = "tests.end_to_end.own_sums:"
-FEW = ["data.shards=digits:clients=9,alpha=0.4", "model.hidden=[8]", "rounds=2", "local.lr=0.02"]
+FEW = [
+    "data.shards=digits:clients=9,alpha=0.4",
+    "model.hidden=[8]",
+    "model.activation=tanh",
+    "rounds=2",
+    "local.lr=0.02",
+]
 ALL = [*FEW, "participation.clients=all"]
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0"]
 

@@ -447,7 +447,7 @@ KEYS: dict[str, Key] = {
         SERVER_ADAM, ("1e-3", "1e3"), "model", lambda a, b: abs(a.moved(0)).max() > 1e4 * abs(b.moved(0)).max()
     ),
     "aggregation.exact": Key(
-        f"{SOME} local.engine=sequential",
+        f"{SOME} local.engine=sequential model.activation=tanh",
         ("false", "true"),
         "model",
         lambda a, b: np.linalg.norm(a.model[-1] - b.model[-1]) < 1e-5 * np.linalg.norm(a.model[-1]),

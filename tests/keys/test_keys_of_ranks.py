@@ -13,7 +13,7 @@ from tests.keys.entries import OF_RANKS, S
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "ranks.py"
-COHORT = f"{S} participation.clients=uniform participation.count=6 rounds=4"
+COHORT = f"{S} model.activation=tanh participation.clients=uniform participation.count=6 rounds=4"
 ALL_TRAIN = f"{COHORT} server.trains=always"
 BASES = {
     "topology.placement": (ALL_TRAIN, ("owner", "shared")),

@@ -20,7 +20,7 @@ from tests.reference.plain_loop import DROPOUT, PlainLoop, batches, sampled_rows
 
 EPOCH_BITS, SCHEDULE = 32, 12
 SEVERAL = "topology.kind=mediators topology.clients_per_mediator=3 topology.mediator_epochs=2"
-SMALL = "model.hidden=[6] model.dropout=0.3 rounds=3"
+SMALL = "model.hidden=[6] model.activation=tanh model.dropout=0.3 rounds=3"
 COMPOSITIONS = {
     "SGD with a proximal pull, after drop-outs, timed, moved by a server's Adam": (
         f"{SMALL} participation.clients=uniform participation.count=8 local.proximal_mu=0.5 system.drop_out=0.2 "

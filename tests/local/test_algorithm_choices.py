@@ -16,7 +16,14 @@ from tests.end_to_end.in_process import run
 
 OWN = "tests.local.own_algorithms"
 UNIFORM = "aggregation.weights=uniform"
-SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "rounds=2", UNIFORM)
+SMALL = (
+    "data.shards=digits:clients=9",
+    "participation.count=4",
+    "model.hidden=[6]",
+    "model.activation=tanh",
+    "rounds=2",
+    UNIFORM,
+)
 PARTS = ("preset=scaffold", "preset=feddyn", "preset=fednova")
 
 

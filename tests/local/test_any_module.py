@@ -25,6 +25,7 @@ from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.net import translate
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.trace import trace
+from tests.end_to_end.user_models import unhurried_mlp
 from tests.local import any_modules
 from tests.local.dropping_modules import DROPPING
 from tests.local.stacks import (
@@ -204,6 +205,11 @@ def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
 def test_no_layer_of_the_built_in_models_is_left_to_the_sequential_engine():
     for name, (description, options) in BUILT_IN.items():
         assert why_not_side_by_side(flat_model(name, description, torch.float32, **options), description) is None
+
+
+def test_a_forward_pass_that_cannot_be_followed_is_named_with_its_line():
+    reason = why_not_side_by_side(FlatModel(unhurried_mlp(IMAGES)), IMAGES)
+    assert reason is not None and "Unhurried cannot be followed: user_models.py, line " in reason
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
