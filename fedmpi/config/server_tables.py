@@ -302,12 +302,6 @@ class LoggingTable(Table):
 
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
-    mlflow: bool = False
-    """Tell MLflow of the run (the extra `mlflow`), where MLFLOW_TRACKING_URI says."""
-    wandb: bool = False
-    """Tell Weights & Biases of the run (the extra `wandb`); WANDB_MODE=offline keeps it in the run folder."""
-    project: str = "fedmpi"
-    """MLflow's experiment, or the project at Weights & Biases."""
     interval: NonNegative = 2.0
     """Seconds between two progress lines when the output is no terminal."""
     diagnostics: bool = False

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from fedmpi.cluster import Cluster
 from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
-from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.config.objects import not_repeatable
 from fedmpi.records import client_table
@@ -33,9 +32,7 @@ from fedmpi.records.model_file import model_file
 from fedmpi.records.moved import data_mark
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
 from fedmpi.records.run_log import RunLog
-from fedmpi.records.tracking import Trackers, open_trackers, refuse_unusable
-from fedmpi.records.tracking.names import by_group
-from fedmpi.records.tracking.picture import clients_shown, picture
+from fedmpi.records.tensorboard import TensorBoard, check_folder
 
 log = logging.getLogger("fedmpi")
 WRITTEN = (
@@ -95,7 +92,8 @@ class Recorder:
         self.folder = folder
         self.config = config
         self._mark = data_mark(config, data).encode() if data else b""
-        refuse_unusable(config, folder)
+        if config.logging.tensorboard:
+            check_folder(folder)
         self.sources = part_sources(config, warns=True)
         self.changes = Changes()
         self.hold = self._claim(resume)
@@ -104,8 +102,7 @@ class Recorder:
         except OSError as error:
             self.hold.release()
             raise _unwritable(folder, error) from error
-        self._trackers = Trackers([])
-        self._finished = False
+        self._tensorboard: TensorBoard | None = None
         self._summed = hashlib.sha256()
         self._beside = Beside()
         self.history = History(config, keeps=False)
@@ -200,7 +197,8 @@ class Recorder:
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
-            self._trackers = open_trackers(self.folder, self.config, len(kept))
+            if self.config.logging.tensorboard:
+                self._tensorboard = TensorBoard(self.folder, self.config, len(kept))
         if checkpoint:
             self.history.seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
@@ -258,20 +256,8 @@ class Recorder:
                 file.write(line)
             self._summed.update(line)
             self.history.add(record)
-            self._trackers.record(record["round"], by_group(record))
-
-    def show_clients(self, clients: int, class_counts: Callable[[Ints], Ints]) -> None:
-        """Show what clients hold of each class to the programs that follow the run.
-
-        Parameters
-        ----------
-        clients : int
-            N.
-        class_counts : callable
-            (clients) -> int64 (m, C).
-        """
-        with self._writing():
-            self._trackers.show(lambda: picture(class_counts(clients_shown(clients))))
+            if self._tensorboard is not None:
+                self._tensorboard.record(record)
 
     @property
     def checkpoints(self) -> Path:
@@ -318,7 +304,6 @@ class Recorder:
             kept = {"plugins": digests(self.sources)} if self.sources else {}
             summary = self.history.summary(facts | kept)
             write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-        self._finished = True
         return summary
 
     def failed(self, error: Exception) -> None:
@@ -333,7 +318,8 @@ class Recorder:
             except RunFailure as failure:  # of a run that another failure has ended
                 log.warning("%s", failure)
             with writing(self.folder):
-                self._trackers.close(self._finished)
+                if self._tensorboard is not None:
+                    self._tensorboard.close()
         finally:
             self._handler.leave()
             with suppress(OSError):
@@ -356,7 +342,8 @@ class Recorder:
         with open(self.folder / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
         sync_folder(self.folder)
-        self._trackers.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

@@ -102,10 +102,8 @@ class Simulation:
     def run(self) -> Ending:
         """Run all rounds that are left; says why it ended."""
         first, self.unsettled = self.saved.resume(self.model)
-        data, facts, trial = self.experiment.data, self.experiment.data_facts, self.trainer.trial
+        facts, trial = self.experiment.data_facts, self.trainer.trial
         trial.recall(self.recorder.folder if self.recorder else None)
-        if self.recorder is not None and first == 0 and data.description.labelled:
-            self.recorder.show_clients(len(data.sizes), facts.class_counts)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(

@@ -726,9 +726,6 @@ OF_STALLS = ("cluster.stall_timeout",)
 OF_DATA = ("task.kind",)
 """Keys whose values each go with data of their own: see tests/tasks/test_kinds.py."""
 
-OF_TRACKERS = ("logging.mlflow", "logging.wandb", "logging.project")
-"""Keys that show elsewhere than in the run's folder: see tests/records/test_trackers.py."""
-
 
 def together(seen: Seen, t: int) -> set[tuple[int, int]]:
     """Pairs of clients that share a mediator in round t."""

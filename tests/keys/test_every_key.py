@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedmpi import Config
-from tests.keys.entries import KEYS, OF_DATA, OF_RANKS, OF_STALLS, OF_TRACKERS, seen_pair
+from tests.keys.entries import KEYS, OF_DATA, OF_RANKS, OF_STALLS, seen_pair
 from tests.keys.watched import Watcher, first_difference
 
 
@@ -23,7 +23,7 @@ def keys() -> dict[str, object]:
 
 
 def test_every_key_has_an_entry():
-    assert sorted(keys()) == sorted([*KEYS, *OF_RANKS, *OF_STALLS, *OF_DATA, *OF_TRACKERS])
+    assert sorted(keys()) == sorted([*KEYS, *OF_RANKS, *OF_STALLS, *OF_DATA])
 
 
 @pytest.mark.parametrize("name", KEYS)

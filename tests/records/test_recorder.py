@@ -551,7 +551,7 @@ def test_events_on_a_full_disk_are_one_sentence_too(small_disk: Path, capsys: py
     recorder = Recorder(small_disk / "RUN", config, resume=False)
     recorder.resume()
     fill(small_disk, 0)
-    recorder._trackers.record(0, {"much": 1.0})
+    recorder._tensorboard.record({"round": 0, "lr": 1.0})
     with pytest.raises(UserError, match="No space left on device"):
         for t in range(10_000):
             recorder.checkpoint(t, {}, {})
