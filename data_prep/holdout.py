@@ -57,7 +57,10 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
     elif groups is not None:
         train, test = train_test_groups(groups, labels)
     elif split == "users":
-        raise UserError(f"--split users needs users, but {raw.name} names none. Name their column with --user.")
+        raise UserError(
+            f"--split users needs users, but {raw.name} names none. Name their column with --user, give an array user, "
+            "or leave --split out."
+        )
     else:
         raise UserError(f"--split {split} is unknown for {raw.name}. Choose rows, users, or a column of a table.")
     if not len(train) or not len(test):
@@ -99,7 +102,7 @@ def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyAr
         user_names=names,
         read=lambda rows: fitted.read(train[rows]),
         test_x=test_x,
-        test_y=raw.targets_of(test),
+        test_y=fitted.targets_of(test),
         notes=tuple(dict.fromkeys((*raw.notes, *fitted.notes))),
         attributes={name: values[train] for name, values in raw.attributes.items()},
         given_labels=None if raw.given_labels is None else raw.given_labels[train],
