@@ -102,7 +102,7 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
     Divergence
         As `check_loss`.
     """
-    if not math.isfinite(float(model.sum(dtype=torch.promote_types(model.dtype, torch.float32)))):
+    if not math.isfinite(float(model.sum(dtype=torch.float64))):
         raise Divergence(
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
             "aggregation.lr"

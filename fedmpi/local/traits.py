@@ -69,7 +69,7 @@ class ForwardTraits:
         The gradient of several samples is not the sum of theirs, or not in proportion to the weights of their losses:
         hooks, or a backward pass of somebody's own, clip or normalise it. Not looked at where merging is ruled out.
     least : int
-        Samples that a batch has at the least in training mode: 2 where one alone fails (batch norm).
+        Samples that a batch has at the least in training mode: 2 where one alone fails (batch norm, squeeze()).
     """
 
     draws: bool
@@ -385,29 +385,26 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
 
 
 def _check_outputs(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
-    """Check the outputs in both modes, in evaluation mode of a single sample as well; the samples that gave numbers.
+    """Check the outputs in both modes; the samples that gave numbers.
 
-    These are x, or |x| where the model cannot compute with negative numbers (a logarithm).
+    These are x, or numbers between 0 and 1 where the model cannot compute with others (a logarithm, a logit).
     """
     for training in (True, False):
         if _outputs(model, x, description, training).isnan().any():
-            x = x.abs()
+            x = x.sigmoid() if x.is_floating_point() else x
             if _outputs(model, x, description, training).isnan().any():
                 raise UserError(
                     f"the model returns NaN in {_mode(training)} for samples made up before the first round. Check its "
                     "layers and initial values"
                 )
-    _least(model, x, description, training=False)
     model.module.train()
     return x
 
 
-def _least(model: FlatModel, x: Tensor, description: DataDescription, training: bool = True) -> int:
-    """Samples that a batch has at the least in this mode: 2 where one alone fails or gives NaN, else 1."""
+def _least(model: FlatModel, x: Tensor, description: DataDescription) -> int:
+    """Samples that a training batch has at the least: 2 where one alone fails, gives NaN or loses its axis, else 1."""
     try:
-        return 1 + bool(_outputs(model, x[:1], description, training).isnan().any())
-    except (UserError, KeyboardInterrupt):
-        raise
+        return 1 + bool(_outputs(model, x[:1], description).isnan().any())
     except Exception:  # batch norm: "Expected more than 1 value per channel when training"
         return 2
 

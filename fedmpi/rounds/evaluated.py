@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from fedmpi.common.calling import during
 from fedmpi.common.errors import Divergence, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.task_kinds import KINDS
+from fedmpi.common.task_kinds import CLASSIFICATION, KINDS
 from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
 from fedmpi.config.server_tables import EvaluationTable
@@ -102,7 +104,8 @@ class EvaluatedParts:
         for part in self.names:
             with flat.loss.kept_generators(), during(round):
                 found = self._evaluated(flat, part, round, draws)
-            if not abs(found.loss) < LARGEST_LOSS:
+            unlikely = flat.loss.kind is CLASSIFICATION and found.loss == math.inf  # a class that is masked by -inf
+            if not (abs(found.loss) < LARGEST_LOSS or unlikely):
                 raise Divergence(
                     f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}: training diverged; "
                     "lower local.lr or aggregation.lr"

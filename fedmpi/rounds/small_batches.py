@@ -11,7 +11,7 @@ from fedmpi.config.choices import chosen
 
 NAMED = 5
 """Clients that a message names."""
-NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm?)"
+NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm, squeeze()?)"
 
 
 def check_batches(config: Config, sizes: Ints, least: int) -> None:
@@ -25,7 +25,7 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
     part, rule = config.local, chosen(config, "row rule").name
     if least == 1:
         return
-    why, other = f"{NEEDS_TWO}, which", "replace BatchNorm by GroupNorm"
+    why, other = f"{NEEDS_TWO}, which", "replace BatchNorm by GroupNorm, squeeze() by flatten(1)"
     remedy = "Set local.drop_last = true, which leaves such batches out, or"
     if part.batch_size == 1:
         raise UserError(f"{why} local.batch_size = 1 makes. Set a larger local.batch_size, or {other}")
@@ -35,11 +35,13 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
         raise UserError(f'{why} participation.probe = "sample" makes. Set it to "batch" or "full", or {other}')
     if part.drop_last:
         return
-    if rule != "all":
-        raise UserError(f'{why} samples.rule = "{rule}" may leave to a client. {remedy} {other}')
     lone = sizes == 1
     if part.batch_size != "all" and (part.steps is None or config.evaluation.fine_tune > 0):
         lone = sizes % part.batch_size == 1
+        if rule != "all" and sizes.max() > part.batch_size:
+            raise UserError(f'{why} samples.rule = "{rule}" may leave to a client. {remedy} {other}')
+    if rule != "all":  # a client does not train in a round in which it has one sample
+        return
     if lone.any():
         who = _named(np.flatnonzero(lone), sizes)
         raise UserError(

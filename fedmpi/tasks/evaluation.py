@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def evaluate(
     x, y : Tensor
         Features (n, …) and targets (n, …), on the module's device.
     batch_size : int
-        Samples evaluated at once.
+        Samples evaluated at once; see `passes`.
     loss : Loss
         Cross-entropy by default.
     metrics : sequence of Metric
@@ -87,15 +88,21 @@ def evaluate(
     module.eval()
     total, tally = 0.0, MetricTally(metrics, loss.kind)
     with torch.no_grad():
-        for start in range(0, len(y), batch_size):
-            labels = y[start : start + batch_size]
-            logits = outputs_of(module, x[start : start + batch_size], part)
+        for samples in passes(len(y), batch_size):
+            labels, logits = y[samples], outputs_of(module, x[samples], part)
             total += loss.total(logits, labels)
             tally.add(logits, labels)
     module.train(was_training)
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)
     return Evaluation(total / len(y), tally.numbers(), confusion)
+
+
+def passes(samples: int, rows: int) -> list[slice]:
+    """The samples of every pass, `rows` each. A last one does not go alone: models with squeeze() or batch statistics
+    would fail."""
+    starts = range(0, max(1, samples - (rows > 1)), rows)
+    return [slice(*borders) for borders in pairwise([*starts, samples])]
 
 
 def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
