@@ -260,8 +260,8 @@ class LocalTable(OpenTable):
     """Adam: added to the root of the second moment."""
     on_divergence: Literal["stop", "drop"] = "stop"
     """What is done about a client whose loss or update is not finite, or too large for anything to be learned. stop:
-    the run ends and names it; drop: the round goes on without its update, as if it had dropped out, and the record
-    counts it as `diverged`."""
+    the run ends and names it; drop: the round goes on without its update, and the record counts it as `diverged`. Such
+    a client does not count where weights are normalised, and counts as unchanged where they are not (stratified)."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
     """Which of the engines trains: auto chooses, the run log says which and why."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -108,7 +108,7 @@ def clients(spoilt: bool) -> fedmpi.ClientArrays:
     y = (x.sum(1) > 0).astype(np.int64)
     x[owner == 4] *= 1e35
     kept = slice(None) if spoilt else owner < 4
-    return fedmpi.ClientArrays(x[kept], y[kept], owner[kept], test=(x[:12], y[:12]), mean=0.0, std=1.0)
+    return fedmpi.ClientArrays(x[kept], y[kept], owner[kept], test=(x[:12], y[:12]), clients=5, mean=0.0, std=1.0)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,29 @@ def test_a_run_goes_on_without_them_and_counts_them(more: dict[str, object]) -> 
     assert [record["diverged"] for record in run.records] == [1, 1, 1]
     assert all(np.isfinite(record["train_loss"]) for record in run.records)
     assert all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
+
+
+@pytest.mark.parametrize("spoilt", [True, False], ids=["diverged", "without samples"])
+@pytest.mark.parametrize(
+    ("more", "share"),
+    [
+        ({"aggregation.weights": "stratified", "participation.strata": 1}, 4 / 5),
+        ({"aggregation.weights": "unbiased", "aggregation.population": "clients", "participation.strata": 1}, 4 / 5),
+        ({"aggregation.weights": "normalised", "aggregation.population": "clients", "participation.strata": 1}, 1.0),
+    ],
+    ids=lambda more: " ".join(map(str, more.values())) if isinstance(more, dict) else "",
+)
+def test_a_participant_without_an_update_counts_as_unchanged_unless_the_sum_is_divided(
+    spoilt: bool, more: dict[str, object], share: float
+) -> None:
+    """All five take part: the model goes this share of the way that the mean update of the four others goes."""
+    strata = {"participation.features": "label-histogram", "participation.draw": "uniform", "participation.count": 5}
+    chosen = KEYS | {"local.on_divergence": "drop"} | strata | more | {"participation.clients": "stratified"}
+    run = fedmpi.run("fedavg", chosen, data=clients(spoilt))
+    plain = KEYS | {"aggregation.weights": "uniform", "aggregation.lr": share}
+    expected = fedmpi.run("fedavg", plain, data=clients(False))
+    for found, wanted in zip(run.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 ON_RANKS = """

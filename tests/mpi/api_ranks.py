@@ -29,6 +29,7 @@ KEYS = {
     "model.hidden": [8],
 }
 RUNS_IN_A_ROW = 8
+HOW_JUDGED = [(normalised, exact) for normalised in (True, False) for exact in (False, True)]
 
 
 def bits(module: nn.Module) -> int:
@@ -67,6 +68,23 @@ def arrays(seed: int = 0) -> fedmpi.ClientArrays:
     generator = np.random.default_rng(seed)
     x = generator.integers(0, 256, (120, 1, 4, 4), np.uint8)
     return fedmpi.ClientArrays(x, np.arange(120) % 3, np.arange(120) % 7, test=(x[:30], np.arange(30) % 3))
+
+
+class Judging:
+    """Weights that only count after the work: 0.03 for client 0, 0.06 for client 1 …"""
+
+    def __call__(self, cohort: fedmpi.Cohort, sizes: np.ndarray) -> np.ndarray:
+        return np.ones(len(cohort.clients))
+
+    def after(self, work: Any) -> float:
+        return 0.03 * (work.client + 1)
+
+
+def judged(normalised: bool, exact: bool) -> list[float]:
+    """The values of a model whose updates were weighed so."""
+    weights = fedmpi.weights(normalised=normalised)(Judging)
+    run = fedmpi.run("fedavg", {**KEYS, "aggregation.weights": weights, "aggregation.exact": exact})
+    return [float(value) for tensor in run.model.state_dict().values() for value in tensor.flatten()]
 
 
 def refusal(*given: Any, **more: Any) -> str:
@@ -123,6 +141,7 @@ def main() -> None:
         "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
         "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "unlike networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
+        "judged": [judged(*how) for how in HOW_JUDGED],
         "viewed": [viewed(further) for further in VIEWED],
         "calls": calls,
         "many": many(rank),

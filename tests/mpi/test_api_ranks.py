@@ -47,6 +47,14 @@ def test_one_process_and_three_come_to_the_same(found: Found):
             assert one["samples"] == three["samples"] and one["test_accuracy"] == three["test_accuracy"]
 
 
+@pytest.mark.parametrize("how", range(len(api_ranks.HOW_JUDGED)), ids=str)
+def test_weights_that_judge_count_on_three_ranks_as_on_one(found: Found, how: int):
+    """Divided by or not, in float32 or exact sums; up to the roundings of float32."""
+    alone = api_ranks.judged(*api_ranks.HOW_JUDGED[how])
+    for ranks in found:
+        assert ranks["judged"][how] == pytest.approx(alone, rel=1e-4, abs=1e-5)
+
+
 def test_a_folder_changes_nothing(found: Found):
     written, plain = found[0]["written"], found[0]["plain"]
     assert written["records"] == plain["records"] and written["model"] == plain["model"]

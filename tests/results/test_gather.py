@@ -28,10 +28,12 @@ def test_keys_that_differ_are_those_of_unlike_values_or_of_some_tables_only() ->
 
 
 def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
-    for name in ("one", "deep/two", "deep/two/plugins/three"):
+    for name in ("one", "deep/two", "deep/two/plugins/three", "own", "own/copy"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.toml").touch()
-    assert find_runs([tmp_path / "one", tmp_path]) == [tmp_path / "one", tmp_path / "deep/two"]
+    inside = [tmp_path / "own", tmp_path / "own/copy"]
+    assert find_runs([tmp_path / "one", tmp_path]) == [tmp_path / "one", tmp_path / "deep/two", *inside]
+    assert find_runs([tmp_path / "own"]) == inside[:1], "what is named is a run itself"
     for paths, words in (
         ([], "no run is named"),
         ([tmp_path / "none"], "no folder"),
