@@ -284,7 +284,12 @@ def with_test(folder: Path) -> Path:
 
 REJECTED: list[tuple[Callable[[Path], Path], str, str]] = [
     (with_test, "users", "has a test part, so --split users has no effect. Leave --split out."),
-    (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "users", "--split users needs users"),
+    (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "users", "--split users needs a user"),
+    (
+        lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2, user=list("aabb ") + [""]),
+        "users",
+        "fill it",
+    ),
     (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "patient", "patient"),
     (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2, user=np.zeros(6)), "users", "one user"),
     (lambda folder: npz(folder / "a.npz", x=np.eye(3)[:1], y=[0]), "rows", "one sample"),
