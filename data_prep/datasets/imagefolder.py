@@ -90,7 +90,7 @@ def _sub_folders_of_classes(paths: tuple[Path, ...], folders: list[Path]) -> Int
 def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tuple[str, str]]]:
     """The folders of each part, and those that are none; where the names mean no parts, `folder` is the training part.
 
-    Folders beside the parts are left out if all parts hold folders and no images: a class may be called train.
+    Folders beside the parts are left out if a training part holds folders and no images: a class may be called train.
 
     Raises
     ------
@@ -103,9 +103,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     others = parts.pop("")
     named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}
     inner = [path for found in parts.values() for path in found]
-    if not named or (
-        others and ("train" not in named or any(map(direct_images, inner)) or not all(map(sub_folders, inner)))
-    ):
+    if not named or (others and not any(sub_folders(path) and not direct_images(path) for path in parts["train"])):
         return {"train": [folder], "test": [], "valid": []}, []
     if not any(map(sub_folders, inner)):
         raise UserError(

@@ -41,8 +41,9 @@ WORDS = {
     "entities of letters": ("caf&eacute; na&#239;ve &#xFC;ber I&#39;m", "café naïve über i'm"),
     "entities twice": ("I&amp;#39;m &amp;quot;in&amp;quot;", "i'm in"),
     "no entities": ("AT&T R&D; a?x=1&copy=2 &nothing; fish&chips", "at t r d a x 1 copy 2 nothing fish chips"),
-    "soft hyphen": ("co\u00adoperate \ufeffwell", "cooperate well"),
-    "apostrophes": ("Don't it\u2019s 'quoted' o'clock", "don't it's quoted o'clock"),
+    "soft hyphen": ("co\u00adoperate \ufeffwell a\u200ebc\u200f d\u2060e", "cooperate well abc de"),
+    "apostrophes": ("Don't it\u2019s 'quoted' rock'n'roll l\u2019\u00e9t\u00e9", "don't it's quoted rock'n'roll l'été"),
+    "variants beyond 16 bits": ("\u8fbb\U000e0101 \u9053", "\u8fbb\U000e0101 \u9053"),
     "emoji": ("good ❤\ufe0f day", "good day"),
     "underscores": ("snake_case __init__", "snake case init"),
 }

@@ -83,6 +83,7 @@ PARTS = {
     "x/train x/test x/x/train x/x/test": "",
     "train test __MACOSX .cache": "",
     "train-1 train-2 test": "several folders are one part (train)",
+    "MRITrain MRITest": "",
 }
 
 
@@ -95,13 +96,25 @@ def test_customary_parts_are_known_in_any_case(layout: str, tmp_path: Path, caps
     said = shown(capsys)
     assert store.manifest.class_names == ("cats", "dogs")
     assert (store.samples, len(store.test()[1])) == (2 * EACH + 6 * ("train-2" in layout), 6)
-    assert PARTS[layout] in said
+    assert PARTS[layout] in said and "16 bits" not in said
+    assert ("several folders" in said) == ("train-2" in layout) and "frames" not in said
 
 
 def test_a_class_may_be_called_as_a_part_is(tmp_path: Path) -> None:
     classes(tmp_path / "raw", ("bus", "car", "train"))
+    (tmp_path / "raw" / "train" / "old").mkdir()
+    (tmp_path / "raw" / "train" / "0.png").rename(tmp_path / "raw" / "train" / "old" / "0.png")
     store = prepared(tmp_path / "raw", tmp_path / "s")
     assert store.manifest.class_names == ("bus", "car", "train") and len(values(store)) == 3 * EACH
+
+
+def test_several_training_parts_alone_and_a_test_part_of_one_class_are_parts(tmp_path: Path) -> None:
+    for number in range(2):
+        classes(tmp_path / "two" / f"train_{number}", first=100 * number)
+    assert prepared(tmp_path / "two", tmp_path / "s").manifest.class_names == ("cats", "dogs")
+    classes(tmp_path / "one" / "train")
+    classes(tmp_path / "one" / "test", ("cats/new",), first=100)
+    assert prepared(tmp_path / "one", tmp_path / "t").test()[1].tolist() == [0] * EACH
 
 
 def test_images_of_classes_may_be_in_one_sub_folder_each(tmp_path: Path) -> None:
@@ -130,6 +143,7 @@ REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "only one folder of images": (("train",), ("(train) without class folders", "train/CLASS")),
     "root too low": ((".",), ("in class folders", "Put the images of each class")),
     "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at", "raw/train")),
+    "test without classes beside others": (("train/cats", "train/dogs", "test", "models"), ("has no class folders",)),
     "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra", "raw/train")),
 }
 
@@ -153,6 +167,7 @@ def test_a_test_part_without_labels_is_left_out_beside_one_that_has_them(
     classes(tmp_path / "val", each=3, first=100)
     for number in range(3):
         image(tmp_path / bare / f"{number}.png", 200 + number)
+    image(tmp_path / "figures" / "0.png", 255)
     store = prepared(tmp_path, tmp_path / "s")
     said = shown(capsys)
     assert (store.samples, len(store.test()[1])) == (2 * EACH, 6) and max(values(store)) < 200
@@ -164,7 +179,9 @@ def test_patients_in_folders_of_their_class_are_held_out_whole(tmp_path: Path, c
     for number, patient in enumerate(patients):
         classes(tmp_path / "raw", (patient,), each=4, first=4 * number)
     prepared(tmp_path / "raw", tmp_path / "rows")
-    assert "folders also have training samples; --split folders keeps" in shown(capsys)
+    said = shown(capsys)
+    tested = {int(value) // 4 for value in np.asarray(open_store(tmp_path / "rows").test()[0])[:, 0, 0, 0]}
+    assert f"{len(tested)} of its {len(tested)} folders also have training samples; --split folders keeps" in said
     for words in (("--split", "folders"), ("--split", "folders", "--val", "0.3")):
         store = prepared(tmp_path / "raw", tmp_path / "-".join(words), *words)
         tested = np.asarray(store.test()[0])[:, 0, 0, 0]
@@ -315,7 +332,8 @@ def test_turned_photographs_have_the_size_of_upright_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("bits", "ending"), [(8, "png"), (9, "png"), (10, "tif"), (12, "png"), (12, "tif"), (16, "png"), (16, "tif")]
+    ("bits", "ending"),
+    [(8, "png"), (9, "png"), (10, "tif"), (12, "png"), (12, "tif"), (12, "pgm"), (16, "png"), (16, "tif")],
 )
 def test_grey_of_16_bits_is_scaled_by_the_bits_that_are_used(
     bits: int, ending: str, tmp_path: Path, capsys: Output
@@ -344,13 +362,14 @@ def test_pixels_that_are_dropped_are_said(tmp_path: Path, capsys: Output) -> Non
     frames = [Image.new("L", (4, 4), value) for value in (101, 102)]
     for name in ("1.gif", "2.tif", "3.png"):
         frames[0].save(tmp_path / "raw" / "cats" / name, save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "raw" / "cats" / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
     deep = struct.pack(">2I5B", 4, 4, 16, 2, 0, 0, 0)
     data = zlib.compress((b"\0" + b"\x80\x01" * 12) * 4)
     chunks = ((b"IHDR", deep), (b"IDAT", data), (b"IEND", b""))
     parts = (struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks)
     (tmp_path / "raw" / "cats" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     store = prepared(tmp_path / "raw", tmp_path / "s")
-    assert [value for value in values(store) if value > 100] == [101, 101, 101, 128]
+    assert [value for value in values(store) if value > 100] == [101, 101, 101, 101, 128]
     said = shown(capsys)
     assert "3 images have several frames or pages" in said and "1 images have 16 bits and colors" in said
 
