@@ -135,9 +135,9 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
 
 
 def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
-    """The folder itself, or the only folder in it, as deep as that holds folders and no images; `classes` stay."""
+    """The folder itself, or the only folder in it, as long as that holds folders and no images; `classes` stay."""
     inside = sub_folders(folder)
-    while len(inside) == 1 and inside[0] not in classes and not direct_images(folder):
+    while len(inside) == 1 and inside[0] not in classes:
         deeper = sub_folders(folder / inside[0])
         if not deeper or direct_images(folder / inside[0]):
             break

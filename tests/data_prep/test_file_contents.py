@@ -181,8 +181,12 @@ def test_another_set_under_mnists_names_is_not_called_mnist(
 def test_mnist_is_mnist_zipped_or_not(data_folder: Path, tmp_path: Path, capsys: Output) -> None:
     for path in (data_folder / "mnist").iterdir():
         (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    words = ["mnist", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "s")]
-    assert main(words) == 0 and "own files" not in capsys.readouterr().out
+    words = ["mnist", "--raw", str(tmp_path), "--partition", "label-sorted", "--clients", "2", "--size", "9"]
+    assert main([*words, "--out", str(tmp_path / "s")]) == 0 and "own files" not in capsys.readouterr().out
+    with (tmp_path / "t10k-labels-idx1-ubyte").open("r+b") as labels:
+        labels.seek(-1, 2)
+        labels.write(b"\x07")
+    assert main([*words, "--out", str(tmp_path / "t")]) == 0 and "own files" in capsys.readouterr().out
     manifest = open_store(tmp_path / "s").manifest
     assert (manifest.dataset, manifest.description.mean, manifest.description.std) == ("mnist", (0.1307,), (0.3081,))
 

@@ -92,6 +92,8 @@ def test_customary_parts_are_known_in_any_case(layout: str, tmp_path: Path, caps
     folders = layout.split()
     for number, folder in enumerate(folders):
         classes(tmp_path / "raw" / folder, each=EACH if number < 1 else 3, first=100 * min(number, 1))
+    if layout.startswith(("images/", "archive/")):
+        image(tmp_path / "raw" / "preview.png", 255)
     store = prepared(tmp_path / "raw", tmp_path / "s")
     said = shown(capsys)
     assert store.manifest.class_names == ("cats", "dogs")
