@@ -195,7 +195,10 @@ def prepare_command(
     ] = False,
     split: Annotated[
         str | None,
-        typer.Option(metavar="rows|users|COLUMN", help="your data, amazon (also texts): what is held out for testing."),
+        typer.Option(
+            metavar="rows|users|COLUMN",
+            help="your data: what is held out for testing; folders: image folders; texts: amazon.",
+        ),
     ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="amazon: keep reviews that repeat another.")

@@ -61,6 +61,11 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
             f"--split users needs users, but {raw.name} names none. Name their column with --user, give an array user, "
             "or leave --split out."
         )
+    elif split == "folders":
+        raise UserError(
+            f"--split folders needs each image in a folder below its class's folder, which {raw.name} has not. "
+            "Choose --split rows."
+        )
     else:
         raise UserError(f"--split {split} is unknown for {raw.name}. Choose rows, users, or a column of a table.")
     if not len(train) or not len(test):
@@ -68,14 +73,15 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         raise UserError(
             f"{raw.name} holds one {what}, so no test part can be held out. Give more data, or a test part."
         )
-    if split == "rows" and raw.users is not None and (note := in_both("users", raw.users, train, test)):
-        tally.note(note)
-        raw = replace(raw, notes=(*raw.notes, note))
+    for what, codes in (("users", raw.users), ("folders", raw.groups)):
+        if split == "rows" and codes is not None and (note := in_both(what, codes, train, test)):
+            tally.note(note)
+            raw = replace(raw, notes=(*raw.notes, note))
     return _parted(raw, train, test, train, None)
 
 
 def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
-    """A note where the users or texts (n,) of test rows also have training rows; empty where none has."""
+    """A note where the users, texts or folders (n,) of test rows also have training rows; empty where none has."""
     tested = np.unique(codes[test])
     both = int(np.isin(tested, codes[train]).sum())
     if not both:

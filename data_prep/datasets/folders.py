@@ -259,13 +259,12 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
     if names is not None and (unknown := sorted(set(found_names) - set(names))):
         raise UserError(
             f"{where} holds the class folder {unknown[0]!r}, which is none of the {len(names)} classes "
-            f"({_listed(names)}). Rename or remove it"
+            f"({_listed(names)}). Rename it, or remove it (without a test part, samples are held out)"
         )
     for name in found_names:
         if not name.isprintable():
             raise UserError(f"the class folder {name!r} of {where} has a name that is no text; rename it")
-    names = tuple(found_names) if names is None else names
-    kept = [(path, names.index(name), facts) for name, path in images if (facts := image_facts(path, tally))]
+    kept = [(path, name, facts) for name, path in images if (facts := image_facts(path, tally))]
     counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
     if not kept:
         first = f" The first that cannot be read: {tally.first}." if tally.first else ""
@@ -273,10 +272,13 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
         raise UserError(
             f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
         )
+    if names is None:
+        names = tuple(sorted({name for _, name, _ in kept}))
+        unused += [(name, "no readable image in it") for name in found_names if name not in names]
     if others:
         below = ", ".join(folder.name for folder in folders)
         unused.append((f"{counted} below {below}", "no image format that is read"))
-    labels = np.array([label for _, label, _ in kept], np.int64)
+    labels = np.array([names.index(name) for _, name, _ in kept], np.int64)
     return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
 
 
@@ -318,10 +320,13 @@ def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
         for other, others in below.items():
             shared = sorted(inner & others)
             if name < other and (len(shared) > 1 or any(part_of(Path(path)) for path in shared)):
+                inner_part = next((Path(path).name for path in shared if part_of(Path(path))), None)
+                remedy = f"move parts above the classes ({inner_part}/{name})"
+                if inner_part is None:
+                    remedy = "call parts train and test, or put the images of each class directly into its folder"
                 raise UserError(
                     f"the folders {name} and {other} of {folder} hold the same sub-folders ({_listed(shared)}), so "
-                    f"nobody can tell which are the classes. Point --raw at one of the two, move parts above the "
-                    f"classes ({Path(shared[0]).name}/{name}), or move the images out of the sub-folders"
+                    f"nobody can tell which are the classes. Point --raw at one of the two, or {remedy}"
                 )
 
 

@@ -31,8 +31,8 @@ WIDE = ("utf-16", "utf-32")
 """Encodings of which a line feed is several bytes."""
 GZIP = b"\x1f\x8b"
 PART_WORDS = {
-    "train": ("train", "training"),
-    "test": ("test", "testing"),
+    "train": ("train", "training", "trainset"),
+    "test": ("test", "testing", "testset"),
     "valid": ("validation", "valid", "val", "dev"),
 }
 """Words in the names of files and folders, in any case, by the part of the data that they mean."""

@@ -41,8 +41,9 @@ WORDS = {
     "entities of letters": ("caf&eacute; na&#239;ve &#xFC;ber I&#39;m", "café naïve über i'm"),
     "entities twice": ("I&amp;#39;m &amp;quot;in&amp;quot;", "i'm in"),
     "no entities": ("AT&T R&D; a?x=1&copy=2 &nothing; fish&chips", "at t r d a x 1 copy 2 nothing fish chips"),
-    "soft hyphen": ("co\u00adoperate \ufeffwell", "cooperate well"),
-    "apostrophes": ("Don't it\u2019s 'quoted' o'clock", "don't it's quoted o'clock"),
+    "soft hyphen": ("co\u00adoperate \ufeffwell a\u200ebc\u200f d\u2060e", "cooperate well abc de"),
+    "apostrophes": ("Don't it\u2019s 'quoted' rock'n'roll l\u2019\u00e9t\u00e9", "don't it's quoted rock'n'roll l'été"),
+    "variants beyond 16 bits": ("\u8fbb\U000e0101 \u9053", "\u8fbb\U000e0101 \u9053"),
     "emoji": ("good ❤\ufe0f day", "good day"),
     "underscores": ("snake_case __init__", "snake case init"),
 }
@@ -180,8 +181,12 @@ def test_another_set_under_mnists_names_is_not_called_mnist(
 def test_mnist_is_mnist_zipped_or_not(data_folder: Path, tmp_path: Path, capsys: Output) -> None:
     for path in (data_folder / "mnist").iterdir():
         (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    words = ["mnist", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "s")]
-    assert main(words) == 0 and "own files" not in capsys.readouterr().out
+    words = ["mnist", "--raw", str(tmp_path), "--partition", "label-sorted", "--clients", "2", "--size", "9"]
+    assert main([*words, "--out", str(tmp_path / "s")]) == 0 and "own files" not in capsys.readouterr().out
+    with (tmp_path / "t10k-labels-idx1-ubyte").open("r+b") as labels:
+        labels.seek(-1, 2)
+        labels.write(b"\x07")
+    assert main([*words, "--out", str(tmp_path / "t")]) == 0 and "own files" in capsys.readouterr().out
     manifest = open_store(tmp_path / "s").manifest
     assert (manifest.dataset, manifest.description.mean, manifest.description.std) == ("mnist", (0.1307,), (0.3081,))
 

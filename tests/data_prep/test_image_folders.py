@@ -53,9 +53,9 @@ def shown(capsys: Output) -> str:
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-def refused(raw: Path, out: Path, capsys: Output) -> str:
+def refused(raw: Path, out: Path, capsys: Output, *more: str) -> str:
     """The sentence with which an image folder is rejected."""
-    words = ["imagefolder", "--raw", str(raw), "--partition", "iid", "--clients", "2", "--out", str(out)]
+    words = ["imagefolder", "--raw", str(raw), "--partition", "iid", "--clients", "2", "--out", str(out), *more]
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and not out.exists()
@@ -76,12 +76,14 @@ PARTS = {
     "seg_train seg_test seg_pred": "",
     "train2017 val2017": "(val2017) is the test part",
     "TrainSet TestSet": "",
+    "trainset testset": "",
     "images/train images/test": "images",
     "archive/data/Train archive/data/Val": "(Val) is the test part",
     "seg_train/seg_train seg_test/seg_test": "seg_train/seg_train",
     "x/train x/test x/x/train x/x/test": "",
     "train test __MACOSX .cache": "",
     "train-1 train-2 test": "several folders are one part (train)",
+    "MRITrain MRITest": "",
 }
 
 
@@ -90,17 +92,31 @@ def test_customary_parts_are_known_in_any_case(layout: str, tmp_path: Path, caps
     folders = layout.split()
     for number, folder in enumerate(folders):
         classes(tmp_path / "raw" / folder, each=EACH if number < 1 else 3, first=100 * min(number, 1))
+    if layout.startswith(("images/", "archive/")):
+        image(tmp_path / "raw" / "preview.png", 255)
     store = prepared(tmp_path / "raw", tmp_path / "s")
     said = shown(capsys)
     assert store.manifest.class_names == ("cats", "dogs")
     assert (store.samples, len(store.test()[1])) == (2 * EACH + 6 * ("train-2" in layout), 6)
-    assert PARTS[layout] in said
+    assert PARTS[layout] in said and "16 bits" not in said
+    assert ("several folders" in said) == ("train-2" in layout) and "frames" not in said
 
 
 def test_a_class_may_be_called_as_a_part_is(tmp_path: Path) -> None:
     classes(tmp_path / "raw", ("bus", "car", "train"))
+    (tmp_path / "raw" / "train" / "old").mkdir()
+    (tmp_path / "raw" / "train" / "0.png").rename(tmp_path / "raw" / "train" / "old" / "0.png")
     store = prepared(tmp_path / "raw", tmp_path / "s")
     assert store.manifest.class_names == ("bus", "car", "train") and len(values(store)) == 3 * EACH
+
+
+def test_several_training_parts_alone_and_a_test_part_of_one_class_are_parts(tmp_path: Path) -> None:
+    for number in range(2):
+        classes(tmp_path / "two" / f"train_{number}", first=100 * number)
+    assert prepared(tmp_path / "two", tmp_path / "s").manifest.class_names == ("cats", "dogs")
+    classes(tmp_path / "one" / "train")
+    classes(tmp_path / "one" / "test", ("cats/new",), first=100)
+    assert prepared(tmp_path / "one", tmp_path / "t").test()[1].tolist() == [0] * EACH
 
 
 def test_images_of_classes_may_be_in_one_sub_folder_each(tmp_path: Path) -> None:
@@ -118,10 +134,18 @@ REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "several sets": (("a/train/x", "a/test/x", "b/train/y", "b/test/y"), ("Point --raw at",)),
     "no training part": (("val/cats", "test/cats"), ("no training part", "Name a folder train")),
     "classes with part words": (("test_positive", "test_negative"), ("names without such words",)),
-    "parts behind classes": (("cats_train", "cats_test", "dogs_train", "dogs_test"), ("in class folders",)),
-    "another class": (("train/cats", "train/dogs", "test/cats", "test/Dogs"), ("'Dogs'", "(cats, dogs)")),
-    "no classes": (("train", "test"), ("in class folders", "Put the images of each class")),
+    "parts behind classes": (("cats_train", "cats_test", "dogs_train", "dogs_test"), ("without class folders",)),
+    "classes with words for training": (("freight train", "passenger train"), ("classes names without such words",)),
+    "patients": (("p1/benign", "p1/malignant", "p2/benign", "p2/malignant"), ("call parts train and test, or put",)),
+    "another class": (
+        ("train/cats", "train/dogs", "test/cats", "test/Dogs"),
+        ("'Dogs'", "(cats, dogs)", "or remove it"),
+    ),
+    "no classes": (("train", "test1"), ("(train, test1) without class folders", "Put the images of each class")),
+    "only one folder of images": (("train",), ("(train) without class folders", "train/CLASS")),
+    "root too low": ((".",), ("in class folders", "Put the images of each class")),
     "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at", "raw/train")),
+    "test without classes beside others": (("train/cats", "train/dogs", "test", "models"), ("has no class folders",)),
     "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra", "raw/train")),
 }
 
@@ -135,6 +159,64 @@ def test_folders_that_may_mean_something_else_are_rejected_with_the_remedy(
         image(tmp_path / "raw" / folder / "0.png", number)
     said = refused(tmp_path / "raw", tmp_path / "s", capsys)
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("bare", ["test", "test-others", "validation"])
+def test_a_test_part_without_labels_is_left_out_beside_one_that_has_them(
+    bare: str, tmp_path: Path, capsys: Output
+) -> None:
+    classes(tmp_path / "train")
+    classes(tmp_path / "val", each=3, first=100)
+    for number in range(3):
+        image(tmp_path / bare / f"{number}.png", 200 + number)
+    image(tmp_path / "figures" / "0.png", 255)
+    store = prepared(tmp_path, tmp_path / "s")
+    said = shown(capsys)
+    assert (store.samples, len(store.test()[1])) == (2 * EACH, 6) and max(values(store)) < 200
+    assert "the validation part (val) is the test part" in said and f"{bare} (no class folders in it)" in said
+
+
+def test_patients_in_folders_of_their_class_are_held_out_whole(tmp_path: Path, capsys: Output) -> None:
+    patients = [f"{name}/{name[0]}{number}" for name in ("benign", "malignant") for number in range(5)]
+    for number, patient in enumerate(patients):
+        classes(tmp_path / "raw", (patient,), each=4, first=4 * number)
+    prepared(tmp_path / "raw", tmp_path / "rows")
+    said = shown(capsys)
+    tested = {int(value) // 4 for value in np.asarray(open_store(tmp_path / "rows").test()[0])[:, 0, 0, 0]}
+    assert f"{len(tested)} of its {len(tested)} folders also have training samples; --split folders keeps" in said
+    for words in (("--split", "folders"), ("--split", "folders", "--val", "0.3")):
+        store = prepared(tmp_path / "raw", tmp_path / "-".join(words), *words)
+        tested = np.asarray(store.test()[0])[:, 0, 0, 0]
+        assert "also have training samples" not in shown(capsys)
+        assert np.bincount(store.test()[1]).tolist() == [4, 4] and len(np.unique(tested // 4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("folders", "split", "words"),
+    [
+        (("cats", "dogs"), "folders", "needs each image in a folder below its class's folder"),
+        (("cats/a", "dogs/b", "dogs"), "folders", "Choose rows"),
+        (("cats/images", "dogs/images"), "folders", "Choose rows"),
+        (("cats/a", "dogs/b"), "users", "Choose rows, or folders"),
+        (("cats/a", "dogs/b"), "patient", "--split patient is unknown for image folders"),
+        (("train/cats/a", "train/cats/b", "test/cats/a"), "folders", "has a test part"),
+    ],
+)
+def test_splits_that_folders_do_not_have_are_rejected(
+    folders: tuple[str, ...], split: str, words: str, tmp_path: Path, capsys: Output
+) -> None:
+    classes(tmp_path / "raw", folders, each=2)
+    assert words in refused(tmp_path / "raw", tmp_path / "s", capsys, "--split", split)
+
+
+def test_one_class_alone_and_classes_without_a_readable_image_are_said(tmp_path: Path, capsys: Output) -> None:
+    classes(tmp_path / "raw", ("images",))
+    (tmp_path / "raw" / "scans").mkdir()
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "raw" / "scans" / "0.tif")
+    store = prepared(tmp_path / "raw", tmp_path / "s")
+    said = shown(capsys)
+    assert store.manifest.class_names == ("images",) and "all images are of one class (images)" in said
+    assert "scans (no readable image in it)" in said and "pixels of 32 bits" in said
 
 
 def test_the_reason_is_said_where_no_image_can_be_read(tmp_path: Path, capsys: Output) -> None:
@@ -252,7 +334,8 @@ def test_turned_photographs_have_the_size_of_upright_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("bits", "ending"), [(8, "png"), (9, "png"), (10, "tif"), (12, "png"), (12, "tif"), (16, "png"), (16, "tif")]
+    ("bits", "ending"),
+    [(8, "png"), (9, "png"), (10, "tif"), (12, "png"), (12, "tif"), (12, "pgm"), (16, "png"), (16, "tif")],
 )
 def test_grey_of_16_bits_is_scaled_by_the_bits_that_are_used(
     bits: int, ending: str, tmp_path: Path, capsys: Output
@@ -264,7 +347,16 @@ def test_grey_of_16_bits_is_scaled_by_the_bits_that_are_used(
     store = prepared(tmp_path / "raw", tmp_path / "s", "--clients", "1")
     scaled = np.rint(ramp / ((2**bits - 1) / 255)).astype(int)
     assert np.asarray(store.test()[0])[0, 0].tolist() == scaled.tolist() and len(np.unique(scaled)) == 256
-    assert (f"use {bits} bits" in capsys.readouterr().out) == (bits < 16)
+    said = capsys.readouterr().out
+    assert (f"use {bits} bits" in said) == (bits < 16) and "larger values" not in said
+
+
+def test_values_of_the_test_part_beyond_the_bits_of_training_are_said(tmp_path: Path, capsys: Output) -> None:
+    for part, white in (("train", 4095), ("test", 4096)):
+        for name in ("a", "b"):
+            image(tmp_path / "raw" / part / name / "0.png", np.full((4, 4), white - (name == "b"), np.uint16))
+    assert np.asarray(prepared(tmp_path / "raw", tmp_path / "s").test()[0]).min() == 255
+    assert "1 images of the test part have larger values, which become 255" in shown(capsys)
 
 
 def test_pixels_that_are_dropped_are_said(tmp_path: Path, capsys: Output) -> None:
@@ -272,13 +364,14 @@ def test_pixels_that_are_dropped_are_said(tmp_path: Path, capsys: Output) -> Non
     frames = [Image.new("L", (4, 4), value) for value in (101, 102)]
     for name in ("1.gif", "2.tif", "3.png"):
         frames[0].save(tmp_path / "raw" / "cats" / name, save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "raw" / "cats" / "phone.jpg", "MPO", save_all=True, append_images=frames[1:])
     deep = struct.pack(">2I5B", 4, 4, 16, 2, 0, 0, 0)
     data = zlib.compress((b"\0" + b"\x80\x01" * 12) * 4)
     chunks = ((b"IHDR", deep), (b"IDAT", data), (b"IEND", b""))
     parts = (struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks)
     (tmp_path / "raw" / "cats" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     store = prepared(tmp_path / "raw", tmp_path / "s")
-    assert [value for value in values(store) if value > 100] == [101, 101, 101, 128]
+    assert [value for value in values(store) if value > 100] == [101, 101, 101, 101, 128]
     said = shown(capsys)
     assert "3 images have several frames or pages" in said and "1 images have 16 bits and colors" in said
 

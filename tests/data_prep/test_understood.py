@@ -238,6 +238,29 @@ def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prep
     assert "the test part is drawn by rows" in shown and "--split users keeps the samples of one together" in shown
 
 
+def test_the_smallest_of_users_that_are_all_too_large_is_the_test_part(prepared: Prepared, tmp_path: Path) -> None:
+    user = RNG.permutation(np.repeat(["anna", "bob", "cem"], [12, 8, 10]))
+    x = np.column_stack([user == name for name in ("anna", "bob", "cem")]).astype(np.float32)
+    raw = npz(tmp_path / "a.npz", x=x, y=RNG.integers(0, 2, 30), user=user)
+    folder, _ = prepared("arrays", raw, "--split", "users", "--partition", "user")
+    assert parts_of(folder)["test"][0].tolist() == [[0, 1, 0]] * 8
+    store = open_store(folder)
+    names = {str(store.client_ids[client]): np.asarray(store.client(client)[0])[0].tolist() for client in range(2)}
+    assert names == {"anna": [1, 0, 0], "cem": [0, 0, 1]}
+
+
+def test_words_of_the_test_part_are_those_of_the_vocabulary_that_validation_leaves(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    rows = [{"text": f"word{number} and", "label": "ab"[number % 2]} for number in range(40)]
+    folder, _ = prepared("arrays", table(tmp_path / "t.csv", rows), "--val", "0.4")
+    words = (folder / "vocabulary.txt").read_text().split()
+    found = {name: [[words[code] for code in row[:2]] for row in x] for name, (x, _) in parts_of(folder).items()}
+    assert len(words) == 3 + len(found["training"])
+    assert all(row[1] == "and" for rows in found.values() for row in rows)
+    assert {row[0] for row in found["test"] + found["validation"]} == {"<unk>"}
+
+
 def arrays_of_patients(folder: Path) -> tuple[str, Path]:
     patient = np.repeat(np.arange(12), 5)
     x = np.column_stack([patient, RNG.random(60)])
@@ -284,7 +307,12 @@ def with_test(folder: Path) -> Path:
 
 REJECTED: list[tuple[Callable[[Path], Path], str, str]] = [
     (with_test, "users", "has a test part, so --split users has no effect. Leave --split out."),
-    (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "users", "--split users needs users"),
+    (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "users", "--split users needs a user"),
+    (
+        lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2, user=list("aabb ") + [""]),
+        "users",
+        "fill it",
+    ),
     (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2), "patient", "patient"),
     (lambda folder: npz(folder / "a.npz", x=np.eye(6), y=np.arange(6) % 2, user=np.zeros(6)), "users", "one user"),
     (lambda folder: npz(folder / "a.npz", x=np.eye(3)[:1], y=[0]), "rows", "one sample"),
