@@ -13,10 +13,10 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fedmpi.common.data_choices import in_memory, is_digits
@@ -264,27 +264,22 @@ def _reached(part: Part) -> dict[str, Path]:
         if path is None:
             continue
         found[name] = path
-        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
-            used = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(used, str):
-                waiting.append(used)
         above = name.rpartition(".")[0]
-        waiting += [*_imported(path, name if path.name == "__init__.py" else above), *([above] if above else [])]
+        package = getattr(sys.modules.get(name), "__package__", None) or above
+        waiting += [*_imported(path, name if path.name == "__init__.py" else package), *([above] if above else [])]
     return found
 
 
 def _imported(path: Path, package: str) -> list[str]:
     """What the import statements of a file may name: modules, and names that modules have."""
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):  # changed since it was imported
-        return []
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            whole = ".".join([*above, *([node.module] if node.module else [])])
-            names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+    names = []
+    with suppress(SyntaxError, ValueError, ImportError):  # changed since it was imported
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                whole = resolve_name("." * node.level + (node.module or ""), package)
+                names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
     return names
 
 

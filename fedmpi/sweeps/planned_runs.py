@@ -174,9 +174,9 @@ def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[
                 names = " and ".join(map(str, {**label, **variant.label}.values()))
                 raise UserError(f"{origin}: {twice[0]} is set by each of {names}: let one of them set it")
             fixed, crossed, label = fixed | variant.fixed, crossed | variant.crossed, label | variant.label
-        taken = {*_with_alternatives({**fixed, **crossed}), *chosen}
+        taken = _with_alternatives({**fixed, **crossed, **chosen})
         outer = {key: values for key, values in axes.items() if key not in taken}
-        inner = {key: values for key, values in crossed.items() if key not in chosen}
+        inner = {key: values for key, values in crossed.items() if key not in _with_alternatives(chosen)}
         lists = outer | inner
         for values in product(*lists.values()):
             own = dict(zip(lists, values, strict=True))
