@@ -62,8 +62,10 @@ class ReadOptions:
         Samples read of each user, the first ones; None reads all.
     tags : int
         Labels kept, the most frequent ones.
-    delimiter, decimal : str or None
-        What separates the columns of a CSV file, and the decimals of its numbers; None detects both.
+    delimiter : str or None
+        What separates the columns of a CSV file; None detects it.
+    decimal : str or None
+        What separates the decimals of a number in a CSV file; None detects it.
     encoding : str or None
         Of a CSV file; None is UTF-8.
     """

@@ -8,14 +8,15 @@ import importlib
 import inspect
 import logging
 import os
+import shutil
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fedmpi.common.data_choices import in_memory, is_digits
@@ -44,13 +45,13 @@ def foreign_choices(config: Config) -> list[tuple[str, Any]]:
         table, _, key = kind.key.partition(".")
         value = getattr(getattr(config, table, None), key, None)
         for choice in value if isinstance(value, tuple | list) else [value]:
-            named = isinstance(choice, str) and _is_foreign(kind.name, choice)
+            named = isinstance(choice, str) and is_foreign(kind.name, choice)
             if named or (callable(choice) and not isinstance(choice, str)):
                 found.append((kind.name, choice))
     return found
 
 
-def _is_foreign(kind: str, choice: str) -> bool:
+def is_foreign(kind: str, choice: str) -> bool:
     """Whether a name is that of the user's own part: "digits:clients=50" and a folder are none."""
     return in_memory(choice) and not is_digits(choice) if kind == "data source" else ":" in choice
 
@@ -186,19 +187,24 @@ def _module_of(file: str) -> str:
 
 def _digest_of_module(name: str) -> str | None:
     """The SHA-256 of the file that a module is, or would be, imported from; None where there is none."""
-    path = _own_file(name, sys.modules.get(name), left_out=()) or _file_on_path(name, [*sys.path, os.getcwd()])
+    path = _own_file(name)
     return None if path is None else _digest(path.read_bytes())
 
 
-def _file_on_path(name: str, folders: Sequence[str]) -> Path | None:
-    """The source file of a module in the first of some folders that has one."""
+def _file_on_path(name: str) -> str | None:
+    """The source file of a module in the first folder that has one: of sys.path, or the working directory."""
     way = name.replace(".", "/")
-    ends = (Path(folder or ".") / end for folder in folders for end in (f"{way}/__init__.py", f"{way}.py"))
-    return next((path.resolve() for path in ends if path.is_file()), None)
+    ends = (f"{folder or '.'}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py"))
+    return next(filter(os.path.isfile, ends), None)
+
+
+def has_trained(run: Path) -> bool:
+    """Whether a run has a checkpoint or is finished. Any other one starts at round 0, whatever it recorded."""
+    return (run / "summary.json").exists() or any((run / "checkpoints").glob("*"))
 
 
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
-    """Copy the sources into RUN/plugins; of a run that goes on, compare them with the copies.
+    """Copy the sources into RUN/plugins; of a run that continues, compare them with the copies.
 
     Raises
     ------
@@ -223,6 +229,7 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
                     "place, or choose another --out"
                 )
         return
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
     for name, content in sources.items():
         make_folder((folder / name).parent)
         write_whole(folder / name, content)
@@ -253,47 +260,42 @@ def _reached(part: Part) -> dict[str, Path]:
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()
-        module = sys.modules.get(name)
-        path = _own_file(name, module, left_out=("fedmpi",))
-        if name in found or module is None or path is None:
+        path = _own_file(name, left_out=("fedmpi",)) if name not in found else None
+        if path is None:
             continue
         found[name] = path
-        for value in list(vars(module).values()):
-            used = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(used, str):
-                waiting.append(used)
-        waiting += [*_imported(module, path), *([name.rpartition(".")[0]] if "." in name else [])]
+        above = name.rpartition(".")[0]
+        package = getattr(sys.modules.get(name), "__package__", None) or above
+        waiting += [*_imported(path, name if path.name == "__init__.py" else package), *([above] if above else [])]
     return found
 
 
-def _imported(module: ModuleType, path: Path) -> list[str]:
+def _imported(path: Path, package: str) -> list[str]:
     """What the import statements of a file may name: modules, and names that modules have."""
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):  # changed since it was imported
-        return []
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    package = str(getattr(module, "__package__", "") or "")
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            whole = ".".join([*above, *([node.module] if node.module else [])])
-            names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+    names = []
+    with suppress(SyntaxError, ValueError, ImportError):  # changed since it was imported
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                whole = resolve_name("." * node.level + (node.module or ""), package)
+                names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
     return names
 
 
 def _loaded() -> dict[str, Path]:
     """The source files of the loaded modules that are the user's own, named as they lie below a folder of sys.path."""
     found = {}
-    for name, module in sys.modules.copy().items():
-        path = _own_file(name, module, LEFT_OUT)
+    for name in sys.modules.copy():
+        path = _own_file(name, LEFT_OUT)
         if path is not None:
             found[_shown(name, path)] = path
     return found
 
 
-def _own_file(name: str, module: ModuleType | None, left_out: tuple[str, ...]) -> Path | None:
-    given = getattr(module, "__file__", None)
+def _own_file(name: str, left_out: tuple[str, ...] = ()) -> Path | None:
+    """The source file of a module of the user's, whether or not it is imported yet."""
+    given = getattr(sys.modules[name], "__file__", None) if name in sys.modules else _file_on_path(name)
     file = os.fspath(given) if isinstance(given, str | Path) else ""
     if name.partition(".")[0] in left_out or not file.endswith(".py") or _installed(file):
         return None

@@ -30,7 +30,7 @@ from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
 from fedmpi.records.moved import data_mark
-from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
+from fedmpi.records.plugin_files import FOLDER, digests, has_trained, keep_sources, of_a_start, part_sources
 from fedmpi.records.run_log import RunLog
 from fedmpi.records.tensorboard import TensorBoard, check_folder
 
@@ -117,7 +117,7 @@ class Recorder:
             hold = Hold(self.folder)
             try:
                 found = self._compare(resume)  # others may have written before they let go of it
-                keep_sources(self.folder, self.sources, resumed=found)
+                keep_sources(self.folder, self.sources, resumed=found and has_trained(self.folder))
                 if not found:
                     write_whole(self.folder / "config.toml", self._mark, config_toml(self.config).encode())
             except BaseException:

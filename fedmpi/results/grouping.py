@@ -16,8 +16,9 @@ from fedmpi.common.registry import KINDS
 from fedmpi.config import Config
 from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
-from fedmpi.config.own_options import chosen_by, is_fedmpis, listed_choices, may_be_own, open_kinds
+from fedmpi.config.own_options import chosen_by, is_fedmpis, may_be_own, open_kinds
 from fedmpi.records.changes import MAY_CHANGE
+from fedmpi.records.plugin_files import is_foreign
 from fedmpi.results.gather import SOURCES, OneRun, differing
 
 FolderKey = str
@@ -345,9 +346,9 @@ def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
         (kind.key, str(choice))
         for table in tables
         for kind in KINDS.values()
-        if kind.key in table
-        for choice in listed_choices(kind, table[kind.key])
-        if ":" in str(choice)
+        for value in [table.get(kind.key)]
+        for choice in (value if isinstance(value, list) else [value])
+        if is_foreign(kind.name, str(choice))
     }
     own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
     return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))

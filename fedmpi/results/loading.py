@@ -71,7 +71,7 @@ def frame(pattern: str | Path) -> DataFrame:
     UserError
         There is no run, or none has a record.
     """
-    from pandas import DataFrame, concat, json_normalize  # slow to import
+    from pandas import json_normalize  # slow to import
 
     runs = [run for run in _read(pattern) if run.records]
     if not runs:
@@ -81,14 +81,13 @@ def frame(pattern: str | Path) -> DataFrame:
     _warn_of_sources(runs)
     above = os.path.commonpath([run.folder.resolve().parent for run in runs])
     keys = [key for key in differing([run.table for run in runs]) if key != "seed"]
-    tables = []
+    rows = []
     for run in runs:
         name = Path(os.path.relpath(run.folder.resolve(), above)).as_posix()
         facts = {"run": name, "seed": run.seed, "finished": run.state == "finished"}
         facts |= {key: str(value) if isinstance(value := run.table.get(key), list) else value for key in keys}
-        rows = json_normalize(run.records)
-        tables.append(concat([DataFrame([facts] * len(rows)), rows], axis=1))
-    return concat(tables, ignore_index=True)
+        rows += [facts | record for record in run.records]
+    return json_normalize(rows)
 
 
 def _read(pattern: str | Path) -> list[OneRun]:

@@ -14,7 +14,7 @@ from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
 from fedmpi.config.writing import flat_table
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.records.plugin_files import digests, foreign_choices, kept_digests, part_sources
+from fedmpi.records.plugin_files import digests, foreign_choices, has_trained, kept_digests, part_sources
 from fedmpi.results.grouping import components_from, shortened
 from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
@@ -55,19 +55,16 @@ def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Calla
     UserError
         Not agreed.
     """
-    chosen = {run.index: frozenset(map(repr, foreign_choices(run.config))) for run in sweep.runs}
-    if not any(chosen[run.index] for run in runs):
-        return
-    waiting = [run for run in runs if chosen[run.index] and look(run).state != "finished"]
-    now: dict[frozenset[str], dict[str, str]] = {}
+    chosen = {run.index: set(map(repr, foreign_choices(run.config))) for run in sweep.runs}
+    waiting = [
+        choice for run in runs if chosen[run.index] and look(run).state != "finished" for choice in chosen[run.index]
+    ]
     changed: dict[str, list[PlannedRun]] = {}
     for run in sweep.runs:
-        choices = chosen[run.index]
-        if not any(choices & chosen[other.index] for other in waiting) or not (before := kept_digests(run.folder)):
+        if chosen[run.index].isdisjoint(waiting) or not has_trained(run.folder):
             continue
-        if choices not in now:
-            now[choices] = digests(part_sources(run.config))
-        for file, digest in now[choices].items():
+        before = kept_digests(run.folder)
+        for file, digest in digests(part_sources(run.config)).items():
             if before.get(file, digest) != digest:  # an older version kept fewer files
                 changed.setdefault(file, []).append(run)
     words = "; ".join(
