@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.columns import LEAST_ROWS, beyond_float32
+from data_prep.datasets.columns import LARGEST, LEAST_ROWS, beyond_float32
 from data_prep.datasets.labels import LabelSource, groups_of, labelled, uniform
 from data_prep.datasets.table_data import EVERY_TOKEN, OwnSamples, read_table
-from data_prep.datasets.table_samples import LARGEST, LARGEST_TOKEN
+from data_prep.datasets.table_samples import LARGEST_TOKEN
 from data_prep.datasets.tables import is_arrow, is_table
 from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, Understood
@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.arrays import CHANNELS
 from fedmpi.data.schema import Modality
-from fedmpi.data.targets import one_column
+from fedmpi.data.targets import one_column, truth_values
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow"
@@ -84,6 +84,8 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     def place(row: int, name: str = "y") -> str:
         return f"array {name}, row {row}" if row < boundary else f"array {name}_test, row {row - boundary}"
 
+    if options.targets is None:
+        y = truth_values(y, x.shape[1] if task == "text" or (task == "vector" and x.ndim == 3) else 0)
     found = labelled(LabelSource(str(raw), place, options, tally), y)
     good = np.concatenate([_usable(part, dtype) for part in samples])
     for row in np.flatnonzero(~good & found.usable).tolist():
@@ -196,7 +198,7 @@ def channels_first(x: AnyArray, axis: int | None) -> AnyArray:
 def _usable(x: AnyArray, dtype: Dtype) -> Bools:
     """The rows that the stored dtype can hold: finite numbers, token ids of at least 0."""
     good = np.ones(len(x), bool)
-    low, high = (0, np.iinfo(np.int32).max) if dtype == "int32" else (-LARGEST, LARGEST)
+    low, high = (0, np.iinfo(np.int32).max) if dtype == "int32" else np.array((-LARGEST, LARGEST))
     for start in range(0, 0 if dtype == "uint8" else len(x), ROWS_AT_ONCE):
         block = x[start : start + ROWS_AT_ONCE].reshape(len(good[start : start + ROWS_AT_ONCE]), -1)
         good[start : start + ROWS_AT_ONCE] = ((block >= low) & (block <= high)).all(axis=1)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.folders import SUFFIXES
 from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.tables import Column, ColumnTable
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.types import AnyArray, Floats, Ints
 
 USER_COLUMN = "user"
+LARGEST = float(np.finfo(np.float32).max)
 PANDAS_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 IDENTIFIER = re.compile(
     r"(?i:(.*[_\W])?(id|ids|idx|index|uuid|guid|key|row|rowid|no|nr))|.*[a-z0-9](ID|Id|Idx|Index|Key)"
@@ -64,7 +66,7 @@ class Facts:
                 self.example = str(values[there & ~good][0]).strip()
             written = "".join(values.tolist()) if self.whole else ""
             self.whole = self.whole and "." not in written and self.decimal not in written
-            self._measure(numbers, bool(good.all()), begins)
+            self._measure(numbers, begins)
         else:
             there = ~is_missing(values)
         self.present += int(there.sum())
@@ -72,20 +74,21 @@ class Facts:
             self.shapes.update(shape_of(value, kind == "nested") for value in values[there].tolist())
         elif kind in NUMERIC:
             self.numbers += int(there.sum())
-            self._measure(np.asarray(values[there], np.float64), bool(there.all()), begins)
+            self._measure(as_floats(values), begins)
+        elif kind == "text" and there.any():
+            self.example = self.example or str(values[there][0]).strip()
         if kind in ("cell", "whole", "text") and self.distinct:
             self._distinct(values[there])
 
-    def _measure(self, numbers: Floats, complete: bool, begins: bool) -> None:
-        numbers = numbers if complete else numbers[np.isfinite(numbers)]
+    def _measure(self, values: Floats, begins: bool) -> None:
+        numbers = values[np.abs(values) <= LARGEST]
+        self.steps = self.steps and len(numbers) == len(values)
         if not len(numbers):
-            self.steps = self.steps and complete
             return
         self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.lost = max(self.lost, float(np.nan_to_num(np.abs(numbers - numbers.astype(np.float32))).max()))
+        self.lost = max(self.lost, float(np.abs(numbers - numbers.astype(np.float32)).max()))
         starts = (0.0, 1.0, self.last) if begins and self.last is not None else (0.0, 1.0) if begins else (self.last,)
-        self.steps = self.steps and complete and numbers[0] in starts and bool((np.diff(numbers) == 1).all())
+        self.steps = self.steps and numbers[0] in starts and bool((np.diff(numbers) == 1).all())
         self.last = float(numbers[-1]) + 1
 
     def _distinct(self, values: AnyArray) -> None:
@@ -210,13 +213,20 @@ def _by_default(
     if found["text"] and found["vector"] and not found["image"]:
         text, numbers = found["text"], found["vector"]
         example = facts[text[0]].example
-        quoted = f", {shown(example, repr)} in {text[0]} is no number" if example else ""
+        quoted = f", {shown(example, repr)} in {text[0]} is no number" if example and table.is_text else ""
         raise UserError(
             f"{table.raw} has columns of text ({', '.join(text[:LISTED])}{quoted}) and of numbers "
             f"({', '.join(numbers[:LISTED])}), but a sample is made of one kind. Choose with --features, e.g. "
             f"--features {','.join(numbers[:LISTED])}."
         )
     kind = next((kind for kind, names in found.items() if names), None)
+    if kind == "text" and task is None:
+        for name in found["text"]:
+            if facts[name].example.lower().endswith(tuple(SUFFIXES)):
+                raise UserError(
+                    f"{table.raw}: column {name!r} names images ({facts[name].example!r}). Add --task image to read "
+                    "them, or --task text."
+                )
     if kind is None:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:LISTED] if reason)
         with_task = f" with --task {task}" if task else ""
@@ -266,8 +276,13 @@ def _check_precision(
             )
         if problem:
             tally.note(f"column {name!r} {problem}")
-        elif facts[name].lost and facts[name].kind == "whole":
+        elif facts[name].lost and facts[name].kind == "whole" and max(-facts[name].low, facts[name].high) > 2**24:
             tally.note(f"column {name!r}: whole numbers beyond 16,777,216 are rounded to float32")
+        if not chosen and IDENTIFIER.fullmatch(name) and name.lower().endswith("id"):
+            tally.note(
+                f"column {name!r} is a feature, though its name is that of an identifier: --user or --split can name "
+                "it, --features leaves it out"
+            )
 
 
 def beyond_float32(low: float, high: float, lost: float) -> str:

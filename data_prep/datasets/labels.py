@@ -114,7 +114,8 @@ class LabelSource:
         if absent and not self.options.skip_unlabelled:
             raise UserError(
                 f"{self.where}: {absent:,} of {len(there):,} samples have no label ({MARKS}), the first is "
-                f"{self.place(int(there.argmin()))}. Label or remove them, or add --skip-unlabelled to leave them out."
+                f"{self.place(int(there.argmin()))}. Label or remove them, rename a class of such a name, or add "
+                "--skip-unlabelled to leave them out."
             )
         if not there.any() and len(there):
             raise UserError(f"{self.where}: no sample has a label. Name the column of labels with --label.")
@@ -227,12 +228,14 @@ def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], deci
         and len(kept)
         and all(PLAIN.fullmatch(text.replace(decimal, ".")) for text in kept.tolist())
     ):
-        kept = as_floats(kept, decimal)
+        numbers = as_floats(kept, decimal)
+        kept = numbers if (np.abs(numbers) <= WHOLE).all() or decimal in "".join(kept) else kept
     numbers = kept
     if kept.dtype.kind == "U" and all(map(NUMBER.fullmatch, kept.tolist())):  # texts, but fractions are to be predicted
         numbers = as_floats(kept)
     if numbers.dtype.kind == "f" and not source.options.numbers_are_classes:
-        odd = np.flatnonzero(~(np.abs(numbers) <= WHOLE) | (numbers != np.rint(numbers)))
+        beyond = kept.dtype.kind == "f" and ~(np.abs(numbers) <= WHOLE)  # what two classes have in common as floats
+        odd = np.flatnonzero(beyond | (numbers != np.rint(numbers)))
         if len(odd):
             raise UserError(
                 f"{where}: {numbers[odd[0]]:g} ({source.place(int(np.flatnonzero(there)[odd[0]]))}) is a number to be "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def _add(path: Path, texts: LabelledTexts, tally: Tally) -> None:
-    reader = csv.reader(lines(path, fallback="latin-1"))  # the official files mix both
-    for line, row in csv_rows(path, reader, tally):
+    for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # the official files mix both
         _add_row(row, f"{path}, line {line}", texts, tally)
 
 

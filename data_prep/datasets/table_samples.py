@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.columns import Facts, shape_of
+from data_prep.datasets.columns import LARGEST, Facts, shape_of
 from data_prep.datasets.folders import Found, ImageFacts, ImageForm, decode, image_facts
 from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.raw_files import Ragged, Scratch
@@ -22,7 +22,6 @@ from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray, Bools, Ints
 
-LARGEST = float(np.finfo(np.float32).max)
 LARGEST_TOKEN = 10_000_000
 
 

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +31,10 @@ FOREIGN[b"\x89HDF"] = "HDF5"
 DELIMITERS = ",;\t|"
 NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " "}
 SAMPLE_LINES = 100
-REMEDY = "Save it as UTF-8, or give its encoding, e.g. --encoding latin-1 or --encoding utf-16."
+REMEDY = "Save it as UTF-8, or give its encoding, e.g. --encoding cp1252 or --encoding utf-16."
 BLOCK_ROWS = 4096
 DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
-THOUSANDS = re.compile(r"\s*[+-]?\d{1,3},\d{3}\s*")
+THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
 
 Kind = Literal["cell", "truth", "whole", "number", "text", "image", "list", "nested", "other"]
 """Of a column: cell is text of a CSV file, of which its values say what it is; list and nested hold numbers."""
@@ -105,8 +105,7 @@ class ColumnTable:
             return
         places, rows = [], []
         taken = [list(self.columns).index(name) for name in names]
-        reader = csv.reader(lines(path, self.encoding, remedy=REMEDY), delimiter=self.delimiter)
-        stream = csv_rows(path, reader, tally)
+        stream = csv_rows(path, lines(path, self.encoding, remedy=REMEDY), tally, self.delimiter)
         next(row for _, row in stream if row)  # the header
         for line, row in stream:
             if len(row) != len(self.columns):
@@ -131,9 +130,11 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
     if raw.is_dir():
         found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
         arrows = [path for path in found if is_arrow(path)]
-        found = arrows or found
+        tables = arrows or [path for path in found if not path.name.lower().endswith((".txt", ".txt.gz"))] or found
+        notes = [f"{path} is not used" for path in found if path not in tables]
+        found = tables
     else:
-        found = [raw] if is_table(raw) and raw.is_file() else []
+        found, notes = [raw] if is_table(raw) and raw.is_file() else [], []
     if not found:
         endings = ", ".join((*ARROWS, *TEXTS))
         raise UserError(f"There is no table in {raw}. --raw must name a file that ends in {endings}, or their folder.")
@@ -146,16 +147,23 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
         parts = {"train": found, "test": [], "valid": []}  # a single file is to be trained on, whatever its name
     if not parts["train"]:
         raise UserError(f"{raw} holds no training file, only test or validation files. Name one of them train.")
-    notes = (
-        [f"{len(parts['valid'])} files of a validation part are not used"] if parts["valid"] and parts["test"] else []
-    )
+    if parts["valid"] and parts["test"]:
+        notes.append(f"{len(parts['valid'])} files of a validation part are not used")
     train, test = tuple(parts["train"]), tuple(parts["test"] or parts["valid"])
     table = (_arrow_table if is_arrow(train[0]) else _csv_table)(raw, train, test, options, notes)
     for path in (*train[1:], *test):
         other = (_arrow_table if is_arrow(path) else _csv_table)(raw, (path,), (), options, [])
         plain = [{name: column.type for name, column in one.columns.items()} for one in (table, other)]
         if plain[0] != plain[1]:
-            raise UserError(f"The columns of {path} ({other.listed}) differ from those of {train[0]} ({table.listed}).")
+            raise UserError(
+                f"The columns of {path} ({other.listed}) differ from those of {train[0]} ({table.listed}). Name one "
+                "file, or a folder of files with the same columns."
+            )
+        if other.delimiter != table.delimiter:
+            raise UserError(
+                f"{path} separates columns by {other.delimiter!r}, but {train[0]} by {table.delimiter!r}. Save both "
+                "alike."
+            )
         for name, column in table.columns.items():
             if column.class_names and other.columns[name].class_names not in ((), column.class_names):
                 raise UserError(
@@ -175,18 +183,37 @@ def is_arrow(path: Path) -> bool:
     return path.name.lower().endswith(ARROWS)
 
 
-def csv_rows(path: Path, reader: Any, tally: Tally | None) -> Iterator[tuple[int, list[str]]]:
-    """Line and fields of each row of a `csv.reader`; a blank line has no fields, and `tally` gets what is no row."""
+def csv_rows(
+    path: Path, content: Iterable[str], tally: Tally | None, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
+    """First line and fields of each row; a blank line has no fields, and `tally` gets the lines that are no row.
+
+    Quotation marks may be signs of a text, except where they join lines.
+    """
+    held: list[str] = []
+    form: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
+
+    def kept() -> Iterator[str]:
+        for line in content:
+            held.append(line)
+            yield line
+
+    reader = csv.reader(kept(), **form)
     while True:
+        held.clear()
+        line = reader.line_num + 1
         try:
             row = next(reader)
+            if len(held) > 1:
+                next(csv.reader(held, **form, strict=True))
         except StopIteration:
             return
         except csv.Error as error:
+            joined = f"; a quotation mark joins {len(held):,} lines" if len(held) > 1 else ""
             if tally is not None:
-                tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
+                tally.bad(f"{path}, line {line}", f"not a CSV row ({error}{joined})", len(held))
             continue
-        yield reader.line_num, row
+        yield line, row
 
 
 def _text_block(path: Path, places: list[int], rows: list[list[str]], names: list[str]) -> ColumnBlock:
@@ -213,20 +240,23 @@ def _csv_table(
         sample.append(line)
         if len(sample) == SAMPLE_LINES:
             break
-    delimiter = _given_delimiter(options.delimiter) or _delimiter(sample)
-    cells = [row for _, row in csv_rows(path, csv.reader(sample, delimiter=delimiter), None) if row]
+    delimiter = _given_delimiter(options.delimiter) or _delimiter(path, sample)
+    cells = [row for _, row in csv_rows(path, sample, None, delimiter) if row]
     if not cells:
         raise UserError(f"{path} holds no row. Write a header and rows below it, and end lines with a line feed.")
-    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells[0])]
+    header = [name.strip() for name in cells[0]]
+    unnamed = [f"Unnamed: {place}" for place in range(len(header))]
+    names = [name or (f"{other}.0" if other in header else other) for name, other in zip(header, unnamed, strict=True)]
     if len(names) == 1:
         raise UserError(
-            f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. If a sign "
-            "other than comma, semicolon, tab or | separates the columns, give it as --delimiter."
+            f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. Remove "
+            "lines above the header, or give --delimiter if a sign other than comma, semicolon, tab or | separates them."
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
     if options.delimiter is None and delimiter != ",":
-        notes = [*notes, f"columns of {path.name} are separated by {'a tab' if delimiter == chr(9) else delimiter!r}"]
+        sign = "a tab" if delimiter == "\t" else repr(delimiter)
+        notes = [*notes, f"columns of {path.name} are separated by {sign}"]
     decimal = options.decimal or _decimal(path, delimiter, cells[1:])
     if options.decimal is None and decimal != ".":
         notes = [*notes, f"numbers of {path.name} have a decimal comma"]
@@ -243,14 +273,11 @@ def _given_delimiter(given: str | None) -> str | None:
     return sign
 
 
-def _delimiter(sample: list[str]) -> str:
+def _delimiter(path: Path, sample: list[str]) -> str:
     """The sign that gives most rows as many fields as the header; among several, that of most fields."""
     best, most = ",", (0, 1)
     for sign in DELIMITERS:
-        try:
-            widths = [len(row) for row in csv.reader(sample, delimiter=sign) if row]
-        except csv.Error:
-            continue
+        widths = [len(row) for _, row in csv_rows(path, sample, None, sign) if row]
         found = (sum(width == widths[0] for width in widths), widths[0]) if widths else (0, 0)
         if found[1] > 1 and found > most:
             best, most = sign, found

@@ -12,7 +12,7 @@ from fedmpi.common.types import Floats, Ints
 
 OptionValue = bool | int | float | str
 NEEDS = {
-    "users": "names its users",
+    "users": "names its users, one for every sample (--user COLUMN for tables)",
     "superclasses": "says to which superclass each class belongs (CIFAR-100 does)",
     "attributes": "is read, since it goes by what the samples are",
 }

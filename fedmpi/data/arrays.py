@@ -30,7 +30,15 @@ from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile, s
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import statistics
-from fedmpi.data.targets import MOST_CLASSES, Targets, kept_targets, one_column, one_hot_classes, targets_like
+from fedmpi.data.targets import (
+    MOST_CLASSES,
+    Targets,
+    kept_targets,
+    one_column,
+    one_hot_classes,
+    targets_like,
+    truth_values,
+)
 
 NAME = ARRAYS
 WRITER = "data_prep.arrays_saved"
@@ -101,7 +109,8 @@ class ClientArrays:
         C; by default one more than the largest label (of tokens, also of the vocabulary).
     targets : {"classification", "tokens", "multilabel", "regression"}, optional
         What y holds: by default whole numbers (n,) and rows with one 1 among zeros are classes, other whole numbers
-        (n, L) tokens, booleans (n, C) labels, other numbers are what a regression predicts.
+        (n, L) tokens, booleans (n, C) labels, and so are zeros and ones unless samples have C positions; other numbers
+        are what a regression predicts.
     task : {"image", "text", "vector"}, optional
         What a sample is: by default an image (C, H, W) where it has three axes, else a vector. Text is token ids.
     channels : {"first", "last"}, optional
@@ -146,6 +155,8 @@ class ClientArrays:
         if codes is not None:
             self.notes = (f"y has one 1 among {y.shape[1]} values in each row, which names the class of a sample",)
             y, classes = codes, max(classes or 0, y.shape[1])
+        if targets is None:
+            y = truth_values(y, x.shape[1] if x.dtype == np.int32 or (x.ndim == 3 and task != "image") else 0)
         self.targets = targets_like(y, targets)
         y = kept_targets(f"{NAME}: y", y, self.targets)
         owner, names = _owners(owner)
@@ -161,6 +172,8 @@ class ClientArrays:
         count = _count(clients, names, owner)
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
+        if clients is None and (idle := int((np.diff(self.offsets) == 0).sum())):
+            self.notes += (f"{idle:,} of {count:,} clients own no sample: owners are numbered with gaps",)
         self.test = self._pair("test", test, task)
         self.val: tuple[AnyArray, AnyArray] | None = None
         self.val_offsets: Ints | None = None

@@ -73,6 +73,12 @@ def one_column(y: AnyArray, declared: str | None) -> AnyArray:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and declared not in ("tokens", "multilabel") else y
 
 
+def truth_values(y: AnyArray, positions: int) -> AnyArray:
+    """Targets (n, C) that are all 0 or 1 as truth values, unless samples have so many positions; others as they are."""
+    several = y.ndim == 2 and y.dtype.kind in "iu" and 1 < y.shape[1] != positions
+    return y.astype(bool) if several and np.isin(y, (0, 1)).all() else y
+
+
 def one_hot_classes(y: AnyArray) -> Ints | None:
     """The class of each row of targets (n, C) that all have one 1 among zeros; None where some have not."""
     if y.ndim != 2 or y.shape[1] < 2 or not len(y) or y.dtype.kind not in "biuf":

@@ -135,6 +135,7 @@ COUNT, SHUFFLED = np.arange(ROWS), np.random.default_rng(1).permutation(ROWS)
         ("", COUNT),
         ("", [f"row {row}" for row in range(ROWS)]),
         ("Unnamed: 0", SHUFFLED),
+        ("Unnamed: 0.0", SHUFFLED),
         ("Unnamed: 0.1", SHUFFLED),
         ("__index_level_0__", SHUFFLED),
         ("n", COUNT + 1),
@@ -169,6 +170,36 @@ def test_columns_that_are_no_identifiers_are_used(tmp_path: Path, prepared: Prep
         store, manifest = prepared(write(tmp_path / f"t.{write.__name__}", columns))
         assert store.description.feature_shape == (5,) and not unused(manifest)
         assert set(everything(store)[0][:, 4]) == {0, 1}
+        assert ["house_id" in note for note in manifest["notes"]].count(True) == 1
+        _, manifest = prepared(tmp_path / f"t.{write.__name__}", "--features", "house_id,age")
+        assert not any("identifier" in note for note in manifest["notes"])
+        _, manifest = prepared(write(tmp_path / f"t.{write.__name__}", {"a": A, "big": SHUFFLED * 999_983, "label": Y}))
+        assert any("'big': whole numbers beyond 16,777,216" in note for note in manifest["notes"])
+
+
+def test_the_index_that_pandas_wrote_twice_is_known(tmp_path: Path, prepared: Prepared) -> None:
+    raw = csv(tmp_path / "t.csv", {"": COUNT, "Unnamed: 0": SHUFFLED, "a": A, "label": Y})
+    store, manifest = prepared(raw)
+    assert store.description.feature_shape == (1,) and len(unused(manifest)) == 2
+
+
+@pytest.mark.parametrize("ending", ["PNG", "jpg", "jpeg"])
+@pytest.mark.parametrize("write", [csv, parquet])
+def test_names_of_images_are_no_texts_unless_it_is_said(
+    tmp_path: Path, prepared: Prepared, write: Any, ending: str
+) -> None:
+    raw = write(tmp_path / f"t.{write.__name__}", {"file": [f"x/{row}.{ending}" for row in range(ROWS)], "label": Y})
+    assert "--task image" in prepared(raw)
+    assert prepared(raw, "--task", "text")[0].description.task == "text"
+
+
+def test_one_number_beyond_float32_is_a_sample_that_cannot_be_read(tmp_path: Path, prepared: Prepared) -> None:
+    for huge in ("1e300", "inf", "-1e39"):
+        values = [huge if row == 5 else row % 7 for row in range(ROWS)]
+        store, manifest = prepared(csv(tmp_path / "t.csv", {"a": values, "b": A, "label": Y}))
+        assert manifest["skipped"] == 1 and store.description.feature_shape == (2,)
+    small = csv(tmp_path / "t.csv", {"a": [f"{row}E-3" for row in SHUFFLED], "label": Y})
+    assert not any("16,777,216" in note for note in prepared(small)[1]["notes"])
 
 
 WORDS = [f"word{row} of a text" for row in range(ROWS)]
@@ -290,6 +321,8 @@ def test_columns_and_lists_that_are_one_hot_are_classes(tmp_path: Path, prepared
         (["True", "False"], ["False", "True"]),
         (["none", "mild"], ["mild", "none"]),
         (["inf", "a"], ["a", "inf"]),
+        (["1000000000000000001", "1000000000000000002"], ["1000000000000000001", "1000000000000000002"]),
+        (["1" + "0" * 23 + "1", "1" + "0" * 24], ["1" + "0" * 24, "1" + "0" * 23 + "1"]),
     ],
 )
 def test_classes_of_csv_files_are_texts_or_plain_numbers(
@@ -352,16 +385,41 @@ def test_separators_and_decimal_signs_can_be_given(tmp_path: Path, prepared: Pre
     raw = csv(tmp_path / "t.csv", {"a": A, "label": Y}, delimiter=" ")
     assert "--delimiter" in prepared(raw)
     assert prepared(raw, "--delimiter", "space")[0].description.feature_shape == (1,)
+    raw.write_text(raw.read_text().replace(" ", "   "))
+    assert prepared(raw, "--delimiter", "space")[0].samples == ROWS * 4 // 5
     assert "'ab' is not possible" in prepared(raw, "--delimiter", "ab")
     numbers = [f"{value:.3f}".replace(".", ",") for value in B]
     raw = csv(tmp_path / "t.csv", {"a": numbers, "b": numbers[::-1], "label": Y}, delimiter=";")
-    x, _ = everything(prepared(raw)[0]) if not isinstance(prepared(raw), str) else (None, None)
-    assert x is None or x.max() > 1e5  # six digits before the comma cannot be thousands
+    x, _ = everything(prepared(raw)[0])
+    assert x.max() > 1e5  # six digits before the comma cannot be thousands
     np.testing.assert_allclose(sorted(everything(prepared(raw, "--decimal", ",")[0])[0][:, 0]), sorted(B), atol=0.1)
     raw = csv(tmp_path / "t.csv", {"a": ["1,234", "2,345", "3,456"] * 20, "label": Y}, delimiter=";")
     assert "--decimal" in prepared(raw)
     x, _ = everything(prepared(raw, "--decimal", ",")[0])
     assert x.max() == np.float32(3.456)
+    raw = csv(tmp_path / "t.csv", {"a": ["0,125", "2,345", "-0,500"] * 20, "label": Y}, delimiter=";")
+    assert everything(prepared(raw)[0])[0].max() == np.float32(2.345)  # no thousand begins with 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "skipped"),
+    [
+        ({10: '"word 10'}, 50),
+        ({10: '"word 10', 40: '"word 40'}, 31),
+        ({10: '"a word" 10', 40: 'so-called "words"'}, 0),
+        ({10: '"word 10\n and more"', 40: '"""word"""'}, 0),
+    ],
+)
+def test_lines_that_a_quotation_mark_joins_are_counted(
+    tmp_path: Path, prepared: Prepared, cells: dict[int, str], skipped: int
+) -> None:
+    texts = [cells.get(row, f"word {row}") for row in range(ROWS)]
+    raw = csv(tmp_path / "t.tsv", {"text": texts, "label": Y}, "\t")
+    store, manifest = prepared(raw)
+    assert manifest["skipped"] == skipped and store.samples + len(store.test()[1]) == ROWS - skipped
+    if skipped:
+        said = prepared(raw, "--strict")
+        assert ", line 12:" in said and f"joins {skipped} lines" in said
 
 
 def test_targets_have_decimal_commas_as_well(tmp_path: Path, prepared: Prepared) -> None:
@@ -435,8 +493,14 @@ def test_a_folder_of_csv_files_has_its_parts_by_name(tmp_path: Path, prepared: P
     (tmp_path / "raw").mkdir()
     for part, rows in (("train", slice(0, 40)), ("test", slice(40, 60))):
         csv(tmp_path / "raw" / f"{part}.csv", {"a": A[rows], "label": Y[rows]})
-    store, _ = prepared(tmp_path / "raw")
+    (tmp_path / "raw" / "README.txt").write_text("About these data\n")
+    store, manifest = prepared(tmp_path / "raw")
     assert store.samples == 40 and len(store.test()[1]) == 20
+    assert any("README.txt is not used" in note for note in manifest["notes"])
+    csv(tmp_path / "raw" / "test.csv", {"a": A, "label": Y}, ";")
+    assert "by ';', but" in prepared(tmp_path / "raw")
+    csv(tmp_path / "raw" / "test.csv", {"b": A, "label": Y})
+    assert "Name one file" in prepared(tmp_path / "raw")
 
 
 IMAGES = RNG.integers(0, 256, (ROWS, 28, 28, 3), np.uint8)
@@ -471,6 +535,28 @@ def test_owners_and_labels_that_start_at_1_make_no_client_or_class_of_their_own(
     with pytest.raises(UserError, match="Subtract 1"):
         ClientArrays(**given)
     ClientArrays(**given | remedy)
+
+
+def test_gaps_between_owners_are_noted() -> None:
+    for factor, more, noted in ((1, {}, False), (10, {}, True), (10, {"clients": 31}, False)):
+        data = ClientArrays(X, Y, np.arange(ROWS) % 4 * factor, test=(X, Y), **more)
+        assert any("27 of 31 clients own no sample" in note for note in data.store.manifest.notes) == noted
+
+
+@pytest.mark.parametrize(
+    ("x", "task", "kind"),
+    [(X, None, "multilabel"), (IMAGES, "image", "multilabel"), (A.repeat(8).reshape(ROWS, 4, 2), "vector", "tokens")],
+)
+def test_zeros_and_ones_are_labels_where_samples_have_no_positions(
+    tmp_path: Path, prepared: Prepared, x: Any, task: Any, kind: str
+) -> None:
+    y = np.stack([Y > 0, Y > 1, Y < 2, Y == 1], 1).astype(np.int64)
+    np.savez(tmp_path / "t.npz", x=x, y=y)
+    store, _ = prepared(tmp_path / "t.npz", *(("--task", task) if task else ()))
+    assert store.description.targets == kind
+    channels = "last" if task == "image" else None
+    data = ClientArrays(x, y, COUNT % 2, test=(x, y), task=task, channels=channels)
+    assert data.description.targets == kind
 
 
 def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path, prepared: Prepared) -> None:
@@ -580,6 +666,7 @@ def test_arrays_are_what_their_shape_and_numbers_say(
         np.testing.assert_array_equal(store.test()[1], arrays["y"][:9].astype(store.test()[1].dtype))
 
 
+HALVES = np.where(COUNT[:, None] == 4, np.inf, X / 2e6).astype(np.float16)
 HOLES = np.where(COUNT == 4, np.nan, 1.0)[:, None] * X
 
 
@@ -625,6 +712,8 @@ def test_rows_without_a_number_or_a_user_are_counted(tmp_path: Path, prepared: P
     np.savez(tmp_path / "t.npz", x=HOLES, y=Y, user=np.where(COUNT < 7, "", "ann"))
     _, manifest = prepared(tmp_path / "t.npz")
     assert manifest["skipped"] == 1 and any("6 of 59 training rows name no user" in note for note in manifest["notes"])
+    np.savez(tmp_path / "t.npz", x=HALVES, y=Y)
+    assert prepared(tmp_path / "t.npz")[1]["skipped"] == 1
     np.savez(tmp_path / "t.npz", x=X, y=np.where(COUNT == 3, np.nan, Y), x_test=X, y_test=Y)
     store, _ = prepared(tmp_path / "t.npz", "--skip-unlabelled")
     assert store.samples == ROWS - 1 and store.description.classes == 3
