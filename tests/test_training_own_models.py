@@ -401,6 +401,12 @@ def test_a_short_last_batch_is_left_out_by_every_engine(engine: str) -> None:
     )
 
 
+def test_probes_leave_no_sample_alone() -> None:
+    """A probe passes 1,024 samples at once, and a client of one sample has no gradient."""
+    more = {"participation.clients": "importance", "participation.count": 2, "local.drop_last": True}
+    assert run(Normed(), arrays(sizes=(1025, 7, 1)), more).ending == "finished"
+
+
 def test_mediators_pass_clients_with_one_sample_by() -> None:
     more = {"topology.kind": "mediators", "topology.clients_per_mediator": 2, "topology.scheduling": "random"}
     done = run(Normed(), arrays(sizes=(31, 7, 1, 20)), {**more, "local.drop_last": True})

@@ -101,7 +101,7 @@ def evaluate(
 def passes(samples: int, rows: int) -> list[slice]:
     """The samples of every pass, `rows` each. A last one does not go alone: models with squeeze() or batch statistics
     would fail."""
-    starts = range(0, max(1, samples - (rows > 1)), rows)
+    starts = range(0, max(1, samples - 1), rows)
     return [slice(*borders) for borders in pairwise([*starts, samples])]
 
 
