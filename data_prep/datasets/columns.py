@@ -97,7 +97,7 @@ class Facts:
             self.hashes.append(np.fromiter(map(hash, values.tolist()), np.int64, len(values)))
 
     def finish(self) -> Facts:
-        """The facts once all blocks are in."""
+        """Itself, once all blocks are in."""
         self.kind = self.column.kind
         if self.kind == "cell":
             self.kind = "text" if 2 * self.numbers <= self.present else "whole" if self.whole else "number"
@@ -122,8 +122,8 @@ class Facts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of most lists."""
-        return self.shapes.most_common(1)[0][0] if self.shapes else ()
+        """The shape of most lists, or of single numbers."""
+        return self.shapes.most_common(1)[0][0] if self.shapes else () if self.kind in LISTS else (1,)
 
 
 def shape_of(value: Any, nested: bool) -> tuple[int, ...]:
@@ -207,9 +207,7 @@ def _by_default(
 ) -> tuple[tuple[str, ...], str]:
     """The columns that samples are made of where the user does not say, and why the other usable ones are not used."""
     kinds = {name: sample_kind(facts[name], task) for name, reason in reasons.items() if not reason}
-    found = {
-        kind: tuple(name for name in kinds if kinds[name] == kind) for kind in ("image", "text", "tokens", "vector")
-    }
+    found = {kind: tuple(name for name in kinds if kinds[name] == kind) for kind in KINDS}
     if found["text"] and found["vector"] and not found["image"]:
         text, numbers = found["text"], found["vector"]
         example = facts[text[0]].example

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.columns import LARGEST, Facts, shape_of
+from data_prep.datasets.columns import LARGEST, LISTS, Facts, shape_of
 from data_prep.datasets.folders import Found, ImageFacts, ImageForm, decode, image_facts
 from data_prep.datasets.labels import as_floats, is_missing
 from data_prep.datasets.raw_files import Ragged, Scratch
@@ -30,17 +30,16 @@ class Numbers:
 
     def __init__(self, names: tuple[str, ...], facts: dict[str, Facts], decimal: str) -> None:
         self._facts, self._decimal, self.columns = {name: facts[name] for name in names}, decimal, names
-        shapes = [found.shape if found.kind in ("list", "nested") else (1,) for found in self._facts.values()]
-        nested = len(shapes) == 1 and len(shapes[0]) == 2
-        self.shape: tuple[int, ...] = shapes[0] if nested else (sum(shape[0] if shape else 0 for shape in shapes),)
+        shapes = [found.shape for found in self._facts.values()]
+        self.shape: tuple[int, ...] = shapes[0] if len(shapes) == 1 else (sum(sum(shape) for shape in shapes),)
         self._rows = Scratch(self.shape, np.float32)
 
     def add(self, block: ColumnBlock, tally: Tally) -> Bools:
         """Append the rows of a block that are numbers; True for these, the others are counted."""
         rows, good, parts = len(block.places), np.ones(len(block.places), bool), []
         for name, found in self._facts.items():
-            values, nested = block.columns[name], found.kind == "nested"
-            if nested or found.kind == "list":
+            values, nested, lists = block.columns[name], found.kind == "nested", found.kind in LISTS
+            if lists:
                 part = np.full((rows, *found.shape), np.nan)
                 for row, value in enumerate(values.tolist()):
                     if value is not None and shape_of(value, nested) == found.shape:
@@ -50,7 +49,7 @@ class Numbers:
             bad = ~(np.abs(part) <= LARGEST).reshape(rows, -1).all(axis=1)
             for row in np.flatnonzero(bad & good).tolist():
                 value = values[row]
-                if found.kind in ("list", "nested") and value is not None and shape_of(value, nested) != found.shape:
+                if lists and value is not None and shape_of(value, nested) != found.shape:
                     shapes = [" x ".join(map(str, shape)) for shape in (shape_of(value, nested), found.shape)]
                     tally.bad(
                         block.where(row), f"{shapes[0]} numbers in column {name!r} where most rows have {shapes[1]}"

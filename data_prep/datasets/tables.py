@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,7 +82,7 @@ class ColumnTable:
     delimiter: str = ","
     decimal: str = "."
     encoding: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def is_text(self) -> bool:
@@ -129,8 +129,8 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
     """
     if raw.is_dir():
         found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
-        arrows = [path for path in found if is_arrow(path)]
-        tables = arrows or [path for path in found if not path.name.lower().endswith((".txt", ".txt.gz"))] or found
+        plain = [path for path in found if not path.name.lower().endswith((".txt", ".txt.gz"))]
+        tables = [path for path in found if is_arrow(path)] or plain or found
         notes = [f"{path} is not used" for path in found if path not in tables]
         found = tables
     else:
@@ -150,11 +150,12 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
     if parts["valid"] and parts["test"]:
         notes.append(f"{len(parts['valid'])} files of a validation part are not used")
     train, test = tuple(parts["train"]), tuple(parts["test"] or parts["valid"])
-    table = (_arrow_table if is_arrow(train[0]) else _csv_table)(raw, train, test, options, notes)
+    read = _arrow_table if is_arrow(train[0]) else _csv_table
+    table = read(raw, train, test, options, notes)
     for path in (*train[1:], *test):
-        other = (_arrow_table if is_arrow(path) else _csv_table)(raw, (path,), (), options, [])
-        plain = [{name: column.type for name, column in one.columns.items()} for one in (table, other)]
-        if plain[0] != plain[1]:
+        other = read(raw, (path,), (), options, [])
+        types = [{name: column.type for name, column in one.columns.items()} for one in (table, other)]
+        if types[0] != types[1]:
             raise UserError(
                 f"The columns of {path} ({other.listed}) differ from those of {train[0]} ({table.listed}). Name one "
                 "file, or a folder of files with the same columns."
@@ -250,7 +251,7 @@ def _csv_table(
     if len(names) == 1:
         raise UserError(
             f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. Remove "
-            "lines above the header, or give --delimiter if a sign other than comma, semicolon, tab or | separates them."
+            "lines above the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
@@ -275,13 +276,12 @@ def _given_delimiter(given: str | None) -> str | None:
 
 def _delimiter(path: Path, sample: list[str]) -> str:
     """The sign that gives most rows as many fields as the header; among several, that of most fields."""
-    best, most = ",", (0, 1)
+    ranks = {}
     for sign in DELIMITERS:
         widths = [len(row) for _, row in csv_rows(path, sample, None, sign) if row]
-        found = (sum(width == widths[0] for width in widths), widths[0]) if widths else (0, 0)
-        if found[1] > 1 and found > most:
-            best, most = sign, found
-    return best
+        if widths and widths[0] > 1:
+            ranks[sign] = widths.count(widths[0]), widths[0]
+    return max(ranks, key=ranks.__getitem__, default=",")
 
 
 def _decimal(path: Path, delimiter: str, rows: list[list[str]]) -> str:
@@ -388,12 +388,8 @@ def _opened(path: Path) -> Iterator[Any]:
                         yield batch.select(names).slice(low, BLOCK_ROWS)
 
             yield reader.schema, batches
-    except UserError:
-        raise
-    except Exception as error:  # pyarrow raises errors of many kinds
-        if isinstance(error, (pa.ArrowException, OSError)):
-            raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
-        raise
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
