@@ -56,10 +56,11 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         train, test = stratified_rows(len(raw.labels), labels)
     elif groups is not None:
         train, test = train_test_groups(groups, labels)
-    elif split in ("users", "folders"):
-        need = "a user of each sample" if split == "users" else "each image in a folder below its class's folder"
-        remedy = "Name their column with --user, and fill it" if split == "users" else "Choose rows"
-        raise UserError(f"--split {split} needs {need}, which {raw.name} has not. {remedy}.")
+    elif split == "users":
+        raise UserError(
+            f"--split users needs a user of each sample, which {raw.name} has not. Name their column with --user, and "
+            "fill it."
+        )
     else:
         raise UserError(f"--split {split} is unknown for {raw.name}. Choose rows, users, or a column of a table.")
     if not len(train) or not len(test):

@@ -235,7 +235,8 @@ def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prep
     assert open_store(folder).clients == len(users["training"])
     assert 0 < len(found["test"][1]) <= 0.2 * (len(found["training"][1]) + len(found["test"][1]))
     _, shown = prepared(data_set, raw, out="rows")
-    assert "the test part is drawn by rows" in shown and "--split users keeps the samples of one together" in shown
+    assert shown.count("the test part is drawn by rows") == 2  # once before, once in the report
+    assert "--split users keeps the samples of one together" in shown
 
 
 def test_the_smallest_of_users_that_are_all_too_large_is_the_test_part(prepared: Prepared, tmp_path: Path) -> None:
