@@ -106,7 +106,6 @@ def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyAr
         test_y=raw.targets_of(test),
         notes=tuple(dict.fromkeys((*raw.notes, *fitted.notes))),
         attributes={name: values[train] for name, values in raw.attributes.items()},
-        given_labels=None if raw.given_labels is None else raw.given_labels[train],
         refit=None if raw.refit is None else lambda rows: _parted(raw, train, test, train[rows], test_x),
         read_targets=None if raw.read_targets is None else lambda rows: fitted.targets_of(train[rows]),
         groups=None if raw.groups is None else raw.groups[train],
