@@ -58,13 +58,8 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
         train, test = train_test_groups(groups, labels)
     elif split == "users":
         raise UserError(
-            f"--split users needs users, but {raw.name} names none. Name their column with --user, give an array user, "
-            "or leave --split out."
-        )
-    elif split == "folders":
-        raise UserError(
-            f"--split folders needs each image in a folder below its class's folder, which {raw.name} has not. "
-            "Choose --split rows."
+            f"--split users needs a user of each sample, but {raw.name} names none. Name their column with --user and "
+            "fill it, give an array user, or leave --split out."
         )
     else:
         raise UserError(f"--split {split} is unknown for {raw.name}. Choose rows, users, or a column of a table.")
@@ -111,7 +106,6 @@ def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyAr
         test_y=fitted.targets_of(test),
         notes=tuple(dict.fromkeys((*raw.notes, *fitted.notes))),
         attributes={name: values[train] for name, values in raw.attributes.items()},
-        given_labels=None if raw.given_labels is None else raw.given_labels[train],
         refit=None if raw.refit is None else lambda rows: _parted(raw, train, test, train[rows], test_x),
         read_targets=None if raw.read_targets is None else lambda rows: fitted.targets_of(train[rows]),
         groups=None if raw.groups is None else raw.groups[train],

@@ -49,6 +49,11 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
             )
     train = rows[0]
     test_part = rows[1] if len(rows) > 1 else replace(train, paths=(), labels=train.labels[:0])
+    groups = _sub_folders_of_classes(train.paths, trained)
+    if options.split == "folders" and groups is None and len(rows) == 1:
+        raise UserError(
+            f"--split folders needs every image in one of several folders below its class, unlike {raw}. Choose rows."
+        )
     names = train_part.names
     if len(names) == 1:
         tally.note(f"all images are of one class ({names[0]}); --raw must name the folder that holds the class folders")
@@ -71,7 +76,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         licence=IMAGEFOLDER.licence,
         citation=IMAGEFOLDER.citation,
         notes=tuple(tally.notes),
-        groups=_sub_folders_of_classes(train.paths, trained),
+        groups=groups,
         understood=Understood(
             target="name of the class folder", unused=(*unused, *(entry for part in parts for entry in part.unused))
         ),

@@ -194,7 +194,7 @@ def test_patients_in_folders_of_their_class_are_held_out_whole(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("folders", "split", "words"),
     [
-        (("cats", "dogs"), "folders", "needs each image in a folder below its class's folder"),
+        (("cats", "dogs"), "folders", "needs every image in one of several folders below its class"),
         (("cats/a", "dogs/b", "dogs"), "folders", "Choose rows"),
         (("cats/images", "dogs/images"), "folders", "Choose rows"),
         (("cats/a", "dogs/b"), "users", "Choose rows, or folders"),

@@ -235,7 +235,8 @@ def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prep
     assert open_store(folder).clients == len(users["training"])
     assert 0 < len(found["test"][1]) <= 0.2 * (len(found["training"][1]) + len(found["test"][1]))
     _, shown = prepared(data_set, raw, out="rows")
-    assert "the test part is drawn by rows" in shown and "--split users keeps the samples of one together" in shown
+    assert shown.count("the test part is drawn by rows") == 2  # once before, once in the report
+    assert "--split users keeps the samples of one together" in shown
 
 
 def test_the_smallest_of_users_that_are_all_too_large_is_the_test_part(prepared: Prepared, tmp_path: Path) -> None:
@@ -294,10 +295,11 @@ def test_groups_of_a_column_are_held_out_whole(
 
 def test_groups_are_held_out_with_their_share_of_each_class(prepared: Prepared, tmp_path: Path) -> None:
     """Half of the users have one class, half the other: a fifth of each class is tested, not users of one class."""
-    user = np.repeat(np.arange(100), 4)
-    raw = npz(tmp_path / "a.npz", x=RNG.random((400, 2)), y=user % 2, user=user)
-    folder, _ = prepared("arrays", raw, "--split", "users")
-    assert np.bincount(parts_of(folder)["test"][1]).tolist() == [40, 40]
+    for sizes, held in (([4] * 100, [40, 40]), ([4, 4, 4, 4, 2, 2], [2, 2])):
+        user = np.repeat(np.arange(len(sizes)), sizes)
+        raw = npz(tmp_path / "a.npz", x=RNG.random((len(user), 2)), y=user % 2, user=user)
+        folder, _ = prepared("arrays", raw, "--split", "users", out=str(len(sizes)))
+        assert np.bincount(parts_of(folder)["test"][1]).tolist() == held
 
 
 def with_test(folder: Path) -> Path:
