@@ -381,7 +381,9 @@ def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_
     assert len(Path("unlike.csv").read_text().splitlines()) == 3
 
 
-def test_an_edited_component_does_not_change_what_a_finished_run_is(home: Path, command: Callable[..., Said]) -> None:
+def test_an_edited_component_does_not_change_what_a_finished_run_is(
+    home: Path, command: Callable[..., Said], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run is read, and repeated from its own config.toml, with the sources that it was run with."""
     keys = {key: value for key, value in OWN.items() if key != "model.hidden"}
     run = fedmpi.run(
@@ -389,6 +391,8 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(home: Path, 
         {**keys, "model.name": "own_net:net"},
         out="runs/a",
     )
+    assert not capsys.readouterr().out, "nothing is printed without progress"
+    assert len(fedmpi.load_run("runs/a").model) == 2, "nothing is edited yet"
     edit(home / "own_net.py", "nn.Linear(64, 10))", "nn.Tanh(), nn.Linear(64, 10))")
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 3")
     with forgotten():
