@@ -12,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,7 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key not in TIMED} for line in lines]
 
 
-@pytest.mark.parametrize("written", ["absolute", "relative", "link"])
+@pytest.mark.parametrize("written", ["absolute", "relative", pytest.param("link", marks=pytest.mark.slow)])
 def test_a_study_that_was_moved_is_resumed_repeated_and_read(
     written: str,
     shards: Path,
@@ -332,14 +332,27 @@ PLACES = {
 }
 
 
+ON_SHARDS = {**NET, "data.shards": "study/shards/digits"}
+
+
+@pytest.fixture(scope="module")
+def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and one that was stopped, without their shards."""
+    folder = tmp_path_factory.mktemp("trained")
+    with chdir(folder):
+        shutil.copytree(shards / "digits", "study/shards/digits")
+        fedmpi.run("fedavg", ON_SHARDS, out="runs/whole")
+        fedmpi.run("fedavg", ON_SHARDS, out="runs/begun", stop=iter([False, True]).__next__)
+        shutil.rmtree("study")
+    return folder
+
+
 @pytest.mark.parametrize("case", PLACES)
-def test_shards_are_known_by_their_checksum(case: str, shards: Path, home: Path, command: Callable[..., Said]) -> None:
+def test_shards_are_known_by_their_checksum(
+    case: str, shards: Path, trained: Path, home: Path, command: Callable[..., Said]
+) -> None:
     place, words, sentence = PLACES[case]
-    shutil.copytree(shards / "digits", "study/shards/digits")
-    keys = {**NET, "data.shards": "study/shards/digits"}
-    fedmpi.run("fedavg", keys, out="runs/whole")
-    fedmpi.run("fedavg", keys, out="runs/begun", stop=iter([False, True]).__next__)
-    shutil.rmtree("study")
+    shutil.copytree(trained / "runs", "runs")
     shutil.copytree(shards / ("other" if "other" in case else "digits"), place)
     if case == "no shards":
         shutil.rmtree(place)
@@ -349,7 +362,7 @@ def test_shards_are_known_by_their_checksum(case: str, shards: Path, home: Path,
         assert untimed(Path("runs/begun")) == untimed(Path("runs/whole"))
         assert command("compare", "runs/begun").text.count("│") > 0
         with pytest.raises(fedmpi.UserError, match="cannot change"):
-            fedmpi.run("fedavg", {**keys, "data.shards": str(shards / "other")}, out="runs/begun", resume=True)
+            fedmpi.run("fedavg", {**ON_SHARDS, "data.shards": str(shards / "other")}, out="runs/begun", resume=True)
 
 
 def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_two(
@@ -368,7 +381,9 @@ def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_
     assert len(Path("unlike.csv").read_text().splitlines()) == 3
 
 
-def test_an_edited_component_does_not_change_what_a_finished_run_is(home: Path, command: Callable[..., Said]) -> None:
+def test_an_edited_component_does_not_change_what_a_finished_run_is(
+    home: Path, command: Callable[..., Said], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run is read, and repeated from its own config.toml, with the sources that it was run with."""
     keys = {key: value for key, value in OWN.items() if key != "model.hidden"}
     run = fedmpi.run(
@@ -376,6 +391,8 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(home: Path, 
         {**keys, "model.name": "own_net:net"},
         out="runs/a",
     )
+    assert not capsys.readouterr().out, "nothing is printed without progress"
+    assert len(fedmpi.load_run("runs/a").model) == 2, "nothing is edited yet"
     edit(home / "own_net.py", "nn.Linear(64, 10))", "nn.Tanh(), nn.Linear(64, 10))")
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 3")
     with forgotten():
