@@ -189,3 +189,19 @@ def test_a_float_sum_that_nobody_added_to_is_not_passed_over_again():
     accumulator.put_back(kept)
     accumulator.reset()
     assert buffer.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("before", [1, 63, 64, 130])
+@pytest.mark.parametrize("after", [1, 70])
+def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
+    """Also where terms have been moved to the sum in float64, before or after."""
+    accumulator = FloatSum(np.zeros(3, np.float32))
+    for _ in range(before):
+        accumulator.add(torch.ones(3), 0.5)
+    kept = accumulator.copied()
+    for _ in range(after):
+        accumulator.add(torch.ones(3), 7.0)
+    accumulator.put_back(kept)
+    accumulator.add(torch.ones(3), 0.25)
+    accumulator.flush()
+    assert accumulator.tensor.tolist() == [before / 2 + 0.25] * 3

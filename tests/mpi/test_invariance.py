@@ -43,6 +43,8 @@ CONFIGURATIONS = {
     "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli "
     f"samples.wanted=60 local.epsilon=1e-3 {SMALL}",
     "fedsts": f"preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 {SMALL}",
+    "stale strata": "preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 "
+    f"participation.refresh_who=participants {SMALL}",
     "fedsso": f"preset=fedsso local.lr=0.01 participation.fraction=0.3 {SMALL}",
     "astraea": f"{ASTRAEA} local.epsilon=1e-3",
     "exact astraea": f"{ASTRAEA} aggregation.exact=true",
@@ -64,7 +66,7 @@ CONFIGURATIONS = {
     for optimizer in ("momentum", "adagrad", "adam", "yogi")
 }
 NAMES = list(CONFIGURATIONS)
-ALWAYS = ("system", "fedsts", "exact astraea", "exact top-k", "exact yogi")
+ALWAYS = ("system", "fedsts", "stale strata", "exact astraea", "exact top-k", "exact yogi")
 """On 3 ranks these are compared in every run of the tests; all others are slow."""
 CASES = [
     pytest.param(name, ranks, marks=() if ranks == 3 and name in ALWAYS else pytest.mark.slow)
