@@ -253,13 +253,13 @@ def test_the_smallest_of_users_that_are_all_too_large_is_the_test_part(prepared:
 def test_words_of_the_test_part_are_those_of_the_vocabulary_that_validation_leaves(
     prepared: Prepared, tmp_path: Path
 ) -> None:
-    rows = [{"text": f"word{number} and", "label": "ab"[number % 2]} for number in range(40)]
+    kinds = RNG.integers(0, 12, 120).tolist()
+    rows = [{"text": f"a{kind} b{kind} once{row}", "label": "ab"[row % 2]} for row, kind in enumerate(kinds)]
     folder, _ = prepared("arrays", table(tmp_path / "t.csv", rows), "--val", "0.4")
     words = (folder / "vocabulary.txt").read_text().split()
-    found = {name: [[words[code] for code in row[:2]] for row in x] for name, (x, _) in parts_of(folder).items()}
-    assert len(words) == 3 + len(found["training"])
-    assert all(row[1] == "and" for rows in found.values() for row in rows)
-    assert {row[0] for row in found["test"] + found["validation"]} == {"<unk>"}
+    for name, (x, _) in parts_of(folder).items():
+        for first, second, once in ([words[code] for code in row[:3]] for row in x):
+            assert first[1:] == second[1:] and (once != "<unk>") == (name == "training")
 
 
 def arrays_of_patients(folder: Path) -> tuple[str, Path]:
@@ -398,3 +398,8 @@ def test_classes_of_one_part_only_are_named_with_their_samples(prepared: Prepare
     _, shown = prepared("arrays", npz(tmp_path / "a.npz", **{k: np.array(v) for k, v in arrays.items()}))
     assert "2 classes occur in the training part only (samples in brackets): b (2), c (2)" in shown
     assert "1 class occurs in the test part only (samples in brackets): d (1)" in shown
+    y = np.repeat([0, 1, 2], [9, 6, 15])
+    raw = npz(tmp_path / "b.npz", x=RNG.random((30, 2)), y=y, x_test=RNG.random((2, 2)), y_test=[0, 1])
+    noise = ["--label-noise", "pair", "--noisy", "1", "--low", "1"]
+    assert "in the training part only (samples in brackets): 2 (15)" in prepared("arrays", raw, *noise, out="noise")[1]
+    assert "occurs in the" not in prepared("arrays", raw, "--val", "0.5", out="val")[1]  # trained on and validated
