@@ -51,7 +51,7 @@ class Facts:
     example: str = ""
     shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     hashes: list[Ints] = field(default_factory=list)
-    distinct: bool = True
+    distinct: bool = False
     last: float | None = None
 
     def add(self, values: AnyArray, begins: bool) -> None:
@@ -77,8 +77,8 @@ class Facts:
             self._measure(as_floats(values), begins)
         elif kind == "text" and there.any():
             self.example = self.example or str(values[there][0]).strip()
-        if kind in ("cell", "whole", "text") and self.distinct:
-            self._distinct(values[there])
+        if kind in ("cell", "whole", "text") and IDENTIFIER.fullmatch(self.name):  # of others nobody asks
+            self.hashes.append(np.array([hash(value) for value in values[there].tolist()], np.int64))
 
     def _measure(self, values: Floats, begins: bool) -> None:
         numbers = values[np.abs(values) <= LARGEST]
@@ -91,19 +91,12 @@ class Facts:
         self.steps = self.steps and numbers[0] in starts and bool((np.diff(numbers) == 1).all())
         self.last = float(numbers[-1]) + 1
 
-    def _distinct(self, values: AnyArray) -> None:
-        self.distinct = self.distinct and bool(IDENTIFIER.fullmatch(self.name))  # of others nobody asks
-        if self.distinct:
-            self.hashes.append(np.fromiter(map(hash, values.tolist()), np.int64, len(values)))
-
     def finish(self) -> Facts:
         """Itself, once all blocks are in."""
         self.kind = self.column.kind
         if self.kind == "cell":
             self.kind = "text" if 2 * self.numbers <= self.present else "whole" if self.whole else "number"
-        self.distinct = (
-            self.distinct and len(np.unique(np.concatenate([*self.hashes, np.zeros(0, np.int64)]))) == self.present
-        )
+        self.distinct = bool(self.hashes) and len(np.unique(np.concatenate(self.hashes))) == self.present
         return self
 
     def unusable(self, pandas: bool) -> str:
