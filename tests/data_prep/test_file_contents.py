@@ -152,10 +152,11 @@ def test_tff_files_are_read_where_they_cannot_be_locked(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"<html>moved</html>", "is not an HDF5 file"),
-        (gzip.compress(b"\x89HDF\r\n\x1a\n"), "is not an HDF5 file"),
+        (gzip.compress(b"\x89HDF\r\n\x1a\n", mtime=0), "is not an HDF5 file"),
         (b"", "is not an HDF5 file"),
         (b"\x89HDF\r\n\x1a\n" + bytes(40), "not a TFF file"),
     ],
+    ids=["html", "gzip", "empty", "no groups"],
 )
 def test_what_is_wrong_with_a_tff_file_is_said(content: bytes, reason: str, tmp_path: Path, capsys: Output) -> None:
     speeches(tmp_path)[0].write_bytes(content)
