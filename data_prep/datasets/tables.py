@@ -134,7 +134,7 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
         notes = [f"{path} is not used" for path in found if path not in tables]
         found = tables
     else:
-        found, notes = [raw] if is_table(raw) and raw.is_file() else [], []
+        found, notes = [raw], []
     if not found:
         endings = ", ".join((*ARROWS, *TEXTS))
         raise UserError(f"There is no table in {raw}. --raw must name a file that ends in {endings}, or their folder.")

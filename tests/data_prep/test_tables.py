@@ -347,6 +347,25 @@ def test_marks_of_missing_values_are_missing(tmp_path: Path, prepared: Prepared,
     assert manifest["skipped"] == 1 and store.samples + len(store.test()[1]) == ROWS - 1
 
 
+def test_the_only_sample_of_a_class_is_trained_on(tmp_path: Path, prepared: Prepared) -> None:
+    labels = ["common"] * 10 + [f"c{row}" for row in range(5)]
+    store, manifest = prepared(csv(tmp_path / "t.csv", {"a": A[:15], "label": labels}))
+    assert set(store.test()[1]) == {manifest["class_names"].index("common")}
+
+
+def test_arrow_files_that_lead_beyond_their_values_are_rejected(tmp_path: Path, prepared: Prepared) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"a": A, "label": ["aa", "bb"] * (ROWS // 2)})
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    offsets = 2 * np.arange(ROWS + 1, dtype=np.int32)
+    content = (tmp_path / "t.arrow").read_bytes()
+    assert content.count(offsets.tobytes()) == 1
+    wrong = np.where(offsets == 10, 1 << 12, offsets).astype(np.int32)
+    (tmp_path / "t.arrow").write_bytes(content.replace(offsets.tobytes(), wrong.tobytes()))
+    assert "cannot be read" in prepared(tmp_path / "t.arrow")
+
+
 def test_a_class_of_one_part_is_noted(tmp_path: Path, prepared: Prepared) -> None:
     np.savez(tmp_path / "t.npz", x=X, y=Y, x_test=X[:4], y_test=[0, 1, 2, 9])
     _, manifest = prepared(tmp_path / "t.npz")
@@ -444,6 +463,11 @@ def test_targets_have_decimal_commas_as_well(tmp_path: Path, prepared: Prepared)
         ("t.csv", b"a,b,label\n1,2,0,\n1,2,1,\n", "line 2: 4 fields where the header names 3"),
         ("t.csv", b"a,b,label\nNA,2,x\n1,NA,y\n", "line 2: no finite number in column 'a'"),
         ("t.csv", b"a,a,label\n1,2,0\n", "names several columns 'a'"),
+        (
+            "t.csv",
+            b"a,b,c,d,e,f,g,h,i,j,k,l,m,n\n1,2,3,4,5,6,7,8,9,1,2,3,4,5\n",
+            "but a, b, c, d, e, f, g, h, i, j, k, l and 2",
+        ),
         ("t.csv", b"PAR1" + b"\0" * 40, "is a Parquet file"),
         ("t.csv", b"PK\x03\x04" + b"\0" * 40, "is a zip"),
         ("t.csv", b"a,label\n\0\0\n", "is a binary file"),
