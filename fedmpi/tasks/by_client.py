@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedmpi.common.registry import Part
 from fedmpi.common.task_kinds import IGNORED, TaskKind
 from fedmpi.common.types import Floats, Ints
-from fedmpi.tasks.evaluation import outputs_of, passes
+from fedmpi.tasks.evaluation import evaluation_passes, outputs_of
 from fedmpi.tasks.losses import Loss
 
 LOSS, SAMPLES, RIGHT, JUDGED = range(4)
@@ -82,7 +82,7 @@ def client_sums(
     module.eval()
     with torch.no_grad():
         scores = [
-            sample_scores(outputs_of(module, x[samples], part), y[samples], loss) for samples in passes(len(y), rows)
+            sample_scores(outputs_of(module, x[samples], part), y[samples], loss) for samples in evaluation_passes(len(y), rows)
         ]
     module.train(was_training)
     each = torch.cat(scores).cpu().numpy()

@@ -88,7 +88,7 @@ def evaluate(
     module.eval()
     total, tally = 0.0, MetricTally(metrics, loss.kind)
     with torch.no_grad():
-        for samples in passes(len(y), batch_size):
+        for samples in evaluation_passes(len(y), batch_size):
             labels, logits = y[samples], outputs_of(module, x[samples], part)
             total += loss.total(logits, labels)
             tally.add(logits, labels)
@@ -98,10 +98,10 @@ def evaluate(
     return Evaluation(total / len(y), tally.numbers(), confusion)
 
 
-def passes(samples: int, rows: int) -> list[slice]:
-    """The samples of every pass, `rows` each. A last one does not go alone: models with squeeze() or batch statistics
-    would fail."""
-    starts = range(0, max(1, samples - 1), rows)
+def evaluation_passes(samples: int, rows: int) -> list[slice]:
+    """Return the samples of every pass, `rows` each; a single last one joins the pass before, since models with
+    squeeze() or batch statistics need two."""
+    starts = range(0, samples if rows == 1 else max(1, samples - 1), rows)
     return [slice(*borders) for borders in pairwise([*starts, samples])]
 
 

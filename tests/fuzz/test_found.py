@@ -316,7 +316,7 @@ def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_train
 
 def test_clients_that_diverge_together_are_a_failure_that_names_one() -> None:
     with pytest.raises(ClientFailure, match="client [0-3] on rank 0: .*training diverged"):
-        fedmpi.run("fedavg", {"aggregation.lr": 1e9, "rounds": 3}, data="digits:clients=4")
+        fedmpi.run("fedavg", {"aggregation.lr": 1e9, "rounds": 3, "evaluation.every": 3}, data="digits:clients=4")
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
