@@ -82,7 +82,8 @@ def client_sums(
     module.eval()
     with torch.no_grad():
         scores = [
-            sample_scores(outputs_of(module, x[samples], part), y[samples], loss) for samples in evaluation_passes(len(y), rows)
+            sample_scores(outputs_of(module, x[samples], part), y[samples], loss)
+            for samples in evaluation_passes(len(y), rows)
         ]
     module.train(was_training)
     each = torch.cat(scores).cpu().numpy()

@@ -208,7 +208,14 @@ def test_a_diverging_run_names_the_client_and_says_what_to_change(tmp_path: Path
 
 def test_a_diverging_gradient_sum_is_distinguished_from_a_programming_error(tmp_path: Path):
     """The loss is finite and so large that no sum of losses could hold it."""
-    sampling = ("preset=fedsampling", "samples.wanted=256", "samples.threshold=150", "aggregation.lr=1e9", "rounds=9", "evaluation.every=9")
+    sampling = (
+        "preset=fedsampling",
+        "samples.wanted=256",
+        "samples.threshold=150",
+        "aggregation.lr=1e9",
+        "rounds=9",
+        "evaluation.every=9",
+    )
     job = run_alone([*TRAIN, *choices(*sampling), "--out", tmp_path / "RUN"], timeout=SECONDS)
     assert job.returncode == 1
     assert re.search(
