@@ -19,7 +19,7 @@ TEST_SHARE = 0.2
 
 
 def holding_out(read: Reader) -> Reader:
-    """Complete a reader of the user's own files: a test part is taken from the training samples where it gives none."""
+    """Complete a reader of users' files: take a test part from the training samples if it gives none."""
 
     def complete(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         return hold_out_test(read(raw, options, tally), options.split, tally)

@@ -1,4 +1,4 @@
-"""Files of the user's own: arrays of an .npz file, or a table (`data_prep.datasets.table_data`)."""
+"""Files of users: arrays of an .npz file, or a table (`data_prep.datasets.table_data`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the columns of a table are: the label, the user, an index, an identifier, or what samples are made of."""
+"""Roles of the columns of a table: the label, the user, an index, an identifier, or what samples are made of."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LISTED = 5
 LEAST_ROWS = 3
 """Rows from which on a column that counts 0, 1, 2 … is an index."""
 FEWEST_LEVELS = 1e-4
-"""Of a column's range, the largest step of float32 within it that leaves the column usable."""
+"""Largest step of float32, as a share of a column's range, that leaves the column usable."""
 NUMERIC, LISTS = ("number", "whole", "truth"), ("list", "nested")
 KINDS = ("image", "text", "tokens", "vector")
-"""What samples may be, the first that there are columns of."""
+"""Kinds of samples; the first kind that has columns is taken."""
 
 
 @dataclass
 class Facts:
-    """What one pass over a column of the training and test files found."""
+    """Facts about a column from one pass over the training and test files."""
 
     name: str
     column: Column
@@ -164,7 +164,7 @@ def surveyed(table: ColumnTable, tally: Tally) -> dict[str, Facts]:
 
 
 def roles_of(table: ColumnTable, facts: dict[str, Facts], options: ReadOptions, tally: Tally) -> Roles:
-    """What each column is."""
+    """Return the role of each column."""
     labels = (options.label,) if options.label in table.columns else tuple(options.label.split(","))
     user = options.user or (USER_COLUMN if USER_COLUMN in table.columns else None)
     group = None if options.split in ("rows", "users", "texts") else options.split
@@ -228,7 +228,7 @@ def _by_default(
 
 
 def _kind_of(table: ColumnTable, facts: dict[str, Facts], names: tuple[str, ...], options: ReadOptions) -> str:
-    """What samples of some columns are; UserError where they do not go together."""
+    """Return the kind of samples that some columns make; UserError if they do not fit together."""
     kinds = {sample_kind(facts[name], options.task) for name in names}
     kind = next(iter(kinds), None)
     nested = [name for name in names if facts[name].kind == "nested"]
@@ -243,7 +243,7 @@ def _kind_of(table: ColumnTable, facts: dict[str, Facts], names: tuple[str, ...]
 
 
 def sample_kind(facts: Facts, task: str | None) -> str | None:
-    """What a column holds where the samples are of some task; None for what no sample is made of."""
+    """Return what a column holds for a task; None if no sample can be made of it."""
     if facts.kind == "image":
         return "image" if task in (None, "image") else None
     if facts.kind == "text":
@@ -277,7 +277,7 @@ def _check_precision(
 
 
 def beyond_float32(low: float, high: float, lost: float) -> str:
-    """What is wrong with numbers of a range that are rounded by `lost` at most; "" where it does not matter."""
+    """Return why rounding by `lost` spoils numbers of a range; "" if it does not matter."""
     if high <= low or lost <= FEWEST_LEVELS * (high - low):
         return ""
     span = f"{low:.10g} to {high:.10g}"

@@ -182,7 +182,7 @@ def is_image(path: Path) -> bool:
 
 
 class ImageFacts(NamedTuple):
-    """What the survey of an image finds: width and height once it is upright, whether it is grey, and more.
+    """Facts about one image: width and height once it is upright, whether it is grey, and more.
 
     `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
     """

@@ -1,4 +1,4 @@
-"""Images of the user's own: one folder a class, with or without folders of the parts above."""
+"""Images of users: one folder per class, with or without folders of the parts above."""
 
 from __future__ import annotations
 

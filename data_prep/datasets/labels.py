@@ -1,4 +1,4 @@
-"""Labels and targets of the user's own data: which are missing, what they are, and the classes they name."""
+"""Labels and targets of users' data: which are missing, what they are, and the classes they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the user's own, CSV, Parquet or Arrow, as a data set; also as Hugging Face's datasets save them."""
+"""Tables of users, CSV, Parquet or Arrow, as a data set; also as Hugging Face's datasets save them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMED = 10
 
 
 class _Rows:
-    """What is kept of every readable row beside its sample: labels, user, group and place."""
+    """Facts about every readable row beside its sample: labels, user, group and place."""
 
     def __init__(self, table: ColumnTable, facts: dict[str, Facts], names: list[str]) -> None:
         lists = {name: Ragged(np.float64, table.columns[name].whole) for name in names if facts[name].kind == "list"}
@@ -144,7 +144,7 @@ def read_table(raw: Path, options: ReadOptions, tally: Tally, data_set: DataSet)
 
 @dataclass(frozen=True)
 class OwnSamples:
-    """The rows of the user's own data, train before test, and what every data set of them has in common."""
+    """The rows of users' data, train before test, and what every data set of them has in common."""
 
     raw: Path | str
     source: DataSet

@@ -1,4 +1,4 @@
-"""What samples of tables are made of, block by block into temporary files: numbers, token ids, images, texts."""
+"""Samples of tables, collected block by block into temporary files: numbers, token ids, images, texts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Numbers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the numbers, where each is a column."""
+        """Names of the numbers, if each is a column."""
         return self.columns if (len(self.columns),) == self.shape else ()
 
     def reader(self) -> Callable[[Ints], AnyArray]:
@@ -156,7 +156,7 @@ class Images:
         return self._folder
 
     def found(self) -> Found:
-        """What was found of them."""
+        """Return the facts found about the images."""
         return Found((), np.empty(0, np.int64), tuple(self._facts))
 
     def fits(self, form: ImageForm) -> Bools:

@@ -1,4 +1,4 @@
-"""Tables of the user's own as blocks of columns: CSV files, and Parquet and Arrow files by pyarrow.
+"""Tables of users as blocks of columns: CSV files, and Parquet and Arrow files by pyarrow.
 
 Python's csv module splits the rows, and gives the line and the number of fields of each. pandas.read_csv fills short
 rows with missing values, and takes the first field of rows with one too many for an index, both without a word.
@@ -122,7 +122,7 @@ class ColumnTable:
 
 
 def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
-    """The table of one file, or of the files below a folder, whose parts are told by their names.
+    """The table of one file, or of the files below a folder, whose names say which part they are.
 
     A validation part is left out where there is a test part, else it is the test part; files whose names mean no part
     are training files.
