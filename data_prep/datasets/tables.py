@@ -140,6 +140,8 @@ def open_table(raw: Path, options: ReadOptions) -> ColumnTable:
         raise UserError(f"There is no table in {raw}. --raw must name a file that ends in {endings}, or their folder.")
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": []}
     for path in found:
+        if not path.exists():
+            raise UserError(f"{path} does not exist. Name another file, or mend the link.")
         if not path.stat().st_size:
             raise UserError(f"{path} is empty. Write or fetch it again.")
         parts[part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name)) or "train"].append(path)
