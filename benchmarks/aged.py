@@ -80,15 +80,7 @@ def trained(folder: Path, before: int, turns: int, connection: Connection) -> No
 
 
 def measured(rounds: int, turns: int) -> tuple[Floats, Floats]:
-    """What a round takes of the old run, `rounds` old when it begins, and of the young one.
-
-    Returns
-    -------
-    float64 (turns, 10, 2)
-        Milliseconds of the processor, by turn, its round and run (old, young).
-    float64 (2,)
-        Calls a round, in turns after those.
-    """
+    """What a round takes of the old run, `rounds` old when it begins, and of the young one."""
     spawn, every = multiprocessing.get_context("spawn"), WARM + turns + COUNTED
     times, calls = np.zeros((every, TURN, 2)), np.zeros((every, 2))
     with tempfile.TemporaryDirectory(prefix="fedmpi-aged-") as folder:
@@ -114,11 +106,6 @@ def ratio(times: Floats, level: float = 0.95) -> tuple[float, float, float]:
 
     The median over the rounds of a turn, so that a moment which the machine gives to something else does not count;
     then the geometric mean over the turns with Student's interval.
-
-    Parameters
-    ----------
-    times : float64 (turns, rounds, 2)
-        Old and young.
     """
     turns = np.median(np.log(times[..., 0] / times[..., 1]), axis=1)
     half = student.ppf((1 + level) / 2, len(turns) - 1) * turns.std(ddof=1) / np.sqrt(len(turns))

@@ -24,35 +24,19 @@ BUSY_ELSEWHERE = 0.3
 
 @dataclass
 class Row:
-    """The passes of one contestant.
-
-    Attributes
-    ----------
-    seconds, ratios : list of float
-        Median seconds of a round, and that divided by the reference's, pass by pass.
-    clients, samples : float
-        Participants and samples of a round.
-    steps : int
-        Of the last round; equal among contestants that do the same work.
-    loss : float or None
-        Test loss after the last round.
-    peak_bytes : int
-    others : list of float
-        Cores that others used.
-    failure : str
-        Why it could not be run, if so.
-    """
+    """The passes of one contestant."""
 
     name: str
+    # Median seconds of a round, and that divided by the reference's, pass by pass
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
-    clients: float = 0.0
+    clients: float = 0.0  # Participants and samples of a round
     samples: float = 0.0
-    steps: int = 0
-    loss: float | None = None
+    steps: int = 0  # Of the last round; equal among contestants that do the same work
+    loss: float | None = None  # Test loss after the last round
     peak_bytes: int = 0
-    others: list[float] = field(default_factory=list)
-    failure: str = ""
+    others: list[float] = field(default_factory=list)  # Cores that others used
+    failure: str = ""  # Why it could not be run, if so
 
 
 def race(
@@ -69,16 +53,7 @@ def race(
 
 
 def run_all(workload: Workload, entrants: Sequence[Contestant], data: Path, work: Path, passes: int) -> list[Row]:
-    """Run the entrants once a pass, the reference first.
-
-    Parameters
-    ----------
-    workload : Workload
-    entrants : sequence of Contestant
-    data, work : Path
-        Where the shards are kept, and where results go: a folder `result_folder` for every run.
-    passes : int
-    """
+    """Run the entrants once a pass, the reference first."""
     prepare(workload, data)
     rows = [Row(entrant.name) for entrant in entrants]
     for number in range(passes):

@@ -23,39 +23,20 @@ Module = Literal["layers", "own", "one by one"]
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row of the table.
-
-    Attributes
-    ----------
-    name : str
-    command : callable
-        command(folder of shards' parent, folder for results) -> arguments.
-    read : callable
-        read(folder for results) -> seconds, samples and steps of every round.
-    environment : dict
-        Variables beside those inherited.
-    """
+    """One row of the table."""
 
     name: str
-    command: Callable[[Path, Path], Sequence[str]]
-    read: Callable[[Path], Result]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    command: Callable[[Path, Path], Sequence[str]]  # command(folder of shards' parent, folder for results) -> arguments
+    read: Callable[[Path], Result]  # read(folder for results) -> seconds, samples and steps of every round
+    environment: Mapping[str, str] = field(default_factory=dict)  # Variables beside those inherited
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another simulator; `benchmarks.peers.drive_NAME` drives it, NAME being the package it installs.
+    """Another simulator; `benchmarks.peers.drive_NAME` drives it, NAME being the package it installs."""
 
-    Attributes
-    ----------
-    distribution : str
-        Its name on PyPI.
-    processes : tuple of int
-        Processes of each of its rows: those that it can make use of.
-    """
-
-    distribution: str
-    processes: tuple[int, ...]
+    distribution: str  # Its name on PyPI
+    processes: tuple[int, ...]  # Processes of each of its rows: those that it can make use of
 
 
 ON_DEVICES = ("pfl",)
@@ -74,19 +55,7 @@ PEERS = {
 def contestants(
     workload: Workload, quick: bool, pythons: Mapping[str, str], device: str | None = None
 ) -> list[Contestant]:
-    """The contestants of a workload, the reference first.
-
-    Parameters
-    ----------
-    workload : Workload
-    quick : bool
-        Only a few of them.
-    pythons : mapping
-        The Python that has a peer installed, by the peer's name.
-    device : str, optional
-        Where all of them compute, as one process each and fedmpi also as two ranks that share it; without one they do
-        on the processor, with several processes as well.
-    """
+    """The contestants of a workload, the reference first."""
     if device is not None:
         return _on_device(workload, quick, pythons, device)
     if workload.wanted:
@@ -121,20 +90,7 @@ def _on_device(workload: Workload, quick: bool, pythons: Mapping[str, str], devi
 
 
 def find_peers(given: Sequence[str], known: Collection[str] = PEERS.keys()) -> dict[str, str]:
-    """Which peers can take part, and with which Python: those given, and what this environment has installed.
-
-    Parameters
-    ----------
-    given : sequence of str
-        As on the command line, ``NAME=PYTHON``.
-    known : collection of str
-        Those that can take part.
-
-    Raises
-    ------
-    UserError
-        If a peer is unknown, or if its Python cannot import what drives it.
-    """
+    """Which peers can take part, and with which Python: those given, and what this environment has installed."""
     here = {name: sys.executable for name in known if importlib.util.find_spec(name)}
     return {**here, **dict(_given_peer(text, known) for text in given)}
 

@@ -77,15 +77,7 @@ class Patches:
 
 
 class Stack:
-    """Copies of a nn.Sequential of Conv2d, Linear, ReLU, Dropout(0.5) and Flatten.
-
-    Parameters
-    ----------
-    network : nn.Sequential
-    copies : int
-        Most clients side by side.
-    lr : float
-    """
+    """Copies of a nn.Sequential of Conv2d, Linear, ReLU, Dropout(0.5) and Flatten."""
 
     def __init__(self, network: Any, copies: int, lr: float):
         self.layers: list[tuple[str, Any]] = []

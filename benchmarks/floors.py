@@ -28,18 +28,7 @@ from fedmpi.data.shards import ShardStore
 
 
 class Rounds:
-    """The rounds of one floor, the same object in every forked process.
-
-    Parameters
-    ----------
-    workload : Workload
-    store : ShardStore
-    variant : str
-        A key of `VARIANTS`.
-    processes : int
-        One where the device's memory is not the processor's, which is what forked processes share.
-    device : torch.device
-    """
+    """The rounds of one floor, the same object in every forked process."""
 
     def __init__(self, workload: Workload, store: ShardStore, variant: str, processes: int, device: torch.device = CPU):
         torch.set_num_threads(1)

@@ -18,18 +18,10 @@ LAST_LINES = 15
 
 @dataclass(frozen=True)
 class TreeUse:
-    """What a process tree needed.
+    """What a process tree needed."""
 
-    Attributes
-    ----------
-    peak_bytes : int
-        Most proportional set size (shared pages counted once) of all its processes together.
-    others_cores : float
-        Mean number of cores that processes outside of the tree kept busy.
-    """
-
-    peak_bytes: int
-    others_cores: float
+    peak_bytes: int  # Most proportional set size (shared pages counted once) of all its processes together
+    others_cores: float  # Mean number of cores that processes outside of the tree kept busy
 
 
 class ContestantFailed(RuntimeError):
@@ -39,25 +31,7 @@ class ContestantFailed(RuntimeError):
 def run_tree(
     command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path, seconds: float = 600
 ) -> TreeUse:
-    """Run a command to its end.
-
-    Parameters
-    ----------
-    command : sequence of str
-    log : Path
-        Receives all that it prints.
-    environment : mapping
-        Variables beside those inherited.
-    cwd : Path
-        Working folder.
-    seconds : float
-        Then all of its processes are killed.
-
-    Raises
-    ------
-    ContestantFailed
-        With the last lines it printed.
-    """
+    """Run a command to its end."""
     started, busy = time.monotonic(), _busy_seconds()
     peak = own = 0.0
     with open(log, "w") as file:

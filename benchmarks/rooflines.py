@@ -45,24 +45,12 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a table's entrants compute.
+    """Where a table's entrants compute."""
 
-    Attributes
-    ----------
-    device : str or None
-        All on this one; None = on the processor's cores.
-    processes : int
-        Of the tight loop and of pfl.
-    ranks : int
-        Of fedmpi's second entrant.
-    cores : int
-        That these ranks compute on at once: their roofline is that of one, divided by it.
-    """
-
-    device: str | None
-    processes: int
-    ranks: int
-    cores: int
+    device: str | None  # All on this one; None = on the processor's cores
+    processes: int  # Of the tight loop and of pfl
+    ranks: int  # Of fedmpi's second entrant
+    cores: int  # That these ranks compute on at once: their roofline is that of one, divided by it
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,27 +69,14 @@ ON_CORES = Setting(None, processes=2, ranks=3, cores=2)
 
 @dataclass(frozen=True)
 class Machine:
-    """What one core, or a device, does at best.
+    """What one core, or a device, does at best."""
 
-    Attributes
-    ----------
-    flops : float
-        Operations a second of a large product of matrices.
-    bandwidth : float
-        Bytes a second that a large copy moves, read and written.
-    stacked : float
-        Operations a second of small products side by side: 16 clients, 64 × 256 by 256 × 256.
-    from_host : float
-        Bytes a second of a large copy from the host's memory (page-locked where the device is a GPU).
-    call : float
-        Seconds that a call on one value takes, of many after one another.
-    """
-
-    flops: float
-    bandwidth: float
-    stacked: float = math.nan
+    flops: float  # Operations a second of a large product of matrices
+    bandwidth: float  # Bytes a second that a large copy moves, read and written
+    stacked: float = math.nan  # Operations a second of small products side by side: 16 clients, 64 × 256 by 256 × 256
+    # Bytes a second of a large copy from the host's memory (page-locked where the device is a GPU)
     from_host: float = math.nan
-    call: float = math.nan
+    call: float = math.nan  # Seconds that a call on one value takes, of many after one another
 
     def __str__(self) -> str:
         return (

@@ -19,55 +19,28 @@ BYTES_PER_VALUE = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What a cluster can do.
+    """What a cluster can do."""
 
-    Attributes
-    ----------
-    devices_per_node : int
-        Ranks of a node that train.
-    memory_bandwidth : float
-        Bytes per second of a rank that sums its slice of the node's slots.
-    barrier : float
-        Seconds of a barrier of ranks that are awake.
-    lateness : float
-        Seconds by which a sleeping rank notices that all have arrived (half of the longest sleep), once a round.
-    network_latency, network_bandwidth : float
-        Seconds of a message between two nodes, bytes per second of a node's link.
-    staging_bandwidth : float
-        Bytes per second between a device and its host; infinite where the device is the host.
-    """
-
-    devices_per_node: int = 8
-    memory_bandwidth: float = 8e9
-    barrier: float = 50e-6
+    devices_per_node: int = 8  # Ranks of a node that train
+    memory_bandwidth: float = 8e9  # Bytes per second of a rank that sums its slice of the node's slots
+    barrier: float = 50e-6  # Seconds of a barrier of ranks that are awake
+    # Seconds by which a sleeping rank notices that all have arrived (half of the longest sleep), once a round
     lateness: float = 1e-3
-    network_latency: float = 5e-6
+    network_latency: float = 5e-6  # Seconds of a message between two nodes, bytes per second of a node's link
     network_bandwidth: float = 12.5e9
+    # Bytes per second between a device and its host; infinite where the device is the host
     staging_bandwidth: float = 20e9
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What a round does.
+    """What a round does."""
 
-    Attributes
-    ----------
-    cohort : int
-        Participants.
-    client_seconds : float
-        Mean seconds of a participant's work on one device.
-    spread : float
-        Standard deviation of the logarithm of a participant's work.
-    values : int
-        d, values of the model.
-    server_seconds : float
-        What every rank does one after another with the rest: the server's step, the record, the plan's broadcast.
-    """
-
-    cohort: int
-    client_seconds: float
-    spread: float
-    values: int
+    cohort: int  # Participants
+    client_seconds: float  # Mean seconds of a participant's work on one device
+    spread: float  # Standard deviation of the logarithm of a participant's work
+    values: int  # d, values of the model
+    # What every rank does one after another with the rest: the server's step, the record, the plan's broadcast
     server_seconds: float = 1.5e-3
 
 

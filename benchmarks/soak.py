@@ -55,17 +55,7 @@ def growth(resident: Ints) -> float:
 
 
 def medians(clocks: Floats) -> Floats:
-    """Median milliseconds a round in each fifth of the rounds, by both clocks.
-
-    Parameters
-    ----------
-    clocks : float64 (T, 2)
-        Seconds of both clocks, once a round.
-
-    Returns
-    -------
-    float64 (5, 2)
-    """
+    """Median milliseconds a round in each fifth of the rounds, by both clocks."""
     return np.array([np.median(part, axis=0) for part in np.array_split(1e3 * np.diff(clocks, axis=0), PARTS)])
 
 

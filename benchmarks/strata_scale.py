@@ -31,15 +31,7 @@ SYSTEMS = ("fedsts", "fedsso")
 
 
 class SyntheticClients:
-    """Gradients of ten kinds of clients.
-
-    Parameters
-    ----------
-    parameters : int
-        d.
-    block : int
-        Clients whose gradients are delivered together.
-    """
+    """Gradients of ten kinds of clients."""
 
     def __init__(self, parameters: int, block: int):
         self.kinds = np.random.default_rng(0).laplace(size=(KINDS, parameters)).astype(np.float32)

@@ -42,57 +42,26 @@ SIZES, PATTERNS, SAMPLES, TEST_SAMPLES = range(4)  # tags of the generators
 
 @dataclass(frozen=True)
 class Workload:
-    """One task that all contestants do.
-
-    Attributes
-    ----------
-    name : str
-    task : {"image", "text"}
-        What a sample is: float32 values, or 30 words.
-    model : str
-        The network: a function of `benchmarks.networks`, "module:function", or a built-in one.
-    clients, cohort : int
-        N and, for federated averaging, the participants of a round.
-    batch : int
-        B.
-    lr : float
-    classes : int
-    rounds : int
-        Rounds of one measurement, the first `WARM_UP` of them not counted.
-    seed : int
-    wanted : int
-        K of FedSampling; 0 = federated averaging.
-    each : int
-        Samples of every client; 0 = as many as are drawn for it.
-    largest : int
-        Samples of the last client where the first has one and the others lie between, evenly in their logarithms.
-    shape : tuple of int
-        Of an image.
-    vocabulary : int
-        Words.
-    built_in : bool
-        Whether `model` is the name of one of fedmpi's own models.
-    epochs : int
-        E; more than one for the naive loop, the tight one, pfl and fedmpi only.
-    """
+    """One task that all contestants do."""
 
     name: str
-    task: str
-    model: str
-    clients: int
+    task: str  # What a sample is: float32 values, or 30 words
+    model: str  # The network: a function of `benchmarks.networks`, "module:function", or a built-in one
+    clients: int  # N and, for federated averaging, the participants of a round
     cohort: int
-    batch: int
+    batch: int  # B
     lr: float
     classes: int
-    rounds: int
+    rounds: int  # Rounds of one measurement, the first `WARM_UP` of them not counted
     seed: int
-    wanted: int = 0
-    each: int = 0
+    wanted: int = 0  # K of FedSampling; 0 = federated averaging
+    each: int = 0  # Samples of every client; 0 = as many as are drawn for it
+    # Samples of the last client where the first has one and the others lie between, evenly in their logarithms
     largest: int = 0
-    shape: tuple[int, ...] = PIXELS
-    vocabulary: int = VOCABULARY
-    built_in: bool = False
-    epochs: int = 1
+    shape: tuple[int, ...] = PIXELS  # Of an image
+    vocabulary: int = VOCABULARY  # Words
+    built_in: bool = False  # Whether `model` is the name of one of fedmpi's own models
+    epochs: int = 1  # E; more than one for the naive loop, the tight one, pfl and fedmpi only
 
     def sizes(self) -> Ints:
         """Samples of every client, int64 (N,)."""

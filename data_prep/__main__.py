@@ -65,23 +65,7 @@ def main() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Run one command.
-
-    Parameters
-    ----------
-    words : list of str
-        The command line without the program's name.
-
-    Returns
-    -------
-    int
-        The exit code.
-
-    Raises
-    ------
-    UserError
-        The input is wrong.
-    """
+    """Run one command."""
     try:
         code = app(_with_command(words), standalone_mode=False, prog_name="python -m data_prep", obj=tuple(words))
     except (KeyboardInterrupt, typer.Abort):

@@ -18,28 +18,7 @@ COMMAND = "fedmpi.ClientArrays.save"
 
 
 def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) -> Path:
-    """Write the samples of `arrays` as shards, in their order, with the description that they have.
-
-    Parameters
-    ----------
-    arrays : ClientArrays
-    out : Path
-        The folder.
-    shards : int
-        Training shards, at most one a client.
-    overwrite : bool
-        Replace an earlier preparation in it.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    UserError
-        The folder holds something else or cannot be written.
-    """
+    """Write the samples of `arrays` as shards, in their order, with the description that they have."""
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise UserError(f"shards = {shards!r} is impossible: give a whole number of at least 1")
     clients, samples = len(arrays.offsets) - 1, len(arrays.x)

@@ -22,20 +22,7 @@ MEASURES: dict[str, Callable[[AnyArray], Floats]] = {
 
 
 def attribute(raw: RawDataset, name: str) -> Floats:
-    """A number for every training row, float64 (n,).
-
-    Parameters
-    ----------
-    raw : RawDataset
-    name : str
-        Of one of `RawDataset.attributes` or `RawDataset.feature_names`; or "mean" or "std" of the features of a row
-        (images, vectors), or "length", the tokens of a text that are no padding.
-
-    Raises
-    ------
-    UserError
-        The data set has nothing of that name.
-    """
+    """A number for every training row, float64 (n,)."""
     if name in raw.attributes:
         return np.asarray(raw.attributes[name], np.float64)
     if name in raw.feature_names:

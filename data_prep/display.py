@@ -11,13 +11,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class WriteDisplay:
-    """Shows bytes written; a context manager, `update` fits the writer's progress callback.
-
-    Parameters
-    ----------
-    console : Console
-        Where to show it.
-    """
+    """Shows bytes written; a context manager, `update` fits the writer's progress callback."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

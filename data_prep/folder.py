@@ -21,17 +21,6 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
 
     An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
     only with `overwrite`. Files that a preparation does not write are never touched.
-
-    Returns
-    -------
-    Hold
-        For `let_go`, however the preparation ends: meanwhile no other one can have the folder.
-
-    Raises
-    ------
-    UserError
-        Another preparation is at work there; the folder holds something else, is prepared already, cannot be written,
-        or its disk has no room for the `needed` bytes; nothing is deleted then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,13 +45,7 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Refuse what `claim` would, as far as that can be told without writing anything.
-
-    Raises
-    ------
-    UserError
-        The folder cannot be made or written, holds something else, or is prepared already.
-    """
+    """Refuse what `claim` would, as far as that can be told without writing anything."""
     refuse_unwritable(folder, writing=True)
     if folder.is_dir():
         _refuse(folder, overwrite)

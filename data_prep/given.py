@@ -64,20 +64,6 @@ def parse_options(
 ) -> Given:
     """Options of the partition, of a reader of the user's own and of what changes clients' samples, from the words that
     the command line did not know: --name value, --name=value or --name.
-
-    Parameters
-    ----------
-    words : list of str
-    law : str
-        The partition: one of the user's own has options of its own.
-    data : DataSet
-    shift, label_noise : str or None
-        The feature shift and the label noise.
-
-    Raises
-    ------
-    UserError
-        A word that is no option, or an option of nothing; names the nearest one.
     """
     own = law_named(law) if ":" in law else None
     laws = [*PARTITIONS.values(), *([own] if own else [])]

@@ -25,13 +25,7 @@ _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as
 
 @contextmanager
 def growing_h5(path: Path) -> Iterator[GrowingFile]:
-    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own.
-
-    Raises
-    ------
-    OSError
-        The disk is full, at the latest when the block ends; HDF5 itself does not meet the error.
-    """
+    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own."""
     partial = partial_of(path)
     try:
         with closing(SparedFile(partial)) as file, GrowingFile(file, _ALIGNMENT) as h5:

@@ -31,20 +31,6 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
     """Take a fifth of the training samples for testing, where the data set has no test part; the same for every seed.
 
     Normalisation and vocabulary are then those of the other samples (`RawDataset.refit`).
-
-    Parameters
-    ----------
-    raw : RawDataset
-    split : str
-        "rows": at random, of every class its share, and at least one of each class with two samples; "users", or the
-        column that gave `RawDataset.groups`: all samples of a user or group together.
-    tally : Tally
-        Receives notes.
-
-    Raises
-    ------
-    UserError
-        There are too few samples or groups, or nothing that `split` could mean.
     """
     groups = raw.users if split == "users" else raw.groups
     if len(raw.test_y):
@@ -144,13 +130,6 @@ def train_test_groups(groups: Ints, labels: Ints | None = None) -> tuple[Ints, I
 
     Groups come in random order. Each goes to the test part if that then holds at most floor(n / 5) rows and its class
     counts come nearer to a fifth of each class. Where none does, the smallest of several groups tests.
-
-    Parameters
-    ----------
-    groups : int64 (n,)
-        Group of every row, 0 ... G - 1.
-    labels : int64 (n,) or None
-        None takes all rows for one class.
     """
     n, classes = len(groups), labels if labels is not None else np.zeros(len(groups), np.int64)
     missing = np.bincount(classes) * TEST_SHARE
@@ -184,20 +163,6 @@ def hold_out_validation(
 
     Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1), which is f n_k on
     average and f n to within one in all, but never its last sample: among clients of few samples less is held out.
-
-    Parameters
-    ----------
-    rows, offsets : int64 (n,), int64 (N + 1,)
-        A partition.
-    fraction : float
-        f in [0, 1).
-
-    Returns
-    -------
-    rows, offsets : int64 (n - v,), int64 (N + 1,)
-        What is left for training.
-    held, held_offsets : int64 (v,), int64 (N + 1,)
-        What is held out, client after client.
     """
     if fraction == 0.0:
         return rows, offsets, rows[:0], np.zeros_like(offsets)
@@ -216,11 +181,6 @@ def balanced_rows(labels: Ints, classes: int, total: int = 0) -> Ints:
     """Rows (sorted) of a part with equal class totals: of every class the first m.
 
     Classes without any sample are not counted. m is the smallest class's size, or, with a total, its share of it.
-
-    Raises
-    ------
-    UserError
-        The total is no multiple of the number of classes, or more than they hold.
     """
     counts = np.bincount(labels, minlength=classes)
     if not counts.any():

@@ -31,64 +31,26 @@ from fedmpi.common.streams import Purpose, Streams
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Parameters
-    ----------
-    name : str
-        The data set.
-    raw : Path or None
-        Where its files are.
-    download : bool
-        Whether to fetch them.
-    law : str
-        The partition.
-    law_options : dict
-        Its options as given.
-    clients : int or None
-        N; None where the law counts them.
-    shards : int
-        Training shards.
-    seed : int
-        Seed of the partition and the validation part.
-    out : Path
-        The folder to write.
-    val : float
-        Share of every client's samples for validation.
-    strict : bool
-        Refuse unreadable rows.
-    overwrite : bool
-        Replace what a previous preparation wrote.
-    read_options : dict
-        Fields of ReadOptions as given.
-    reader_options : dict
-        Options of a reader of the user's own, as given.
-    command : str
-        The command line, for the manifest.
-    shift, label_noise : str or None
-        What changes features and labels client by client.
-    shift_options, noise_options : dict
-        Their options as given.
-    """
-
-    name: str
-    raw: Path | None
-    download: bool
-    law: str
-    law_options: dict[str, OptionValue]
-    clients: int | None
-    shards: int
-    seed: int
-    out: Path
-    val: float
-    strict: bool
-    overwrite: bool
-    read_options: dict[str, Any]
-    reader_options: dict[str, OptionValue]
-    command: str
-    shift: str | None = None
+    name: str  # The data set
+    raw: Path | None  # Where its files are
+    download: bool  # Whether to fetch them
+    law: str  # The partition
+    law_options: dict[str, OptionValue]  # Its options as given
+    clients: int | None  # N; None where the law counts them
+    shards: int  # Training shards
+    seed: int  # Seed of the partition and the validation part
+    out: Path  # The folder to write
+    val: float  # Share of every client's samples for validation
+    strict: bool  # Refuse unreadable rows
+    overwrite: bool  # Replace what a previous preparation wrote
+    read_options: dict[str, Any]  # Fields of ReadOptions as given
+    reader_options: dict[str, OptionValue]  # Options of a reader of the user's own, as given
+    command: str  # The command line, for the manifest
+    shift: str | None = None  # What changes features and labels client by client
     label_noise: str | None = None
-    shift_options: dict[str, OptionValue] = field(default_factory=dict)
+    shift_options: dict[str, OptionValue] = field(default_factory=dict)  # Their options as given
     noise_options: dict[str, OptionValue] = field(default_factory=dict)
 
 
@@ -96,11 +58,6 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     """Write the shards of one job; everything that can be refused is refused before the data are read.
 
     Under several processes each reads and partitions alike, and writes its share of the shards.
-
-    Raises
-    ------
-    UserError
-        Unknown names, options that do not belong, missing or damaged files, an impossible partition.
     """
     chosen, options, law = _checked(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
@@ -146,13 +103,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
 
 
 def check_job(job: Job) -> None:
-    """Refuse what can be refused before data are read or fetched.
-
-    Raises
-    ------
-    UserError
-        As `prepare`.
-    """
+    """Refuse what can be refused before data are read or fetched."""
     chosen, _, _ = _checked(job)
     check_folder(job.out, job.overwrite)
     _locate(chosen, job)  # the last: that files are missing need not stop everybody

@@ -36,20 +36,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def require_room(folder: Path, needed: int, replaced: int) -> None:
-    """Refuse to begin what cannot fit.
-
-    Parameters
-    ----------
-    folder : Path
-        Where it will be written.
-    needed, replaced : int
-        Bytes to write, and bytes of files that will be deleted before.
-
-    Raises
-    ------
-    UserError
-        The disk has less than that; quotas are met only while writing.
-    """
+    """Refuse to begin what cannot fit."""
     free = free_bytes(folder) + replaced
     if free < needed + SPARE:
         raise UserError(
@@ -60,13 +47,7 @@ def require_room(folder: Path, needed: int, replaced: int) -> None:
 
 @contextmanager
 def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
-    """Within: a temporary folder that cannot be written is told from damaged input.
-
-    Raises
-    ------
-    UserError
-        Instead of the OSError; says which folder, and that `written` + `more` bytes are needed at least.
-    """
+    """Within: a temporary folder that cannot be written is told from damaged input."""
     try:
         yield
     except OSError as error:
@@ -82,16 +63,6 @@ class SparedFile(io.RawIOBase):
 
     HDF5 cannot close a file whose writes fail: its destructor tries again at the end of the process and crashes. Here
     the first error is kept, and from then on writes are dropped.
-
-    Parameters
-    ----------
-    path : Path
-        Emptied if it exists.
-
-    Attributes
-    ----------
-    error : OSError or None
-        The first that a write met.
     """
 
     def __init__(self, path: Path):
@@ -141,15 +112,7 @@ class SparedFile(io.RawIOBase):
 
 
 class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
-    """An HDF5 file being filled, whose first failed write can be asked for.
-
-    Parameters
-    ----------
-    file : SparedFile
-        Where it goes.
-    alignment : int
-        Every dataset starts at a multiple.
-    """
+    """An HDF5 file being filled, whose first failed write can be asked for."""
 
     def __init__(self, file: SparedFile, alignment: int):
         super().__init__(file, "w", alignment_threshold=1, alignment_interval=alignment)

@@ -36,27 +36,14 @@ CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Everything that decides the bytes of the training shards.
-
-    Parameters
-    ----------
-    raw : RawDataset
-    rows, offsets : int64 (n,), int64 (N + 1,)
-        Training rows of the clients after the validation part was taken.
-    client_ids : ndarray (N,)
-        int64 or bytes.
-    starts : int64 (shards + 1,)
-        First client of every shard.
-    label_dtype, count_dtype : dtype
-        Of y and class_counts (which are written where each row has a class).
-    """
+    """Everything that decides the bytes of the training shards."""
 
     raw: RawDataset
-    rows: Ints
+    rows: Ints  # (n,): Training rows of the clients after the validation part was taken
     offsets: Ints
-    client_ids: AnyArray
-    starts: Ints
-    label_dtype: np.dtype[Any]
+    client_ids: AnyArray  # (N,): int64 or bytes
+    starts: Ints  # (shards + 1,): First client of every shard
+    label_dtype: np.dtype[Any]  # Of y and class_counts (which are written where each row has a class)
     count_dtype: np.dtype[Any]
 
 
@@ -181,13 +168,7 @@ def target_dtype(raw: RawDataset) -> np.dtype[Any]:
 
 
 def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Targets in the type they are stored in.
-
-    Raises
-    ------
-    UserError
-        Some are none, or would not be the same in that type.
-    """
+    """Targets in the type they are stored in."""
     if not raw.has_classes:
         wrong = wrong_target(y, describe(raw))
         fits = dtype.kind == "f" or y.dtype.kind in "bui" or bool((y == np.floor(y)).all())

@@ -30,21 +30,11 @@ OfSample = Callable[[AnyArray, int, np.random.Generator], AnyArray]
 
 @dataclass(frozen=True)
 class Shift:
-    """A feature shift ready for use, with the number that it has for each client.
+    """A feature shift ready for use, with the number that it has for each client."""
 
-    Parameters
-    ----------
-    of_sample : callable
-        (x, client, generator) -> the sample as the client has it.
-    levels : float64 (N,)
-        Kept beside the shards as the array "feature_shift".
-    description : str
-        What the levels are, for the manifest.
-    """
-
-    of_sample: OfSample
-    levels: Floats
-    description: str
+    of_sample: OfSample  # (x, client, generator) -> the sample as the client has it
+    levels: Floats  # (N,): Kept beside the shards as the array "feature_shift"
+    description: str  # What the levels are, for the manifest
 
     def __call__(self, x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
         """One sample of a client, shifted."""
@@ -207,25 +197,6 @@ def shifted(
 
     A row's own stream decides its noise, so features do not depend on what is read beside them. Normalisation that is
     measured is measured on the shifted features. The test part stays as it is.
-
-    Parameters
-    ----------
-    raw : RawDataset
-    partition : Partition
-        Who has which row; rows that nobody has stay as they are.
-    name : str
-        "rotation", "noise", or "package.module:function".
-    options : mapping
-        Its options.
-    seed : int
-        Of the preparation.
-
-    Raises
-    ------
-    UserError
-        Unknown name or option, or features that cannot be shifted so.
-    PartFailure
-        The function of the user's own raised an exception or returned something else.
     """
     part = resolve(SHIFT, name)
     if raw.task == "text":
@@ -304,13 +275,7 @@ def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
 
 
 def checked_rates(part: Part, given: Any, clients: int) -> Floats:
-    """Label noise's rates by client, float64 (N,), 0 for the last ones where they hold no row and are left out.
-
-    Raises
-    ------
-    PartFailure
-        They are no finite numbers, or more than there are clients.
-    """
+    """Label noise's rates by client, float64 (N,), 0 for the last ones where they hold no row and are left out."""
     found = np.asarray(given)
     if found.ndim != 1 or found.dtype.kind not in "uif" or len(found) > clients or not np.isfinite(found).all():
         raise refuse_result(

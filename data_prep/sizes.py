@@ -15,18 +15,7 @@ SIZE_LAWS = ("even", "lognormal", "pareto", "zipf", "linear", "square", "exponen
 
 
 def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> Floats:
-    """Positive relative sizes of the clients, float64 (N,).
-
-    Parameters
-    ----------
-    law : {"even", "lognormal", "pareto", "zipf", "linear", "square", "exponential"}
-        even: 1; lognormal: LogNormal(0, shape**2); pareto: Pareto with minimum 1 and tail index `shape`,
-        P(L > l) = l**-shape; zipf: rank**-shape in random order; linear: rank, square: rank**2, exponential:
-        exp(shape rank), ranks 1 ... N in random order. The last three are the laws of the partitioners of that name of
-        Flower Datasets, whose exponential one has shape 1 and whose ranks are the clients' indices.
-    shape : float
-        Greater than 0; not used by "even", "linear" and "square".
-    """
+    """Positive relative sizes of the clients, float64 (N,)."""
     if law == "even":
         return np.ones(clients)
     if law == "lognormal":
@@ -48,11 +37,6 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
 
     Every client has one sample; the others are shared in proportion to what the client's exact size has above one,
     by largest remainders.
-
-    Raises
-    ------
-    UserError
-        Fewer samples than clients, or sizes too unequal for numbers.
     """
     clients = len(relative)
     if not np.isfinite(relative.sum()):

@@ -20,21 +20,11 @@ ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
 @dataclass(frozen=True)
 class Source:
-    """One file at its official address.
+    """One file at its official address."""
 
-    Parameters
-    ----------
-    url : str
-        The address.
-    checksum : str
-        "sha256:..." or "md5:...", as published.
-    members : tuple of str
-        What to take out of an archive; empty takes everything.
-    """
-
-    url: str
-    checksum: str
-    members: tuple[str, ...] = ()
+    url: str  # The address
+    checksum: str  # "sha256:..." or "md5:...", as published
+    members: tuple[str, ...] = ()  # What to take out of an archive; empty takes everything
 
     @property
     def filename(self) -> str:
@@ -49,27 +39,7 @@ def cache_folder(name: str) -> Path:
 
 
 def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) -> Path:
-    """Download the files of a data set, unless they are there already, check them and unpack the archives.
-
-    Parameters
-    ----------
-    name : str
-        The data set.
-    sources : tuple of Source
-        Its files.
-    folder : Path or None
-        Where to keep them; `cache_folder(name)` by default.
-
-    Returns
-    -------
-    Path
-        The folder that holds the (unpacked) files.
-
-    Raises
-    ------
-    UserError
-        When an address does not answer, a checksum differs or the folder cannot be written.
-    """
+    """Download the files of a data set, unless they are there already, check them and unpack the archives."""
     target = folder or cache_folder(name)
     for source in sources:
         try:

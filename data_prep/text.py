@@ -47,8 +47,8 @@ def tokens(text: str) -> list[str]:
 
     Examples
     --------
-    >>> tokens("Don't panic: it\u2019s 2 o'clock &amp; cafe\u0301 time!")
-    ["don't", 'panic', "it's", '2', "o'clock", 'caf\u00e9', 'time']
+    >>> tokens("Don't panic: it’s 2 o'clock &amp; café time!")
+    ["don't", 'panic', "it's", '2', "o'clock", 'café', 'time']
     """
     while "&" in text and (plain := ENTITY.sub(_character, text)) != text:
         text = plain
@@ -68,11 +68,6 @@ class TextRows:
 
     The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory holds the
     distinct words and one block of rows, not the texts.
-
-    Parameters
-    ----------
-    length : int
-        Tokens kept of a text (L).
     """
 
     def __init__(self, length: int) -> None:
@@ -105,23 +100,6 @@ def renumbered(
 
     The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical order;
     every other word becomes unknown. Padding, and -1 where nothing counts, stay.
-
-    Parameters
-    ----------
-    provisional : int32 array (n, ...)
-        Word w of `distinct` as w + 2, beside padding, unknown and -1.
-    distinct : sequence of str
-        All words.
-    train : int64 array
-        The training rows.
-    vocabulary : int
-        Words kept.
-
-    Returns
-    -------
-    ids : int32 array (n, ...)
-    words : tuple of str
-        Words by id, beginning with those of padding and unknown.
     """
     counts = np.zeros(len(distinct) + 2, np.int64)
     for start in range(0, len(train), BUFFER_ROWS):
@@ -140,27 +118,7 @@ def renumbered(
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:
-    """Pretrained vectors of the vocabulary from a GloVe text file: a word and its values on every line.
-
-    Parameters
-    ----------
-    path : Path
-        The file, plain or .gz; a word2vec header line (count and dimension) is passed over.
-    vocabulary : tuple of str
-        Words by id.
-    tally : Tally
-        Receives lines that cannot be read.
-
-    Returns
-    -------
-    float32 array (V, dim)
-        Row i belongs to id i; words that the file does not hold, padding and unknown are zero.
-
-    Raises
-    ------
-    UserError
-        When the file holds no vector at all.
-    """
+    """Pretrained vectors of the vocabulary from a GloVe text file: a word and its values on every line."""
     wanted = {word: code for code, word in enumerate(vocabulary) if code > UNKNOWN}
     vectors: NDArray[np.float32] | None = None
     found = np.zeros(len(vocabulary), bool)

@@ -71,43 +71,7 @@ def write_shards(
     cluster: Cluster | None = None,
     held: tuple[Ints, Ints | None] | None = None,
 ) -> Manifest:
-    """Write the shards of a partitioned data set and their manifest.
-
-    Parameters
-    ----------
-    raw : RawDataset
-    partition : Partition
-    out : Path
-        The folder; made if it is missing. Must be empty, hold an interrupted preparation, or, with `overwrite`, a
-        prepared one.
-    shards : int
-        Number of training shards, of nearly equal samples; at most one a client is written.
-    seed : int
-        Seed of the partition; also decides the validation part. The same input and seed give the same bytes.
-    command : str
-        The command that made the folder, for the manifest.
-    val_fraction : float
-        Share of every client's samples, in [0, 1), that goes to val.h5; no client is emptied. Normalisation and
-        vocabulary are then those of the other training rows (`RawDataset.refit`).
-    progress : callable, optional
-        ``progress(done, total)`` after every chunk, in bytes of features that this process writes.
-    cluster : Cluster, optional
-        The processes that write together; all of them call this function with the same data and partition, and see
-        the same `out`. One process writes the same bytes.
-    held : int64 (v,), int64 (N + 1,) or None, optional
-        Validation rows that are chosen already, beside those of the partition, and where those of each client begin,
-        where they have clients; instead of `val_fraction`.
-
-    Returns
-    -------
-    Manifest
-        As written.
-
-    Raises
-    ------
-    UserError
-        The folder holds something else or cannot be written, or an argument is impossible.
-    """
+    """Write the shards of a partitioned data set and their manifest."""
     check_numbers(shards, val_fraction)
     _check(raw)
     test = np.arange(len(raw.test_y))
@@ -346,13 +310,7 @@ class _Ticks:
 
 
 def join_team() -> Cluster:
-    """The processes that were launched together; for one process alone MPI is not even loaded.
-
-    Raises
-    ------
-    UserError
-        Several processes were launched, but MPI is missing or does not join them.
-    """
+    """The processes that were launched together; for one process alone MPI is not even loaded."""
     launch = read_launch()
     return Cluster.connect() if launch is not None and launch.size > 1 else alone()
 

@@ -43,13 +43,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=V
 
 
 def run_command(interrupt: Interrupt | None = None) -> int:
-    """Run the command that the arguments name; returns the exit code.
-
-    Parameters
-    ----------
-    interrupt : Interrupt, optional
-        Hears of signals, where the command can save and stop.
-    """
+    """Run the command that the arguments name; returns the exit code."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, obj=interrupt)
     except CommandLineError as error:

@@ -16,25 +16,9 @@ from benchmarks.workloads import client_tensors, find, mean_loss, prepare
 
 
 class Race:
-    """One measurement of a peer.
+    """One measurement of a peer."""
 
-    Attributes
-    ----------
-    workload : Workload
-    processes : int
-    folder : Path
-        Where the shards lie.
-    quick : bool
-        Whether the workload is the tiny one of its name.
-    clients : list of (x, y)
-        All clients' samples.
-    network : nn.Module
-        With the initial weights.
-    running : Race
-        The one of this process, for peers that load their parts from files of their own.
-    """
-
-    running: ClassVar[Race]
+    running: ClassVar[Race]  # The one of this process, for peers that load their parts from files of their own
 
     def __init__(self, description: str | None):
         parser = argparse.ArgumentParser(description=description)

@@ -31,19 +31,7 @@ from fedmpi.results.intervals import paired
 
 
 def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> tuple[float, float]:
-    """Squared bias and variance of the round's update, in units of ‖mean‖².
-
-    Parameters
-    ----------
-    updates : float64 (N, d)
-        Δ_k.
-    strata : int64 (N,)
-        From 0 on, without gaps.
-    lengths : float64 (N,)
-        ‖Z_k‖, positive.
-    unbiased : bool
-        Horvitz-Thompson's weights instead of the strata's shares.
-    """
+    """Squared bias and variance of the round's update, in units of ‖mean‖²."""
     mean, expected, variance = updates.mean(axis=0), np.zeros(updates.shape[1]), 0.0
     for stratum in range(strata.max() + 1):
         members = np.flatnonzero(strata == stratum)

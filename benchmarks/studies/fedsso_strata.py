@@ -33,25 +33,13 @@ GREY = "0.75"
 
 @dataclass(frozen=True)
 class Found:
-    """What one run's clients look like.
-
-    Attributes
-    ----------
-    name : str
-    recorded : int
-        Strata by the run's records.
-    labels : int64 (N,)
-        Cluster of every client; −1 in none.
-    plane : float64 (N, 2)
-    shared_sets : int
-        Label sets that two clients or more hold.
-    """
+    """What one run's clients look like."""
 
     name: str
-    recorded: int
-    labels: Ints
-    plane: Floats
-    shared_sets: int
+    recorded: int  # Strata by the run's records
+    labels: Ints  # (N,): Cluster of every client; −1 in none
+    plane: Floats  # (N, 2)
+    shared_sets: int  # Label sets that two clients or more hold
 
     @property
     def clusters(self) -> int:

@@ -51,14 +51,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
-    """The review files to read: the named ones, or the only one there is.
-
-    Raises
-    ------
-    UserError
-        When there is none, a named one is missing, or several are there and none is named, or one name fits several
-        or is given twice.
-    """
+    """The review files to read: the named ones, or the only one there is."""
     folder = folder_of(raw)
     there = files_below(folder, *PATTERNS)
     listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])

@@ -18,80 +18,38 @@ UNKNOWN = "not stated"
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader may be told; a data set takes the options that it names in `DataSet.options`.
+    """What a reader may be told; a data set takes the options that it names in `DataSet.options`."""
 
-    Parameters
-    ----------
-    length : int
-        Tokens kept of a text; shorter texts are padded with 0.
-    vocabulary : int
-        Words kept, the most frequent first; padding and unknown come on top.
-    vectors : Path or None
-        Pretrained word vectors, a GloVe text file.
-    files : tuple of str
-        Names of the files to read, where a folder holds several.
-    label : str
-        Column that holds the label, or several with commas between.
-    task : {"image", "text", "vector"} or None
-        What the arrays mean, where their dtype does not say.
-    channels : {"first", "last"} or None
-        Which axis of four-dimensional arrays holds the channels, where their shape does not say.
-    skip_unlabelled : bool
-        Rows of the user's own data without a label are left out, not refused.
-    numbers_are_classes : bool
-        Every distinct number among labels is a class, fractions too.
-    image_size : (int, int) or None
-        Width and height that images are resized to; None keeps their size, which must then be the same for all.
-    skip_odd_sizes : bool
-        Images of another size than most are left out, not refused.
-    split : str
-        What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts"
-        with all rows that have them, or the column whose values are held out with all their rows.
-    keep_duplicates : bool
-        Reviews that say the same of the same thing by the same person are all kept.
-    targets : str or None
-        What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
-        classes, and tells targets of several values by their kind of numbers.
-    user : str or None
-        Column that names the natural client of a row; None takes a column "user", where there is one.
-    features : tuple of str or None
-        Columns that the samples are made of; None takes what suits.
-    users : int or None
-        Users read of each part, chosen once at random; None reads all.
-    per_user : int or None
-        Samples read of each user, the first ones; None reads all.
-    tags : int
-        Labels kept, the most frequent ones.
-    delimiter : str or None
-        What separates the columns of a CSV file; None detects it.
-    decimal : str or None
-        What separates the decimals of a number in a CSV file; None detects it.
-    encoding : str or None
-        Of a CSV file; None is UTF-8.
-    """
-
-    length: int = 30
-    vocabulary: int = 20_000
-    vectors: Path | None = None
-    files: tuple[str, ...] = ()
-    label: str = "label"
-    task: Modality | None = None
+    length: int = 30  # Tokens kept of a text; shorter texts are padded with 0
+    vocabulary: int = 20_000  # Words kept, the most frequent first; padding and unknown come on top
+    vectors: Path | None = None  # Pretrained word vectors, a GloVe text file
+    files: tuple[str, ...] = ()  # Names of the files to read, where a folder holds several
+    label: str = "label"  # Column that holds the label, or several with commas between
+    task: Modality | None = None  # What the arrays mean, where their dtype does not say
+    # Which axis of four-dimensional arrays holds the channels, where their shape does not say
     channels: Literal["first", "last"] | None = None
-    skip_unlabelled: bool = False
-    numbers_are_classes: bool = False
+    skip_unlabelled: bool = False  # Rows of the user's own data without a label are left out, not refused
+    numbers_are_classes: bool = False  # Every distinct number among labels is a class, fractions too
+    # (int, int): Width and height that images are resized to; None keeps their size, which must then be the same for
+    # all
     image_size: tuple[int, int] | None = None
-    skip_odd_sizes: bool = False
+    skip_odd_sizes: bool = False  # Images of another size than most are left out, not refused
+    # What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts" with
+    # all rows that have them, or the column whose values are held out with all their rows
     split: str = "rows"
-    keep_duplicates: bool = False
+    keep_duplicates: bool = False  # Reviews that say the same of the same thing by the same person are all kept
+    # What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
+    # classes, and tells targets of several values by their kind of numbers
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
+    # Column that names the natural client of a row; None takes a column "user", where there is one
     user: str | None = None
-    features: tuple[str, ...] | None = None
-    users: int | None = None
-    per_user: int | None = None
-    tags: int = 500
-    delimiter: str | None = None
-    decimal: Literal[".", ","] | None = None
-    encoding: str | None = None
+    features: tuple[str, ...] | None = None  # Columns that the samples are made of; None takes what suits
+    users: int | None = None  # Users read of each part, chosen once at random; None reads all
+    per_user: int | None = None  # Samples read of each user, the first ones; None reads all
+    tags: int = 500  # Labels kept, the most frequent ones
+    delimiter: str | None = None  # What separates the columns of a CSV file; None detects it
+    decimal: Literal[".", ","] | None = None  # What separates the decimals of a number in a CSV file; None detects it
+    encoding: str | None = None  # Of a CSV file; None is UTF-8
 
 
 @dataclass
@@ -105,13 +63,7 @@ class Tally:
     notes: list[str] = field(default_factory=list)
 
     def bad(self, where: str, why: str, rows: int = 1) -> None:
-        """Count a row, or several, that cannot be read.
-
-        Raises
-        ------
-        UserError
-            When strict: the first such row ends the preparation.
-        """
+        """Count a row, or several, that cannot be read."""
         if self.strict:
             raise UserError(f"{where}: {why}; mend or remove it, or run without --strict to leave such rows out")
         self.unreadable += rows
@@ -141,49 +93,21 @@ Reader = Callable[[Path, ReadOptions, Tally], RawDataset]
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set that data_prep can read.
+    """One data set that data_prep can read."""
 
-    Parameters
-    ----------
-    name : str
-        Its name on the command line.
-    samples : str
-        Size of the official set, for people.
-    classes : str
-        Number of classes, for people.
-    licence, citation : str
-        Printed before anything is read.
-    page : str
-        Where a person gets the files.
-    files : str
-        What `--raw` must hold, for the error message that asks for it.
-    read : callable
-        read(folder, options, tally) -> RawDataset.
-    sources : tuple of Source
-        Official addresses with checksums; empty: must be fetched by hand.
-    options : frozenset of str
-        Fields of ReadOptions that the reader takes.
-    raw : {"folder", "file", "none"}
-        What `--raw` names.
-    own : Part or None
-        The reader of the user's own, which has options of its own.
-    defaults : mapping
-        Of options, where they are not those of ReadOptions.
-    """
-
-    name: str
-    samples: str
-    classes: str
-    licence: str
+    name: str  # Its name on the command line
+    samples: str  # Size of the official set, for people
+    classes: str  # Number of classes, for people
+    licence: str  # Printed before anything is read
     citation: str
-    page: str
-    files: str
-    read: Reader
-    sources: tuple[Source, ...] = ()
-    options: frozenset[str] = frozenset()
-    raw: Literal["folder", "file", "none"] = "folder"
-    own: Part | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    page: str  # Where a person gets the files
+    files: str  # What `--raw` must hold, for the error message that asks for it
+    read: Reader  # read(folder, options, tally) -> RawDataset
+    sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty: must be fetched by hand
+    options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
+    raw: Literal["folder", "file", "none"] = "folder"  # What `--raw` names
+    own: Part | None = None  # The reader of the user's own, which has options of its own
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # Of options, where they are not those of ReadOptions
 
 
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})

@@ -30,13 +30,7 @@ HINT100 = "the unpacked folder cifar-100-python (train, test, meta)"
 
 
 def load_batch(path: Path) -> dict[str, Any]:
-    """The dictionary of one batch file, with str keys.
-
-    Raises
-    ------
-    UserError
-        When the file is damaged or holds anything but images, numbers, texts and containers of them.
-    """
+    """The dictionary of one batch file, with str keys."""
     try:
         with path.open("rb") as stream:
             content = read_pickle(stream)

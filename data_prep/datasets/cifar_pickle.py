@@ -47,18 +47,7 @@ class _Matrix:
 
 
 def read_pickle(stream: IO[bytes]) -> Any:
-    """What a pickle of plain data holds.
-
-    Returns
-    -------
-    dict, list, tuple, str, bytes, int, bool, None, or uint8 array (n, 3072)
-        As nested in the file.
-
-    Raises
-    ------
-    ValueError
-        The pickle is cut short or damaged, or (`Refused`) asks for anything else.
-    """
+    """What a pickle of plain data holds."""
     machine = _Machine()
     try:
         for opcode, argument, place in pickletools.genops(stream):

@@ -30,17 +30,6 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
 
     A file `emnist-SPLIT-train-writers.npy` (the writer of each row, as in the published .mat files), where there is
     one, names the natural clients.
-
-    Parameters
-    ----------
-    raw : Path
-        Folder that holds the files, at any depth.
-    split : str
-        One of `SPLITS`.
-    classes : int
-        Number of classes of the split.
-    tally : Tally
-        Not touched: a damaged idx file is an error as a whole.
     """
     first_label = 1 if split == "letters" else 0
     names = _class_names(raw, split, classes, first_label)

@@ -53,30 +53,14 @@ class ImageForm:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Images named by their paths and decoded when they are asked for.
+    """Images named by their paths and decoded when they are asked for."""
 
-    Parameters
-    ----------
-    paths : tuple of Path
-        The images.
-    labels : int64 array (n,)
-        Their classes.
-    form : ImageForm
-        What they are turned into.
-    """
-
-    paths: tuple[Path, ...]
-    labels: Ints
-    form: ImageForm
+    paths: tuple[Path, ...]  # The images
+    labels: Ints  # (n,): Their classes
+    form: ImageForm  # What they are turned into
 
     def __call__(self, index: Ints) -> NDArray[np.uint8]:
-        """The images of some rows, uint8 (r, C, H, W).
-
-        Raises
-        ------
-        UserError
-            When a file has changed or broken since the survey.
-        """
+        """The images of some rows, uint8 (r, C, H, W)."""
         out = np.empty((len(index), *self.form.shape), np.uint8)
         for place, row in enumerate(index):
             try:
@@ -195,24 +179,13 @@ class ImageFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Readable images of class folders, in path order.
-
-    Parameters
-    ----------
-    paths : tuple of Path
-    labels : int64 array (n,)
-    facts : tuple of ImageFacts
-    names : tuple of str
-        The classes.
-    unused : tuple of (str, str)
-        Files and folders that hold no samples, and why.
-    """
+    """Readable images of class folders, in path order."""
 
     paths: tuple[Path, ...]
-    labels: Ints
+    labels: Ints  # (n,)
     facts: tuple[ImageFacts, ...]
-    names: tuple[str, ...] = ()
-    unused: tuple[tuple[str, str], ...] = ()
+    names: tuple[str, ...] = ()  # The classes
+    unused: tuple[tuple[str, str], ...] = ()  # (str, str): Files and folders that hold no samples, and why
 
     def rows(self, form: ImageForm) -> ImageRows:
         """The images in a form: all of them where it resizes, else those of its size."""
@@ -237,21 +210,6 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
     """Find the images of some folders of class folders, in path order, leaving out those that cannot be read.
 
     A PNG is checked by its checksums without decoding it, any other format is decoded once.
-
-    Parameters
-    ----------
-    folders : list of Path
-        Each holds class folders.
-    names : tuple of str or None
-        The classes, in label order; None takes the folders that hold images, in alphabetical order.
-    tally : Tally
-        Receives the images left out.
-
-    Raises
-    ------
-    UserError
-        When a folder names an unknown class, its class folders hold parts or sub-folders of the same names, or no image
-        can be read.
     """
     images, others, unused = _files(folders)
     where = ", ".join(map(str, folders))

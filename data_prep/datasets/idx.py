@@ -23,22 +23,6 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of an idx file of unsigned bytes, memory-mapped.
 
     A plain file is mapped where it lies; a gzipped one is unzipped block by block into an unnamed temporary file.
-
-    Parameters
-    ----------
-    path : Path
-        The file, plain or .gz.
-    dimensions : int
-        Expected number of dimensions: 1 for labels, 3 for images.
-
-    Returns
-    -------
-    uint8 array, shape as the header says
-
-    Raises
-    ------
-    UserError
-        When the header is not that of such a file, or bytes are missing or left over.
     """
     with open_bytes(path) as stream:
         try:
@@ -82,14 +66,7 @@ def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
 
 
 def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[np.uint8], Ints]:
-    """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together.
-
-    Raises
-    ------
-    UserError
-        When their lengths differ or a label lies outside 0 ... classes-1 (1 ... classes for EMNIST's letters, which
-        the caller shifts); names the file and the first such record.
-    """
+    """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together."""
     x = read_idx(images, 3)
     y = np.asarray(read_idx(labels, 1), np.int64)
     if len(x) != len(y):

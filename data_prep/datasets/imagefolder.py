@@ -96,11 +96,6 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     """The folders of each part, and those that are none; where the names mean no parts, `folder` is the training part.
 
     Folders beside the parts are left out if a training part holds folders and no images: a class may be called train.
-
-    Raises
-    ------
-    UserError
-        There is no training part, or nothing but a training part and folders that are none.
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": [], "": []}
     for name in sub_folders(folder):
@@ -155,11 +150,6 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     """The form that all images share, are resized to, or, where the user says so, that most have.
 
     Grey of 16 bits is scaled by the bits that the training part, `parts[0]`, uses.
-
-    Raises
-    ------
-    UserError
-        When sizes differ and the user does not say what to do.
     """
     found = [facts for part in parts for facts in part.facts]
     for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():

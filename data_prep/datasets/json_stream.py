@@ -14,27 +14,7 @@ _DECODER = json.JSONDecoder()
 
 
 def members(stream: TextIO, opened: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The members of the object that a stream holds, in its order.
-
-    Parameters
-    ----------
-    stream : TextIO
-        Positioned at the beginning.
-    opened : str
-        The member that is large: an object whose own members are given one by one.
-
-    Yields
-    ------
-    (key,), value
-        A member other than `opened`.
-    (opened, key), value
-        A member of `opened`.
-
-    Raises
-    ------
-    ValueError
-        Where the text is no JSON object, or `opened` is none.
-    """
+    """The members of the object that a stream holds, in its order."""
     text = _Text(stream)
     for key in _keys(text):
         if key == opened:

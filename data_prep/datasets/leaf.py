@@ -35,13 +35,7 @@ def leaf_files(folder: Path, patterns: tuple[str, ...] = PATTERNS) -> tuple[list
 
 
 def require_leaf(folder: Path, more: str = "") -> tuple[list[Path], list[Path]]:
-    """The training and test files below a folder.
-
-    Raises
-    ------
-    UserError
-        There are not both.
-    """
+    """The training and test files below a folder."""
     found = leaf_files(folder)
     if found is None:
         raise UserError(f"no LEAF files in {folder}; --raw must hold {HINT}{more}")
@@ -56,22 +50,7 @@ def pairs(name: str, x: Any, y: Any) -> tuple[str, list[tuple[Any, Any]]]:
 
 
 def leaf_users(path: Path, convert: Callable[[str, Any, Any], Converted], person: str = "user") -> Iterator[Converted]:
-    """The users of a file, in its order.
-
-    Parameters
-    ----------
-    path : Path
-        Plain or .gz.
-    convert : callable
-        convert(name, x, y) of each; what it raises of content of another form is told with file and user.
-    person : str
-        What the set calls a user.
-
-    Raises
-    ------
-    UserError
-        The file is damaged, is not LEAF's format, or does not hold the users that it names.
-    """
+    """The users of a file, in its order."""
     name, users, seen = "none yet", None, set()
     try:
         with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:

@@ -29,11 +29,6 @@ def own_data_set(name: str) -> DataSet:
 
     `raw` is the path that --raw names; a reader without it reads no files. The arrays are those of an .npz file that
     the data set `arrays` reads: x, y and optionally user, x_test, y_test.
-
-    Raises
-    ------
-    UserError
-        It cannot be imported.
     """
     part = resolve("data set", name)
     option_fields = OF_ARRAYS - {option.name for option in part.options}
@@ -62,26 +57,7 @@ def reads_files(part: Part) -> bool:
 
 
 def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """What a reader of the user's own reads.
-
-    Parameters
-    ----------
-    part : Part
-    given : mapping
-        Its options.
-    raw : Path
-    options : ReadOptions
-        What arrays mean, where it gives arrays.
-    tally : Tally
-        Rows that are left out.
-
-    Raises
-    ------
-    UserError
-        Arrays that do not fit together, or options that do not suit it.
-    PartFailure
-        It raised an exception, or returned anything else.
-    """
+    """What a reader of the user's own reads."""
     reader = part.make(given)
     with calling(part):
         found = reader(raw) if reads_files(part) else reader()

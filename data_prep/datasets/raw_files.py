@@ -50,13 +50,7 @@ def part_of(path: Path) -> str | None:
 
 
 def folder_of(raw: Path) -> Path:
-    """`raw` itself when it is a folder.
-
-    Raises
-    ------
-    UserError
-        When it is missing or a file.
-    """
+    """`raw` itself when it is a folder."""
     if not raw.is_dir():
         raise UserError(f"{raw} is not a folder; --raw takes the folder that holds the data set's files")
     return raw
@@ -72,11 +66,6 @@ def files_below(folder: Path, *patterns: str) -> list[Path]:
 
     Hidden files and folders of tools are left out. Linked folders are followed, but no folder is read twice, and none
     that contains `folder`.
-
-    Raises
-    ------
-    OSError
-        A folder cannot be read.
     """
     found, seen = [], {_identity(parent) for parent in folder.absolute().parents}
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
@@ -101,13 +90,7 @@ def _raise(error: OSError) -> None:
 
 
 def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
-    """The one file below `raw` that matches a pattern; the first pattern that matches anything decides.
-
-    Raises
-    ------
-    UserError
-        When the files of one pattern lie in several folders, or `raw` is no folder.
-    """
+    """The one file below `raw` that matches a pattern; the first pattern that matches anything decides."""
     folder = folder_of(raw)
     for pattern in patterns:
         found = files_below(folder, pattern)
@@ -144,19 +127,7 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
 def lines(
     path: Path, encoding: str | None = None, fallback: str | None = None, remedy: str = "Save it as UTF-8."
 ) -> Iterator[str]:
-    """Lines of a text file, unzipped where it is gzip.
-
-    Parameters
-    ----------
-    path : Path
-        The file; a byte order mark before the first line is no part of it.
-    encoding : str or None
-        Of the file; None is UTF-8.
-    fallback : str or None
-        Encoding of single lines that are not valid, in official files that mix two.
-    remedy : str
-        What to do about text of another encoding, for the error message.
-    """
+    """Lines of a text file, unzipped where it is gzip."""
     known = _encoding(encoding or "utf-8")
     with open_bytes(path) as stream:
         try:
@@ -193,15 +164,7 @@ def _encoding(name: str) -> str:
 
 
 class Scratch:
-    """Rows kept in an unnamed temporary file: appended in blocks, then read as one memory-mapped array.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of one row.
-    dtype : dtype
-        Of the values.
-    """
+    """Rows kept in an unnamed temporary file: appended in blocks, then read as one memory-mapped array."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape = shape
@@ -214,13 +177,7 @@ class Scratch:
         weakref.finalize(self, self._file.close)  # a map outlives it
 
     def append(self, rows: AnyArray) -> None:
-        """Add rows, shape (r, *shape).
-
-        Raises
-        ------
-        UserError
-            The temporary folder is full.
-        """
+        """Add rows, shape (r, *shape)."""
         block = np.ascontiguousarray(rows, self.dtype)
         if block.shape[1:] != self.shape:
             raise ValueError(f"rows of shape {block.shape[1:]} for a scratch file of {self.shape}")
@@ -247,17 +204,7 @@ def stored(read: Callable[[Ints], AnyArray], rows: Ints, shape: tuple[int, ...],
 
 
 class RowByRow:
-    """Rows that come one at a time, written to a `Scratch` file in blocks; memory holds one block.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of one row.
-    dtype : dtype
-        Of the values; floats beyond its range become infinite, without a warning.
-    block : int
-        Rows that are written together, at least 1.
-    """
+    """Rows that come one at a time, written to a `Scratch` file in blocks; memory holds one block."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, block: int) -> None:
         self._written = Scratch(shape, dtype)
@@ -273,17 +220,7 @@ class RowByRow:
         return self._written.shape
 
     def add(self, row: Any) -> None:
-        """Append one row, an array or nested lists of the given shape, kept as it is until its block is written.
-
-        Raises
-        ------
-        ValueError
-            The row completes a block in which one has another shape.
-        OverflowError
-            The row completes a block in which one has a Python integer that `dtype` cannot hold.
-        UserError
-            The temporary folder is full.
-        """
+        """Append one row, an array or nested lists of the given shape, kept as it is until its block is written."""
         self._waiting.append(row)
         if len(self._waiting) == self._block:
             self._write()
@@ -301,15 +238,7 @@ class RowByRow:
 
 
 class Ragged:
-    """Rows of different lengths, one after another in a temporary file.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of the values.
-    whole : bool
-        Whether the values are whole numbers, as their file declares.
-    """
+    """Rows of different lengths, one after another in a temporary file."""
 
     def __init__(self, dtype: Any, whole: bool = False) -> None:
         self.whole = whole

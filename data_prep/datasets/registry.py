@@ -36,13 +36,7 @@ DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
 
 
 def data_set(name: str) -> DataSet:
-    """The data set of a name, or that which the user's own reader reads (`data_prep.datasets.own`).
-
-    Raises
-    ------
-    UserError
-        Unknown name; names the nearest one.
-    """
+    """The data set of a name, or that which the user's own reader reads (`data_prep.datasets.own`)."""
     if ":" in name:
         return own_data_set(name)
     if name not in DATASETS:

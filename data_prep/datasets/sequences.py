@@ -22,11 +22,6 @@ class Sequences:
     """Sequences collected row by row, training and test rows together, and encoded when the training part is known.
 
     Tokens are kept under provisional ids in a temporary file, so memory holds the distinct ones and a block of rows.
-
-    Parameters
-    ----------
-    length : int
-        Positions L of a row.
     """
 
     def __init__(self, length: int) -> None:
@@ -69,21 +64,7 @@ class Sequences:
 def sequence_data_set(
     data_set: DataSet, sequences: Sequences, boundary: int, options: ReadOptions, tally: Tally
 ) -> RawDataset:
-    """The data set of sequences; features and targets (L,), the classes of a position are the token ids.
-
-    Parameters
-    ----------
-    data_set : DataSet
-        Gives name, licence and citation.
-    sequences : Sequences
-        All rows, first those for training.
-    boundary : int
-        How many are for training.
-    options : ReadOptions
-        Vocabulary size and vectors.
-    tally : Tally
-        Rows left out.
-    """
+    """The data set of sequences; features and targets (L,), the classes of a position are the token ids."""
     train, test = np.arange(boundary), np.arange(boundary, len(sequences))
     for part, rows in (("training", train), ("test", test)):
         if not len(rows):

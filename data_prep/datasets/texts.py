@@ -19,15 +19,9 @@ from fedmpi.common.types import Ints
 
 @dataclass
 class LabelledTexts:
-    """Texts, labels and users collected row by row, training and test rows together.
+    """Texts, labels and users collected row by row, training and test rows together."""
 
-    Parameters
-    ----------
-    length : int
-        Tokens kept of a text.
-    """
-
-    length: int
+    length: int  # Tokens kept of a text
     rows: TextRows = field(init=False)
     labels: list[int] = field(default_factory=list)
     users: list[int] = field(default_factory=list)
@@ -75,23 +69,6 @@ def text_data_set(
     """The data set of labelled texts; features (length,) int32 token ids.
 
     Users are kept when every training row has one.
-
-    Parameters
-    ----------
-    data_set : DataSet
-        Gives name, licence and citation.
-    texts : LabelledTexts
-        All rows.
-    labels : int64 array (n,)
-        Their labels, 0 ... C-1.
-    class_names : tuple of C str
-        By label.
-    parts : pair of int64 arrays
-        Training and test rows.
-    options : ReadOptions
-        Vocabulary size and vectors.
-    tally : Tally
-        Rows left out.
     """
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
@@ -140,18 +117,7 @@ def text_data_set(
 def natural_clients(
     codes: Sequence[int], names: Names, train: Ints, tally: Tally
 ) -> tuple[Ints | None, tuple[str, ...] | None]:
-    """The users of the training rows as clients: int64 (len(train),), and their names; None where rows name no user.
-
-    Parameters
-    ----------
-    codes : sequence of int
-        The user of every row by its code in `names`; -1 where it names none.
-    names : Names
-    train : int64 array
-        The training rows.
-    tally : Tally
-        Receives a note where only some of them name a user.
-    """
+    """The users of the training rows as clients: int64 (len(train),), and their names; None where rows name no user."""
     users = np.array(codes, np.int64)[train]
     nobody = int((users < 0).sum())
     if nobody == len(users):

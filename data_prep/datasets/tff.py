@@ -24,24 +24,7 @@ DAMAGED = (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeErro
 def tff_clients(
     path: Path, fields: tuple[str, ...], users: int | None = None, per_user: int | None = None, uneven: bool = False
 ) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """The clients of a file in the order of their names, each with the arrays of some fields.
-
-    Parameters
-    ----------
-    path : Path
-    fields : tuple of str
-    users : int or None
-        Read so many of the clients, the same ones every time; None reads all.
-    per_user : int or None
-        Read so many samples of each, the first ones; None reads all.
-    uneven : bool
-        Whether clients whose fields are of unlike length are given, too, for the caller to leave out.
-
-    Raises
-    ------
-    UserError
-        The file is damaged, lacks a field, or (but for `uneven`) has a client with more samples in one than in another.
-    """
+    """The clients of a file in the order of their names, each with the arrays of some fields."""
     with open_bytes(path) as stream:
         if isinstance(stream, GzipFile) or stream.read(len(SIGNATURE)) != SIGNATURE:
             raise UserError(f"{path} is not an HDF5 file; unpack it if it is compressed, or fetch it again")
@@ -82,13 +65,7 @@ def _array(group: h5py.Group, field: str, per_user: int | None) -> AnyArray:
 
 
 def texts(values: AnyArray, where: str) -> list[str]:
-    """Stored strings, one a row, as texts; bytes that are no UTF-8 as replacement characters.
-
-    Raises
-    ------
-    UserError
-        They are no strings; `where` they are, in words.
-    """
+    """Stored strings, one a row, as texts; bytes that are no UTF-8 as replacement characters."""
     if values.ndim != 1 or not all(isinstance(value, bytes | str) for value in values.tolist()):
         raise UserError(f"{where} holds {values.dtype} {values.shape} where texts belong; fetch the file again")
     return [value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]

@@ -43,42 +43,7 @@ def partition(
     labelled: bool = True,
     **options: OptionValue | None,
 ) -> Partition:
-    """Draw a partition.
-
-    Parameters
-    ----------
-    name : str
-        A key of `PARTITIONS`, or "package.module:function" of the user's own (`law_named`).
-    labels : int64 (n,)
-        Labels of the training rows, in 0 ... classes - 1.
-    classes : int
-        C.
-    clients : int or None
-        N; None lets the law decide, where it can (``Law.clients == "optional"``).
-    generator : np.random.Generator
-        The stream, e.g. ``Streams(seed).generator(Purpose.PARTITION)``.
-    users : int64 (n,) or None
-        Natural client of every row.
-    class_names : tuple of str
-        Names of the classes; none where they are not known. Letter frequencies go by them.
-    superclasses : int64 (C,) or None
-        Superclass of every class.
-    attribute_of : callable or None
-        ``attribute_of(name)`` gives a number for every row, float64 (n,), as `data_prep.attributes.attribute` does.
-    labelled : bool
-        Whether the labels mean anything; where they do not, laws that go by them are refused.
-    **options
-        Options of the law; those left out or None take their defaults.
-
-    Returns
-    -------
-    Partition
-
-    Raises
-    ------
-    UserError
-        Unknown law or option, a missing or impossible value, or too few samples.
-    """
+    """Draw a partition."""
     law = law_named(name)
     if law is None:
         raise UserError(
@@ -107,13 +72,7 @@ def partition(
 def completed(
     law: Law, name: str, clients: int | None, given: Mapping[str, OptionValue | None]
 ) -> dict[str, OptionValue]:
-    """All options of a law of partition, as far as they can be checked without data.
-
-    Raises
-    ------
-    UserError
-        An unknown option, a missing or impossible value, or number of clients.
-    """
+    """All options of a law of partition, as far as they can be checked without data."""
     if clients is None and law.clients == "required":
         raise UserError(f"the partition {name} needs the number of clients: add --clients N")
     if clients is not None and clients < 1:

@@ -111,14 +111,6 @@ def letter_shares(named: Sequence[str], stock: Floats, digit_weight: float = 1.0
     A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
     often E occurs, the data set how often as E and how often as e. Digits have no place in a table of letters: each
     has the mean frequency of a letter, or `digit_weight` times that, as do several classes of one digit together.
-
-    Parameters
-    ----------
-    named : sequence of str (C,)
-        Upper-case letter or digit of every class.
-    stock : float64 (C,)
-        Samples of every class.
-    digit_weight : float
     """
     characters = np.array(named)
     frequency = {letter: float(share) for letter, share in zip(LETTERS, LETTER_FREQUENCIES, strict=True)}

@@ -16,11 +16,6 @@ def draw_by_attribute(request: Request) -> Draw:
     The order is that of s z + (1 - s) e, z the standardised attribute, e ~ N(0, 1) independent for each row, s the
     `strictness`: 1 sorts by the attribute itself (rows of equal value in random order), 0 is the partition iid. The law
     of the ContinuousPartitioner of Flower Datasets. Which clients come first in the order is random.
-
-    Raises
-    ------
-    UserError
-        A strictness above 1, or an attribute that the data set does not have or that is the same for all rows.
     """
     assert request.attribute is not None  # the registry asks for it
     clients, strictness = enough(request), request.number("strictness")

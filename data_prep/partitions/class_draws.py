@@ -22,11 +22,6 @@ def draw_pathological(request: Request) -> Draw:
     client k has the class k mod C and draws c - 1 of the others, as in the authors' code; rotated: client k has the
     classes k, k + 1, ..., k + c - 1 mod C. C counts the classes that have rows. Sizes follow from how many clients drew
     the same class; rows of a class that nobody drew are dropped.
-
-    Raises
-    ------
-    UserError
-        More classes a client than there are, or more clients of a class than rows.
     """
     clients, per_client = enough(request), request.integer("classes_per_client")
     stock = np.bincount(request.labels, minlength=request.classes)

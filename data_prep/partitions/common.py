@@ -23,36 +23,17 @@ CELLS = 1 << 22
 
 @dataclass(frozen=True)
 class Partition:
-    """Which training rows every client holds.
+    """Which training rows every client holds."""
 
-    Parameters
-    ----------
-    rows : int64 (n_used,)
-        Rows of the data set, client after client; no row occurs twice.
-    offsets : int64 (N + 1,)
-        Client k holds ``rows[offsets[k] : offsets[k + 1]]``.
-    law : str
-        Name of the law that drew it.
-    options : dict
-        The law's options as used, defaults included, and what the law found (`Draw.facts`).
-    users : int64 (N,) or None
-        The data set's user behind every client, where clients are users.
-    balanced_test : bool
-        The law asks for a test part with equal class totals.
-    test_total : int
-        Samples of that test part; 0 takes as many as there are.
-    notes : tuple of str
-        What the user ought to know about this draw, e.g. how many clients were filled up.
-    """
-
-    rows: Ints
-    offsets: Ints
-    law: str
+    rows: Ints  # Rows of the data set, client after client; no row occurs twice
+    offsets: Ints  # (N + 1,): Client k holds ``rows[offsets[k] : offsets[k + 1]]``
+    law: str  # Name of the law that drew it
+    # The law's options as used, defaults included, and what the law found (`Draw.facts`)
     options: dict[str, OptionValue]
-    users: Ints | None = None
-    balanced_test: bool = False
-    notes: tuple[str, ...] = ()
-    test_total: int = 0
+    users: Ints | None = None  # (N,): The data set's user behind every client, where clients are users
+    balanced_test: bool = False  # The law asks for a test part with equal class totals
+    notes: tuple[str, ...] = ()  # What the user ought to know about this draw, e.g. how many clients were filled up
+    test_total: int = 0  # Samples of that test part; 0 takes as many as there are
 
     @property
     def clients(self) -> int:
@@ -78,67 +59,29 @@ def class_count_blocks(partition: Partition, labels: Ints, classes: int) -> Iter
 
 @dataclass(frozen=True)
 class LawOption:
-    """One option of a law; ``--classes-per-client 2`` on the command line is ``classes_per_client=2`` here.
+    """One option of a law; ``--classes-per-client 2`` on the command line is ``classes_per_client=2`` here."""
 
-    Parameters
-    ----------
-    name : str
-        Keyword, with underscores.
-    kind : type
-        bool, int, float or str.
-    default : value or None
-        None means that the user must give it.
-    help : str
-        One line, with unit or meaning.
-    choices : tuple of str
-        The values allowed, for str.
-    low : float or None
-        The smallest value allowed, for numbers.
-    """
-
-    name: str
-    kind: type
-    default: OptionValue | None
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float | None = None
+    name: str  # Keyword, with underscores
+    kind: type  # bool, int, float or str
+    default: OptionValue | None  # None means that the user must give it
+    help: str  # One line, with unit or meaning
+    choices: tuple[str, ...] = ()  # The values allowed, for str
+    low: float | None = None  # The smallest value allowed, for numbers
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a law is asked to partition: n rows into N clients.
+    """What a law is asked to partition: n rows into N clients."""
 
-    Parameters
-    ----------
-    labels : int64 (n,)
-        Labels of the training rows.
-    classes : int
-        C.
-    clients : int or None
-        N; None lets the law decide, where it can.
-    generator : np.random.Generator
-        The stream of the partition.
-    users : int64 (n,) or None
-        Natural client of every row.
-    options : mapping
-        The law's options, checked and complete.
-    class_names : tuple of str
-        Names of the classes, C of them; none where they are not known.
-    superclasses : int64 (C,) or None
-        Superclass of every class.
-    attribute : callable or None
-        ``attribute(name)`` gives a number for every row, float64 (n,).
-    """
-
-    labels: Ints
-    classes: int
-    clients: int | None
-    generator: np.random.Generator
-    users: Ints | None
-    options: Mapping[str, OptionValue]
-    class_names: tuple[str, ...] = ()
-    superclasses: Ints | None = None
-    attribute: Callable[[str], Floats] | None = None
+    labels: Ints  # (n,): Labels of the training rows
+    classes: int  # C
+    clients: int | None  # N; None lets the law decide, where it can
+    generator: np.random.Generator  # The stream of the partition
+    users: Ints | None  # (n,): Natural client of every row
+    options: Mapping[str, OptionValue]  # The law's options, checked and complete
+    class_names: tuple[str, ...] = ()  # Names of the classes, C of them; none where they are not known
+    superclasses: Ints | None = None  # (C,): Superclass of every class
+    attribute: Callable[[str], Floats] | None = None  # ``attribute(name)`` gives a number for every row, float64 (n,)
 
     def number(self, name: str) -> float:
         """A float option."""

@@ -24,23 +24,6 @@ def draw_in_turn(
     Drawn together instead of one after another, with the same law: everybody draws from the full mix; the turn at which
     a class has run out is found, and the later turns that drew it draw again from what is left; and so on. A turn that
     drew another class keeps it, since its law given that it is not the class that ran out is the restricted mix.
-
-    Parameters
-    ----------
-    turns : int64 (t,)
-        Whose turn it is; at most as many turns as there are samples in stock.
-    stock : int64 (C,)
-        Samples of every class.
-    mixes : float64 (N, C)
-        Rows sum to one.
-    generator : np.random.Generator
-    families : int64 (C,), optional
-        Family of every class, 0 ... F - 1; by default each class is one of its own.
-
-    Returns
-    -------
-    int64 (t,)
-        The class of every turn; none more often than its stock.
     """
     if len(turns) > stock.sum():
         raise ValueError(f"{len(turns)} samples asked for, {stock.sum()} in stock")

@@ -19,11 +19,6 @@ def law_named(name: str) -> Law | None:
 
     A function of the user's own is called as function(labels (n,), clients, generator, **options) and gives the client
     of every row, int64 (n,), −1 for rows that nobody gets. `clients` is None where --clients was left out.
-
-    Raises
-    ------
-    UserError
-        When the function cannot be imported.
     """
     if ":" not in name:
         return PARTITIONS.get(name)
@@ -62,23 +57,7 @@ def _draw(part: Part, request: Request) -> Draw:
 
 
 def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:
-    """What a law gave as the client of every row, int64 (n,).
-
-    Parameters
-    ----------
-    part : Part
-        The law, for messages.
-    given : array-like
-    rows : int
-        n.
-    clients : int or None
-        N, where that was asked for.
-
-    Raises
-    ------
-    PartFailure
-        It is anything else.
-    """
+    """What a law gave as the client of every row, int64 (n,)."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(

@@ -149,14 +149,7 @@ class NormClip:
 
 
 class Combiner:
-    """The combiner of a run: a function, or an object with `combine` and perhaps `measure`.
-
-    Parameters
-    ----------
-    part : Part
-    options : mapping
-        Its options.
-    """
+    """The combiner of a run: a function, or an object with `combine` and perhaps `measure`."""
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
         with calling(part):
@@ -178,13 +171,6 @@ class Combiner:
         """Let the combiner's method `check`, where it has one, refuse a round of so many updates.
 
         Every rank asks, also one that has no coordinate to combine: all end with the same sentence.
-
-        Raises
-        ------
-        UserError
-            It refuses.
-        PartFailure
-            It raised another exception.
         """
         own = getattr(self._chosen, "check", None)
         if own is not None:
@@ -192,13 +178,7 @@ class Combiner:
                 own(participants)
 
     def measure(self, updates: Tensor, round: int) -> Tensor:
-        """What it measures of a slice (m, s), as float64; to be summed over all slices.
-
-        Raises
-        ------
-        PartFailure
-            It raised an exception or returned no finite tensor.
-        """
+        """What it measures of a slice (m, s), as float64; to be summed over all slices."""
         assert self._measure is not None
         with calling(self.part, round):
             found = self._measure(updates)
@@ -210,25 +190,7 @@ class Combiner:
         return found.double()
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int) -> Tensor:
-        """The combined update of a slice.
-
-        Parameters
-        ----------
-        updates : Tensor (m, s)
-        coefficients : Tensor (m,)
-        measured : float64 Tensor or None
-            The sum of `measure` over all slices, where the combiner measures.
-        round : int
-
-        Returns
-        -------
-        Tensor (s,), of the updates' type
-
-        Raises
-        ------
-        PartFailure
-            It raised an exception or returned anything else.
-        """
+        """The combined update of a slice."""
         extra = () if measured is None else (measured.clone(),)
         with calling(self.part, round):
             found = self._combine(updates, coefficients.clone(), *extra)

@@ -35,23 +35,7 @@ KEPT_SHARE = 8
 
 
 class CombinedSum:
-    """An accumulator that keeps every update and adds to another one what a combiner makes of all ranks' updates.
-
-    Parameters
-    ----------
-    inner : Accumulator
-        Receives the combined update, each rank its coordinates of it: summed over the ranks it is whole.
-    combiner : Combiner
-    cluster : Cluster
-        The ranks; `begin` and `flush` are collective.
-    model : Tensor (d,)
-        Gives length, type and device of the updates; they are kept in host memory.
-
-    Attributes
-    ----------
-    combined : int
-        m, the updates that were combined in the last round.
-    """
+    """An accumulator that keeps every update and adds to another one what a combiner makes of all ranks' updates."""
 
     def __init__(self, inner: Accumulator, combiner: Combiner, cluster: Cluster, model: Tensor):
         self.inner, self.combiner, self.cluster = inner, combiner, cluster
@@ -78,13 +62,7 @@ class CombinedSum:
         self.inner.reset()
 
     def flush(self) -> None:
-        """Combine the updates of all ranks; collective.
-
-        Raises
-        ------
-        UserError
-            On every rank alike, where the combiner refuses so many updates.
-        """
+        """Combine the updates of all ranks; collective."""
         self._rows.finish()
         clients, coefficients = self._rows.heads()
         self.combined = len(clients)
@@ -148,14 +126,7 @@ class CombinedSum:
 
 
 class RunningSum:
-    """A sum that goes from rank to rank, so that its terms are added up in the order of the ranks.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    shape : tuple of int or None
-        Of this rank's terms; None where it has none. Making the object is collective.
-    """
+    """A sum that goes from rank to rank, so that its terms are added up in the order of the ranks."""
 
     def __init__(self, cluster: Cluster, shape: tuple[int, ...] | None):
         self.cluster = cluster
@@ -188,14 +159,8 @@ class RunningSum:
 
 
 def block_width(participants: int, values: int, measuring: bool) -> int:
-    """s, the coordinates of a block: a function of m and d alone, so that blocks are the same for any number of ranks.
-
-    Parameters
-    ----------
-    participants, values : int
-        m and d.
-    measuring : bool
-        Whether blocks are measured.
+    """s, the coordinates of a block: a function of m and d alone, so that blocks are the same for any number of
+    ranks.
     """
     fitting = min(BLOCK_VALUES // max(participants, 1), MOST_WIDTH)
     width = max(LEAST_WIDTH, min(fitting, -(-values // LEAST_BLOCKS)))

@@ -46,19 +46,6 @@ class FloatSum:
 
     A sum that gains one small term after another in float32 alone rounds each of them against the whole: a million
     terms of 1e-6 make 1.009. Here the error stays below 64 roundings of a partial sum, however many terms there are.
-
-    Parameters
-    ----------
-    buffer : float32 (d,)
-        Receives the sum, usually the rank's slot of the reduction; set to zero here.
-    device : torch.device or str
-        Where the vectors live. If `buffer` lies there the sum is kept in it, else `flush` copies it there.
-
-    Attributes
-    ----------
-    tensor : Tensor float32 (d,)
-        The sum of the latest terms; of all of them after `flush`. Engines may add to it themselves, and then call
-        `added`.
     """
 
     def __init__(self, buffer: NDArray[np.float32] | torch.Tensor, device: torch.device | str = "cpu"):
@@ -141,17 +128,6 @@ class FixedPointSum:
     """An order-independent sum: every contribution is rounded to a multiple of 2**-bits and added as an integer.
 
     Integer addition is associative, so any order of clients and any number of ranks gives the same bits.
-
-    Parameters
-    ----------
-    buffer : int64 (d,)
-        Holds the sum, usually the rank's slot of the reduction; set to zero here.
-    device : torch.device or str
-        Where the vectors live and `to_update` puts its result; the sum itself stays in `buffer`.
-    bits : int
-        Fractional bits; values up to 2**(63 - bits) in magnitude can be summed.
-    ranks : int
-        How many such sums are added up afterwards; each may use this share of the range.
     """
 
     def __init__(
@@ -220,14 +196,6 @@ class Staging:
 
     A GPU copies to and from page-locked memory only; the driver would do so in small pieces through its own. Here it is
     one vector, taken at the first copy. On a GPU not measured.
-
-    Parameters
-    ----------
-    count : int
-        Length of the vectors.
-    dtype : torch.dtype
-    device : torch.device
-        The other end.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device):

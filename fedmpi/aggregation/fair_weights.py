@@ -27,27 +27,14 @@ SMALLEST_LOSS = 1e-10
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What weights are told of a participant's work in a round.
-
-    Attributes
-    ----------
-    client, round : int
-    coefficient : float
-        What the weights gave before the round; times the samples used where they count per sample.
-    loss : float
-        Mean loss of the global model, before any work, over all samples of the client.
-    update_norm : float
-        ‖Δ_k‖, Euclidean, of the update as the server receives it.
-    lr : float
-        Local learning rate of the round.
-    """
+    """What weights are told of a participant's work in a round."""
 
     client: int
     round: int
-    coefficient: float
-    loss: float
-    update_norm: float
-    lr: float
+    coefficient: float  # What the weights gave before the round; times the samples used where they count per sample
+    loss: float  # Mean loss of the global model, before any work, over all samples of the client
+    update_norm: float  # ‖Δ_k‖, Euclidean, of the update as the server receives it
+    lr: float  # Local learning rate of the round
 
 
 @weights(name="q-ffl")

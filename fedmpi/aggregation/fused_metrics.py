@@ -23,13 +23,7 @@ Reducible = NDArray[np.float32] | Ints
 
 
 def check_ranks(ranks: int) -> None:
-    """Refuse a job whose metrics could not be summed exactly.
-
-    Raises
-    ------
-    UserError
-        There are more than 4096 ranks.
-    """
+    """Refuse a job whose metrics could not be summed exactly."""
     if ranks > MOST_RANKS:
         raise UserError(
             f"this job has {ranks} ranks, and sums over more than {MOST_RANKS} of them would not be exact: "
@@ -43,24 +37,7 @@ def metric_slots(count: int, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -
 
 
 def encode_metrics(values: Floats, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> Reducible:
-    """Metrics in a form whose elementwise sum over up to 4096 ranks is exact.
-
-    Parameters
-    ----------
-    values : float64 (k,)
-        Counts or sums, of either sign, below 2**50 in magnitude; fractions are kept to 2**-41.
-    dtype : numpy dtype
-        int64 or float32, that of the buffer that is reduced.
-
-    Returns
-    -------
-    int64 (2 k,) or float32 (9 k,)
-
-    Raises
-    ------
-    OverflowError
-        If a value is not finite or too large.
-    """
+    """Metrics in a form whose elementwise sum over up to 4096 ranks is exact."""
     values = np.asarray(values, np.float64)
     if not np.all(np.abs(values) < LARGEST):
         raise OverflowError(f"a metric is not finite or not below 2**50 in magnitude: {values}")

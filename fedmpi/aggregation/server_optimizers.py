@@ -168,18 +168,7 @@ class Yogi(_Decaying):
 
 
 class ServerOptimizer:
-    """The server optimizer of a run: one step per round on flat float32 vectors, the same bits on every rank.
-
-    Parameters
-    ----------
-    part : Part
-        The optimizer.
-    options : mapping
-        Its options.
-    trainable : int, optional
-        Values at the front of the vectors that the optimizer moves; the rest (running statistics of normalisation
-        layers) takes the mean as it is. None means all.
-    """
+    """The server optimizer of a run: one step per round on flat float32 vectors, the same bits on every rank."""
 
     def __init__(self, part: Part, options: Mapping[str, Any], trainable: int | None = None):
         self.part, self.trainable = part, trainable
@@ -195,21 +184,7 @@ class ServerOptimizer:
         self._rounds = 0
 
     def step(self, w: Tensor, update: Tensor, divisor: float = 1.0) -> None:
-        """Move `w` by one step.
-
-        Parameters
-        ----------
-        w : Tensor float32 (d,)
-            The global model, changed in place.
-        update : Tensor float32 (d,)
-            Δ times `divisor`, where Δ is the weighted mean of w_k − w; left as it is.
-        divisor : float
-
-        Raises
-        ------
-        PartFailure
-            The optimizer raised an exception, or returned anything but a finite vector (d,) or None.
-        """
+        """Move `w` by one step."""
         if self.trainable is not None and self.trainable < w.numel():
             w[self.trainable :].add_(update[self.trainable :] / divisor)
             w, update = w[: self.trainable], update[: self.trainable]
@@ -240,13 +215,7 @@ class ServerOptimizer:
         self._rounds += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state.
-
-        Raises
-        ------
-        PartFailure
-            Any of it is no tensor, array of numbers or number.
-        """
+        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state."""
         if not self._started:
             return {name: value.clone() for name, value in self._resumed.items()}
         return {name: self._kept(name) for name in self.names}

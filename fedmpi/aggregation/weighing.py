@@ -35,20 +35,7 @@ TOTAL_BITS = 9
 
 
 class Weighing:
-    """How much each participant's update counts.
-
-    Parameters
-    ----------
-    part : Part
-        Weights: a function (cohort, sizes) -> (m,), or a class whose objects are called so; objects may have `after`.
-    options : mapping
-        Its options.
-
-    Raises
-    ------
-    UserError
-        It cannot be called so, or contradicts itself.
-    """
+    """How much each participant's update counts."""
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
         with calling(part):
@@ -80,13 +67,8 @@ class Weighing:
         return bool(self._normalised(cohort) if callable(self._normalised) else self._normalised)
 
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
-        """The coefficient of every participant, float64 (m,); the factor of one sample (or pair) where they count so.
-
-        Raises
-        ------
-        PartFailure
-            The weights raised an exception, or gave anything but one number a participant, finite, and not below zero
-            where they are normalised.
+        """The coefficient of every participant, float64 (m,); the factor of one sample (or
+        pair) where they count so.
         """
         try:
             with calling(self.part, round):
@@ -115,19 +97,7 @@ class Weighing:
         return self._normalised is True
 
     def check_total(self, total: float, participants: int, round: int) -> None:
-        """Refuse judged weights by whose sum nothing can be divided.
-
-        Parameters
-        ----------
-        total : float
-            The shares of all participants, added up.
-        participants, round : int
-
-        Raises
-        ------
-        PartFailure
-            They add up to nothing.
-        """
+        """Refuse judged weights by whose sum nothing can be divided."""
         if participants and not total > 0:
             problem = (
                 f"the shares that after() returned for {participants} clients add up to {total:g}: the sum of updates "
@@ -143,12 +113,7 @@ class Weighing:
         return float(coefficients.sum()) - 1.0 if self.averages_models and coefficients.size else 0.0
 
     def after(self, work: ClientWork) -> tuple[float, float]:
-        """A client's factor in the sum, and its share of what the sum is divided by.
-
-        Raises
-        ------
-        PartFailure
-        """
+        """A client's factor in the sum, and its share of what the sum is divided by."""
         with calling(self.part, work.round, work.client):
             found = self._chosen.after(work)
         try:
@@ -193,14 +158,7 @@ class Weighing:
 
 
 def on_grid(coefficients: Floats, total: float) -> Floats:
-    """Coefficients whose sums have the same bits in any order, in the same ratios to 1e-12 of their sum.
-
-    Parameters
-    ----------
-    coefficients : float64 (m,)
-    total : float
-        About what they will add up to.
-    """
+    """Coefficients whose sums have the same bits in any order, in the same ratios to 1e-12 of their sum."""
     scaled = coefficients * GRID
     if not total or (total < GRID**0.5 and bool((scaled == np.rint(scaled)).all())):
         return coefficients
@@ -296,15 +254,7 @@ class JudgedSum:
         self.weight, self.power, self._shares, self._power = 0.0, 0, [], None
 
     def flush(self) -> None:
-        """Divide what the shares of all ranks have in common out of the sum; collective.
-
-        Raises
-        ------
-        UserError
-            Sums are exact, and their steps are too coarse for shares as small as these.
-        PartFailure
-            There is nothing to divide by.
-        """
+        """Divide what the shares of all ranks have in common out of the sum; collective."""
         gathered = self.cluster.gather(np.array(self._shares, np.float64))
         shares = None if gathered is None else np.concatenate(gathered)
         whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]

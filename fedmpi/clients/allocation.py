@@ -20,18 +20,10 @@ SpreadKind = Literal["std", "pairwise"]
 
 @dataclass(frozen=True)
 class Allocation:
-    """Participants per stratum.
+    """Participants per stratum."""
 
-    Attributes
-    ----------
-    draws : ndarray of int64, shape (H,)
-        m_h of this round.
-    expected : ndarray of float64, shape (H,)
-        E[m_h]; `draws` is always this number rounded down or up.
-    """
-
-    draws: Ints
-    expected: Floats
+    draws: Ints  # (H,): m_h of this round
+    expected: Floats  # (H,): E[m_h]; `draws` is always this number rounded down or up
 
 
 def allocate(

@@ -20,20 +20,7 @@ OWN_DRAWS = 3
 
 
 class ClientAvailability:
-    """The clients that are there, round by round.
-
-    Parameters
-    ----------
-    config : Config
-        Chooses the law: a part `(view) -> probabilities (N,)`, called once a round with a view of all clients.
-    streams : Streams
-        The k-th number of the stream (AVAILABILITY, round) decides for client k.
-
-    Raises
-    ------
-    UserError
-        When options do not fit the law.
-    """
+    """The clients that are there, round by round."""
 
     def __init__(self, config: Config, streams: Streams):
         self.part = chosen(config, "availability")

@@ -24,33 +24,16 @@ PHASES = 1000  # sub-stream of Purpose.DEVICE that holds the clients' time zones
 
 @dataclass(frozen=True)
 class Availability:
-    """The law of availability.
+    """The law of availability."""
 
-    Attributes
-    ----------
-    law : str
-        "always"; "bernoulli": every client with `probability` in every round, independently; "time-of-day": the
-        probability swings between `lowest` and `probability` with a period of `period` rounds, every client in its own
-        phase; "label-group": clients whose most frequent class is y are available with `by_label[y]`.
-    probability : float
-        Probability (bernoulli) or its highest value (time-of-day).
-    lowest : float
-        Lowest probability of "time-of-day".
-    period : float
-        Rounds of one day.
-    by_label : tuple of float
-        Probability of each class's group; classes beyond the end repeat the tuple from its start.
-
-    Raises
-    ------
-    UserError
-        If a probability lies outside [0, 1], the period is not positive, or `by_label` is missing.
-    """
-
+    # "always"; "bernoulli": every client with `probability` in every round, independently; "time-of-day": the
+    # probability swings between `lowest` and `probability` with a period of `period` rounds, every client in its own
+    # phase; "label-group": clients whose most frequent class is y are available with `by_label[y]`
     law: AvailabilityLaw = "always"
-    probability: float = 1.0
-    lowest: float = 0.0
-    period: float = 24.0
+    probability: float = 1.0  # Probability (bernoulli) or its highest value (time-of-day)
+    lowest: float = 0.0  # Lowest probability of "time-of-day"
+    period: float = 24.0  # Rounds of one day
+    # Probability of each class's group; classes beyond the end repeat the tuple from its start
     by_label: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -98,29 +98,7 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
 
 
 def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
-    """Strata from the clusters of OPTICS.
-
-    Parameters
-    ----------
-    found : ndarray of int64, shape (N,)
-        From `optics`.
-    matrix : ndarray of float, shape (N, width)
-        The feature vectors.
-    noise : str
-        A client in no cluster joins the stratum of the nearest client in a cluster ("nearest"; one common stratum where
-        there is no cluster), becomes a stratum of its own ("singletons"), joins the others in one common stratum
-        ("stratum"), or is left out of the run ("drop").
-
-    Returns
-    -------
-    ndarray of int64, shape (N,)
-        Stratum of each client, numbered without gaps; −1 for dropped clients.
-
-    Raises
-    ------
-    UserError
-        If `noise` is "drop" and there is no cluster at all.
-    """
+    """Strata from the clusters of OPTICS."""
     alone, labels = found == DROPPED, found.copy()
     if noise == "drop":
         if alone.all() and len(alone):

@@ -21,43 +21,27 @@ from fedmpi.common.types import Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class StrataSummary:
-    """The strata a cohort was drawn from, H of them.
+    """The strata a cohort was drawn from, H of them."""
 
-    Attributes
-    ----------
-    sizes : int64 (H,)
-        N_h, the clients in each stratum.
-    draws : int64 (H,)
-        m_h, the clients allocated to each stratum this round.
-    spread : float64 (H,)
-        S_h, the spread of the clustering features within each stratum (zeros where the allocation does not use it).
-    represented : float64 (H,), optional
-        Probability that a stratum has a participant at all, given who was there: min(1, E[m_h]), times the probability
-        that not all of those asked drop out; 0 for a stratum of which nobody was there. None: all surely have one.
-    """
-
-    sizes: Ints
-    draws: Ints
+    sizes: Ints  # (H,): N_h, the clients in each stratum
+    draws: Ints  # (H,): m_h, the clients allocated to each stratum this round
+    # (H,): S_h, the spread of the clustering features within each stratum (zeros where the allocation does not use it)
     spread: Floats
+    # (H,): Probability that a stratum has a participant at all, given who was there: min(1, E[m_h]), times the
+    # probability that not all of those asked drop out; 0 for a stratum of which nobody was there. None: all surely have
+    # one
     represented: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """Who of the population was there when a cohort was drawn: what makes weights right for those who were not.
+    """Who of the population was there when a cohort was drawn: what makes weights right for those who were not."""
 
-    Attributes
-    ----------
-    present : int64 (p,) or int
-        Clients that could be drawn, sorted; N where all of 0 … N − 1 were there.
-    chance : float64 (N,), optional
-        Known probability of each client to be there in this round, a_k; None: all surely, or nobody wants to know.
-    groups : int64 (N,), optional
-        Clients of a group are there equally likely, as far as the server can tell: the strata, −1 for clients in none.
-    """
-
-    present: Ints | int
+    present: Ints | int  # (p,): Clients that could be drawn, sorted; N where all of 0 … N − 1 were there
+    # (N,): Known probability of each client to be there in this round, a_k; None: all surely, or nobody wants to know
     chance: Floats | None = None
+    # (N,): Clients of a group are there equally likely, as far as the server can tell: the strata, −1 for clients in
+    # none
     groups: Ints | None = None
 
 
@@ -120,20 +104,7 @@ class Cohort:
 
 
 def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
-    """The number of participants wanted per round, from a count or from a fraction of the clients.
-
-    Parameters
-    ----------
-    clients : int
-        N, the number of clients.
-    count, fraction : int or float, optional
-        Exactly one of the two. A fraction is rounded half up and gives at least one client.
-
-    Raises
-    ------
-    UserError
-        If neither or both are given, or the wanted number lies outside 1 … N.
-    """
+    """The number of participants wanted per round, from a count or from a fraction of the clients."""
     if (count is None) == (fraction is None):
         raise UserError("give exactly one of participation.count and participation.fraction")
     if fraction is not None:
@@ -147,13 +118,7 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
 
 
 def full_participation(available: Ints | int) -> Cohort:
-    """Every available client, once.
-
-    Parameters
-    ----------
-    available : int64 (a,) or int
-        The available clients, sorted; or N for all of 0 … N−1.
-    """
+    """Every available client, once."""
     clients = _indices(available)
     return Cohort(clients, np.broadcast_to(1.0, clients.shape))
 

@@ -23,30 +23,14 @@ DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
 
 @dataclass(frozen=True)
 class RateLaw:
-    """How a rate (samples per second, bytes per second) is distributed over the clients.
+    """How a rate (samples per second, bytes per second) is distributed over the clients."""
 
-    Attributes
-    ----------
-    law : str
-        "constant": `median` for all; "lognormal": `median` · exp(`sigma` · normal); "classes": kinds of devices with
-        `rates`, to which clients belong with probabilities `shares`.
-    median : float
-        The rate (constant) or its median (lognormal).
-    sigma : float
-        Standard deviation of the logarithm.
-    rates, shares : tuple of float
-        Rate of each kind of device, and the kinds' probabilities, which sum to 1.
-
-    Raises
-    ------
-    UserError
-        If a rate is not positive, sigma negative, or the shares do not fit.
-    """
-
+    # "constant": `median` for all; "lognormal": `median` · exp(`sigma` · normal); "classes": kinds of devices with
+    # `rates`, to which clients belong with probabilities `shares`
     law: SpeedLaw = "constant"
-    median: float = 1.0
-    sigma: float = 0.0
-    rates: tuple[float, ...] = ()
+    median: float = 1.0  # The rate (constant) or its median (lognormal)
+    sigma: float = 0.0  # Standard deviation of the logarithm
+    rates: tuple[float, ...] = ()  # Rate of each kind of device, and the kinds' probabilities, which sum to 1
     shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,18 +56,10 @@ class RateLaw:
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The clients' devices.
+    """The clients' devices."""
 
-    Attributes
-    ----------
-    speed : ndarray of float64, shape (N,)
-        Samples trained per second, for a model whose sample costs 1.
-    upload, download : ndarray of float64, shape (N,)
-        Bytes per second from and to the client.
-    """
-
-    speed: Floats
-    upload: Floats
+    speed: Floats  # (N,): Samples trained per second, for a model whose sample costs 1
+    upload: Floats  # (N,): Bytes per second from and to the client
     download: Floats
 
 

@@ -24,21 +24,7 @@ def importance(
     count: int,
     design: Design = "systematic",
 ) -> Cohort:
-    """Clients of the whole population drawn without replacement in proportion to their gradient norms.
-
-    Parameters
-    ----------
-    generator : numpy.random.Generator
-        Purpose.COHORT of the round.
-    norms : ndarray of float64, shape (N,)
-        Norm of every client's (compressed) gradient.
-    available : ndarray of int64 (a,) or int
-        The clients that may be drawn, sorted; or N for all of 0 … N−1.
-    count : int
-        m; if fewer are available all of them take part.
-    design : str
-        See `draw_by_norm`.
-    """
+    """Clients of the whole population drawn without replacement in proportion to their gradient norms."""
     candidates = np.arange(available, dtype=np.int64) if isinstance(available, int) else available
     wanted = min(count, len(candidates))
     inclusion = inclusion_by_norm(norms[candidates], wanted, design)

@@ -26,21 +26,12 @@ DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances ch
 
 @dataclass(frozen=True)
 class Features:
-    """Feature vectors of clients.
+    """Feature vectors of clients."""
 
-    Attributes
-    ----------
-    clients : ndarray of int64, shape (k,)
-        Sorted indices of the clients.
-    matrix : ndarray of float32, shape (k, width)
-        One feature vector per client.
-    norms : ndarray of float64, shape (k,), or None
-        Euclidean norm of the vector each client sent, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for label
-        histograms, which know no gradient.
-    """
-
-    clients: Ints
-    matrix: NDArray[np.float32]
+    clients: Ints  # (k,): Sorted indices of the clients
+    matrix: NDArray[np.float32]  # (k, width): One feature vector per client
+    # (k,), or None: Euclidean norm of the vector each client sent, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for
+    # label histograms, which know no gradient
     norms: Floats | None
 
 
@@ -92,21 +83,6 @@ def plan_features(
     sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
     within 25 % (Johnson-Lindenstrauss lemma, Dasgupta and Gupta 2003), and the same in all rounds, so that features of
     different rounds can stand side by side.
-
-    Parameters
-    ----------
-    kind : str
-        Which features; label histograms need no plan (see `label_histogram`).
-    clients, size : int
-        N and d.
-    streams : Streams
-        The run's streams; Purpose.PROJECTION is used.
-    levels, restored
-        See `FeaturePlan`.
-    lr : float
-        η of the one step of "one-step-change".
-    project_above : int
-        Feature values that are clustered as they are.
     """
     compressed = kind == "compressed-gradient"
     width = levels if compressed and not restored else size
@@ -131,13 +107,6 @@ def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]
     """Features of the clients whose gradients stream by.
 
     Only one block of gradients and the features themselves are in memory at any time.
-
-    Parameters
-    ----------
-    plan : FeaturePlan
-        From `plan_features`.
-    blocks : iterable of (clients int64 (k,), gradients float32 (k, d))
-        In any order; gradients are arrays or CPU tensors.
     """
     clients, rows, lengths = [], [], []
     for members, gradients in blocks:

@@ -19,18 +19,10 @@ WORKING_VALUES = 1 << 20  # gradient values handled at once; working memory is a
 
 
 class Compressed(NamedTuple):
-    """Compressed gradients of k clients.
+    """Compressed gradients of k clients."""
 
-    Attributes
-    ----------
-    centres : ndarray of float32, shape (k, d')
-        X_k, sorted in increasing order within a client.
-    indices : ndarray of uint8, shape (k, d)
-        λ_k: which centre stands for each coordinate.
-    """
-
-    centres: NDArray[np.float32]
-    indices: NDArray[np.uint8]
+    centres: NDArray[np.float32]  # (k, d'): X_k, sorted in increasing order within a client
+    indices: NDArray[np.uint8]  # (k, d): λ_k: which centre stands for each coordinate
 
 
 def compress(block: NDArray[np.floating], levels: int) -> Compressed:
@@ -38,23 +30,6 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
 
     Deterministic: no random starts. With d <= 128 the sum of squared errors is the smallest possible; above, the start
     is optimal on a grid of 128 cells (half of equal count, half of equal width) and Lloyd's iteration refines it.
-
-    Parameters
-    ----------
-    block : ndarray of float, shape (k, d)
-        One gradient per row.
-    levels : int
-        d', the number of centres, 2 <= d' <= 255.
-
-    Returns
-    -------
-    Compressed
-        Centres (float32, sorted) and indices (uint8).
-
-    Raises
-    ------
-    UserError
-        If `levels` lies outside 2 … 255, exceeds the number of values, or a gradient is not finite.
     """
     values = np.atleast_2d(np.asarray(block, np.float32))
     clients, size = values.shape

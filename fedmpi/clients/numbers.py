@@ -18,15 +18,7 @@ PREFIX = "numbers."
 
 
 class ClientNumbers:
-    """Numbers of the clients' last participations, kept by rank 0.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Which numbers (`decorators.NUMBERS`).
-    clients : int
-        N.
-    """
+    """Numbers of the clients' last participations, kept by rank 0."""
 
     def __init__(self, names: Sequence[str], clients: int):
         self.names, self.clients = tuple(names), clients
@@ -56,13 +48,7 @@ class ClientNumbers:
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint remembers.
-
-        Raises
-        ------
-        UserError
-            When it lacks any of it: the sampler would draw other clients than the run that was stopped.
-        """
+        """Take over what a checkpoint remembers."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(

@@ -33,30 +33,7 @@ ROUNDING = 1e-6
 
 
 class ClientSampler:
-    """A part that draws cohorts.
-
-    Parameters
-    ----------
-    part : Part
-        A function (view) -> Cohort, or a class with `draw(view)`; with `candidates(view)` too where it measures. What a
-        class remembers from round to round it names in `state`, a tuple of attributes: NumPy arrays and numbers.
-    options : mapping
-        Its options.
-
-    Attributes
-    ----------
-    numbers : tuple of str
-        What the server keeps of past participations for it.
-    measures : tuple of str
-        What is measured of its candidates on the current model.
-    remembers : tuple of str
-        Its attributes that checkpoints keep.
-
-    Raises
-    ------
-    UserError
-        When options do not fit, or the class lacks a method.
-    """
+    """A part that draws cohorts."""
 
     def __init__(self, part: Part, options: dict[str, Any]):
         self.part = part
@@ -97,26 +74,14 @@ class ClientSampler:
         return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)
 
     def candidates(self, view: View) -> Ints:
-        """The clients that it wants measured, int64 (c,), sorted and unique.
-
-        Raises
-        ------
-        PartFailure
-            When it raises, or returns what are no available clients.
-        """
+        """The clients that it wants measured, int64 (c,), sorted and unique."""
         assert self._candidates is not None
         with calling(self.part, view.round):
             found = self._candidates(view)
         return np.unique(self._clients(found, view, "candidates"))
 
     def draw(self, view: View) -> Cohort:
-        """The cohort of a round, clients sorted and unique.
-
-        Raises
-        ------
-        PartFailure
-            When it raises, or returns no cohort of available clients.
-        """
+        """The cohort of a round, clients sorted and unique."""
         with calling(self.part, view.round):
             found = self._draw(view)
         if not isinstance(found, Cohort):
@@ -124,13 +89,7 @@ class ClientSampler:
         return self._checked(found, view) if self.part.foreign else found
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what it remembers, for a checkpoint; without what is not there yet, or None.
-
-        Raises
-        ------
-        PartFailure
-            When any of it is no array of numbers.
-        """
+        """Copies of what it remembers, for a checkpoint; without what is not there yet, or None."""
         import torch  # slow to import, and the configuration is checked before
 
         kept = {}

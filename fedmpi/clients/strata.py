@@ -21,23 +21,12 @@ Draw = Literal["uniform", "importance"]
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """A partition of the clients.
+    """A partition of the clients."""
 
-    Attributes
-    ----------
-    labels : ndarray of int64, shape (N,)
-        Stratum of each client, −1 for clients left out.
-    sizes : ndarray of int64, shape (H,)
-        N_h.
-    spreads : ndarray of float64, shape (H,)
-        S_h; zeros where the allocation does not use it.
-    norms : ndarray of float64, shape (N,), or None
-        Norm of each client's (compressed) gradient; None where no importance draw uses it.
-    """
-
-    labels: Ints
-    sizes: Ints
-    spreads: Floats
+    labels: Ints  # (N,): Stratum of each client, −1 for clients left out
+    sizes: Ints  # (H,): N_h
+    spreads: Floats  # (H,): S_h; zeros where the allocation does not use it
+    # (N,), or None: Norm of each client's (compressed) gradient; None where no importance draw uses it
     norms: Floats | None
 
 

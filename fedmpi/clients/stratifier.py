@@ -35,36 +35,7 @@ MOST_NOISE = 0.25
 
 
 class Stratifier:
-    """Measures features of all clients and groups them, when a stratification is due.
-
-    Parameters
-    ----------
-    config : Config
-        The parts.
-    cluster : Cluster
-        Gathers the features on rank 0.
-    owned : (int, int)
-        Range of clients that this rank measures.
-    clients, values : int
-        N and d.
-    class_counts : callable
-        (clients) -> int64 (k, C), for label histograms.
-    probe : callable
-        (round, model, clients) -> blocks of (clients, gradients (k, d)) of clients that this rank owns.
-    streams : Streams
-        Used for the projection and the starts of k-means.
-
-    Attributes
-    ----------
-    strata : Strata or None
-        Those in force (rank 0 only).
-    latest : int64 (m,)
-        Participants of the round before, told by the planner (rank 0 only).
-    measured : int
-        Clients measured before this round (rank 0 only).
-    noise : int or None
-        Clients that OPTICS put in no cluster before this round; None where it was not run (rank 0 only).
-    """
+    """Measures features of all clients and groups them, when a stratification is due."""
 
     def __init__(
         self,

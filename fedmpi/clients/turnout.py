@@ -30,23 +30,12 @@ from fedmpi.updates.traffic import BYTES_PER_VALUE
 
 @dataclass(frozen=True)
 class Turnout:
-    """Who takes part in a round.
+    """Who takes part in a round."""
 
-    Attributes
-    ----------
-    cohort : Cohort
-        The participants whose updates count.
-    asked : int64 (a,)
-        Clients that received the model, drop-outs and late arrivals included.
-    present : int64 (p,) or int
-        Clients that could have been asked, sorted; N where all of 0 … N − 1 are there.
-    seconds : float64 (m,) or None
-        When each participant's update arrives on the virtual clock, where there is one.
-    """
-
-    cohort: Cohort
-    asked: Ints
-    present: Ints | int
+    cohort: Cohort  # The participants whose updates count
+    asked: Ints  # (a,): Clients that received the model, drop-outs and late arrivals included
+    present: Ints | int  # (p,): Clients that could have been asked, sorted; N where all of 0 … N − 1 are there
+    # (m,): When each participant's update arrives on the virtual clock, where there is one
     seconds: Floats | None = None
 
     @property
@@ -63,36 +52,7 @@ def opens_with_a_step(config: Config, t: int) -> bool:
 
 
 class CohortDraw:
-    """Draws the cohorts of a run.
-
-    Parameters
-    ----------
-    config : Config
-        The parts.
-    sizes : int64 (N,)
-        Effective sizes of all clients.
-    class_counts : int64 (N, C), optional
-        Samples of each class, for laws and samplers that look at them.
-    streams : Streams
-        The run's random streams.
-    values : int
-        d, values of the model, for the virtual clock.
-    counts : callable, optional
-        () -> int64 (N, C): the same, counted when first asked for.
-
-    Attributes
-    ----------
-    sampler : ClientSampler
-        Of the configuration.
-    numbers : ClientNumbers
-        What the server remembers of single clients for it.
-
-    Raises
-    ------
-    UserError
-        If the first to arrive are taken, who that is depends on the client, and unbiased weights would have to know how
-        likely each is to be among them; or if more clients are to be drawn than there are.
-    """
+    """Draws the cohorts of a run."""
 
     def __init__(
         self,

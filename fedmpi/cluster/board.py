@@ -31,13 +31,7 @@ LONGEST_REST = 0.05
 
 
 class Board:
-    """All ranks of a node build it together, and come to the same places in the same order.
-
-    Parameters
-    ----------
-    node : Intracomm
-        The ranks that share memory.
-    """
+    """All ranks of a node build it together, and come to the same places in the same order."""
 
     def __init__(self, node: MPI.Intracomm):
         from mpi4py import MPI
@@ -97,14 +91,7 @@ class Board:
 
 
 def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board | None:
-    """The board of this node, where every node can have one; the same kind of answer on all ranks of the world.
-
-    Parameters
-    ----------
-    node, world : Intracomm
-    lacking : bool
-        Whether this node lacks room for shared memory.
-    """
+    """The board of this node, where every node can have one; the same kind of answer on all ranks of the world."""
     from mpi4py import MPI
 
     if not _everywhere(world, semaphores_work() and not lacking):

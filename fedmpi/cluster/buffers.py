@@ -23,13 +23,7 @@ HEADER = 2 + DIMENSIONS
 
 
 def header_of(array: AnyArray) -> Ints:
-    """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape.
-
-    Raises
-    ------
-    TypeError
-        If the dtype is not a plain number or the array has more than 8 dimensions.
-    """
+    """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
     if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
         raise TypeError(f"cannot send {array.dtype} with {array.ndim} dimensions: numbers with up to {DIMENSIONS}")
     header = np.zeros(HEADER, np.int64)
@@ -114,12 +108,6 @@ def exchange_parts(
     """Neighbouring parts of `outgoing`, one a rank, into neighbouring parts of `incoming` (Alltoallv).
 
     All ranks have arrived when this is called.
-
-    Parameters
-    ----------
-    outgoing, incoming : float32 or float64 (…,), of one type
-    sent, received : int64 (ranks,)
-        Values of the part for, and of the part from, every rank.
     """
     from mpi4py import MPI
 

@@ -18,28 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Communicators:
-    """Built and freed by all ranks together.
+    """Built and freed by all ranks together."""
 
-    Attributes
-    ----------
-    world, node : Intracomm
-        All ranks; the ranks that share memory with this one.
-    leaders : Intracomm or None
-        The first rank of every node, on those ranks.
-    nodes : int
-        Number of nodes.
-    core_masks : bool (ranks on the node, cores)
-        The cores that each rank of this node may use.
-    largest_node, fewest_cores : int
-        The most ranks on a node, and the fewest cores that the ranks of a node have together.
-    """
-
-    world: MPI.Intracomm
+    world: MPI.Intracomm  # All ranks; the ranks that share memory with this one
     node: MPI.Intracomm
-    leaders: MPI.Intracomm | None
-    nodes: int
-    core_masks: NDArray[np.bool_]
-    largest_node: int
+    leaders: MPI.Intracomm | None  # The first rank of every node, on those ranks
+    nodes: int  # Number of nodes
+    core_masks: NDArray[np.bool_]  # (ranks on the node, cores): The cores that each rank of this node may use
+    largest_node: int  # The most ranks on a node, and the fewest cores that the ranks of a node have together
     fewest_cores: int
 
     @classmethod

@@ -7,30 +7,14 @@ from dataclasses import asdict, astuple, dataclass
 
 @dataclass
 class BytesMoved:
-    """Bytes that this rank handed to MPI or took from it since the start; headers of a few words are not counted.
+    """Bytes that this rank handed to MPI or took from it since the start; headers of a few words are not counted."""
 
-    Attributes
-    ----------
-    broadcast : int
-        Payload of the broadcasts (sent by rank 0, received by the others).
-    gather : int
-        Payload of the gathers (received by rank 0 from the others, sent by the others).
-    allreduce : int
-        Length of the buffers given to Allreduce, between ranks or between the leaders of the nodes.
-    window : int
-        Bytes of the other ranks' slots that this rank read in the node-local shared memory.
-    relay : int
-        Bytes sent to another member of a group.
-    exchange : int
-        Bytes that this rank sent to others in exchanges of all with all.
-    """
-
-    broadcast: int = 0
-    gather: int = 0
-    allreduce: int = 0
-    window: int = 0
-    relay: int = 0
-    exchange: int = 0
+    broadcast: int = 0  # Payload of the broadcasts (sent by rank 0, received by the others)
+    gather: int = 0  # Payload of the gathers (received by rank 0 from the others, sent by the others)
+    allreduce: int = 0  # Length of the buffers given to Allreduce, between ranks or between the leaders of the nodes
+    window: int = 0  # Bytes of the other ranks' slots that this rank read in the node-local shared memory
+    relay: int = 0  # Bytes sent to another member of a group
+    exchange: int = 0  # Bytes that this rank sent to others in exchanges of all with all
 
     @property
     def total(self) -> int:

@@ -38,15 +38,7 @@ MESSAGE_BYTES = 512
 
 
 class DealtRows:
-    """The rows of a round, this rank's columns of them.
-
-    Parameters
-    ----------
-    world : Intracomm or None
-        All ranks, of which a copy is made (collective); None for a single process.
-    moved : BytesMoved
-        Counts what is sent.
-    """
+    """The rows of a round, this rank's columns of them."""
 
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._comm = None if world is None else world.Dup()
@@ -63,15 +55,7 @@ class DealtRows:
         self._receiving = False
 
     def open(self, borders: Ints, dtype: np.dtype[Any]) -> None:
-        """Start with no rows; all ranks do so with the same arguments before any of them adds one.
-
-        Parameters
-        ----------
-        borders : int64 (ranks + 1,)
-            Columns borders[r] … borders[r + 1] − 1 are those of rank r.
-        dtype : dtype
-            Of the values.
-        """
+        """Start with no rows; all ranks do so with the same arguments before any of them adds one."""
         self._end_thread()
         self._borders, self._dtype = borders, dtype
         length = self._length(self._rank)
@@ -85,14 +69,7 @@ class DealtRows:
             self._thread.start()
 
     def add(self, label: int, factor: float, values: NDArray[np.floating]) -> None:
-        """Deal out a row; returns once it may be overwritten.
-
-        Parameters
-        ----------
-        label, factor
-            Travel along with it.
-        values : ndarray (columns,)
-        """
+        """Deal out a row; returns once it may be overwritten."""
         head = np.array([(label, factor)], HEAD).view(np.uint8)
         size = values.nbytes + MESSAGE_BYTES * len(self._borders)
         if self._under_way + size > UNDER_WAY_BYTES:

@@ -29,12 +29,7 @@ CUDA = 0
 
 
 class DeviceSum:
-    """The sum of tensors on their device; MPI is given their addresses.
-
-    Attributes
-    ----------
-    slot, result : Tensor (count,)
-    """
+    """The sum of tensors on their device; MPI is given their addresses."""
 
     def __init__(
         self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
@@ -83,30 +78,7 @@ def cuda_aware() -> bool:
 
 
 def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: bool, library: str) -> tuple[bool, str]:
-    """Decide whether tensors are summed where they lie.
-
-    Parameters
-    ----------
-    wanted : {"auto", "window", "allreduce", "device"}
-        What the user asked for.
-    ranks, accelerators : int
-        How many ranks there are, and how many of them have the tensor on a device other than the processor.
-    readable : bool
-        Whether MPI reads the memory of every rank's device.
-    library : str
-        The MPI, named in reasons.
-
-    Returns
-    -------
-    on_device : bool
-    reason : str
-        Why, in words for the log.
-
-    Raises
-    ------
-    UserError
-        "device" is asked for and MPI cannot do it.
-    """
+    """Decide whether tensors are summed where they lie."""
     if ranks == 1:
         return wanted == "device" or accelerators == 1, "there is one process"
     if wanted == "device":

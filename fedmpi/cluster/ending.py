@@ -25,20 +25,6 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
 
     Every rank that ends in order calls this once. It uses COMM_WORLD, on which nothing else in fedmpi
     communicates.
-
-    Parameters
-    ----------
-    code : int
-        The exit code of this rank.
-    digest : int
-        Any number that says why (for example a checksum of the error message).
-    limit : float, optional
-        Seconds to wait for the others; None waits as long as they work.
-
-    Returns
-    -------
-    bool
-        True if all ranks came with the same code and digest; True also when there is no other rank.
     """
     mpi = running_mpi()
     if mpi is None or mpi.COMM_WORLD.Get_size() == 1:

@@ -20,11 +20,6 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
 
     The least of what the machine has available, what the control groups that the process is in leave it, and what its
     own limit of address space (`ulimit -v`) does.
-
-    Parameters
-    ----------
-    proc, groups : Path
-        Where the kernel lists processes and control groups.
     """
     readings = [_available(proc), _of_groups(proc, groups), _of_address_space(proc)]
     return min((max(0, free) for free in readings if free is not None), default=None)

@@ -33,13 +33,7 @@ TAGS = 32768  # the MPI standard promises tags up to 32,767
 
 
 class Recent:
-    """Which groups have a communicator: those used last. Ranks that admit the same groups agree about it.
-
-    Parameters
-    ----------
-    most : int
-        How many groups have one at the same time.
-    """
+    """Which groups have a communicator: those used last. Ranks that admit the same groups agree about it."""
 
     def __init__(self, most: int):
         self._most = most
@@ -52,19 +46,7 @@ class Recent:
         return len(self._held)
 
     def admit(self, wanted: Iterable[Ranks]) -> tuple[list[Ranks], list[Ranks]]:
-        """Use these groups next.
-
-        Parameters
-        ----------
-        wanted : iterable of tuple of int
-            Groups may occur twice.
-
-        Returns
-        -------
-        freed, made : list of tuple of int
-            Groups that lose their communicator, none of them wanted, and wanted ones that get one: the first of those
-            without, as many as there is room for.
-        """
+        """Use these groups next."""
         distinct = dict.fromkeys(wanted)
         kept = [ranks for ranks in distinct if ranks in self._held]
         made = [ranks for ranks in distinct if ranks not in self._held][: self._most - len(kept)]
@@ -77,15 +59,7 @@ class Recent:
 
 
 class Groups:
-    """The groups that this rank is in.
-
-    Parameters
-    ----------
-    world : Intracomm or None
-        All ranks; None for a single process.
-    moved : BytesMoved
-        Counts what groups send.
-    """
+    """The groups that this rank is in."""
 
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._world = world

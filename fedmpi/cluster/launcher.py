@@ -31,19 +31,11 @@ class LauncherMismatch(UserError):
 
 @dataclass(frozen=True)
 class Launch:
-    """One of several processes, as the launcher's environment variables say.
+    """One of several processes, as the launcher's environment variables say."""
 
-    Attributes
-    ----------
-    size, rank : int
-        Number of processes started together, and this one's place among them.
-    variable : str
-        The variable that says so.
-    """
-
-    size: int
+    size: int  # Number of processes started together, and this one's place among them
     rank: int
-    variable: str
+    variable: str  # The variable that says so
 
 
 # The variables that speak about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a
@@ -73,20 +65,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
-    """Load MPI and initialise it, once.
-
-    Returns
-    -------
-    module or None
-        `mpi4py.MPI`, or None when there is no MPI and this process is alone.
-
-    Raises
-    ------
-    UserError
-        If several processes were launched and MPI is missing, or does not join them.
-
-    A job of several ranks whose MPI does not start in time (`fedmpi.cluster.starting`) ends with exit code 76.
-    """
+    """Load MPI and initialise it, once."""
     environ = os.environ if environ is None else environ
     launches = read_launches(environ)
     try:
@@ -138,13 +117,7 @@ def library_version() -> str:
 
 
 def check_process_manager(environ: Mapping[str, str], library: str) -> None:
-    """Refuse an MPICH without PMIx under a launcher that speaks nothing else: its start would abort the process.
-
-    Raises
-    ------
-    LauncherMismatch
-        If that is so.
-    """
+    """Refuse an MPICH without PMIx under a launcher that speaks nothing else: its start would abort the process."""
     only_pmix = "PMIX_RANK" in environ and "PMI_RANK" not in environ
     if only_pmix and library.startswith("MPICH") and "pmix" not in library.lower():
         raise LauncherMismatch(
@@ -155,13 +128,7 @@ def check_process_manager(environ: Mapping[str, str], library: str) -> None:
 
 
 def check_world_size(launches: list[Launch], size: int, library: str) -> None:
-    """Compare the size of COMM_WORLD with what the launchers say.
-
-    Raises
-    ------
-    LauncherMismatch
-        If several processes were launched and MPI sees another number of them.
-    """
+    """Compare the size of COMM_WORLD with what the launchers say."""
     if not launches or any(launch.size == size for launch in launches):
         return
     if size > 1 and launches[0].variable == "SLURM_STEP_NUM_TASKS":

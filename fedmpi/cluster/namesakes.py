@@ -34,13 +34,7 @@ SECONDS_APART = 60.0
 
 
 def remove_namesakes(environ: Mapping[str, str]) -> None:
-    """Remove the shared memory of this job's name that is older than this start of the job.
-
-    Parameters
-    ----------
-    environ : mapping
-        The environment that the launcher gave this process.
-    """
+    """Remove the shared memory of this job's name that is older than this start of the job."""
     jobs = {environ[name] for name in NAMES_OF_THE_JOB if environ.get(name)}
     patterns = [f"mpich_{kind}_{fnv1a(job):x}_*" for job in jobs for kind in KINDS]
     found = [path for pattern in patterns for path in SHARED_MEMORY.glob(pattern)]

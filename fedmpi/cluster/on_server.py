@@ -14,24 +14,7 @@ T = TypeVar("T")
 
 
 def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:
-    """Let rank 0 alone do something that may raise a UserError; collective.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    work : callable
-        Called on rank 0 only.
-
-    Returns
-    -------
-    object or None
-        What `work` returned, on rank 0; None on the others.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike, with rank 0's words; a RunFailure where that is what rank 0 raised.
-    """
+    """Let rank 0 alone do something that may raise a UserError; collective."""
     result, refusal, kind = None, "", UserError
     if cluster.is_server:
         try:

@@ -34,14 +34,7 @@ core (MPICH and Open MPI, 2 busy cores)."""
 
 
 class PendingSends:
-    """The sends of this rank that are under way.
-
-    Parameters
-    ----------
-    progress : callable, optional
-        A call that makes MPI work on whatever it has begun. A thread does it beside the sender's work, so MPI has to
-        allow calls from several threads at the same time; without it messages get on when the sender calls MPI.
-    """
+    """The sends of this rank that are under way."""
 
     def __init__(self, progress: Callable[[], object] | None):
         self._progress = progress
@@ -91,12 +84,8 @@ class PendingSends:
 
 
 def progress_beside_work(comm: MPI.Intracomm | None) -> Callable[[], object] | None:
-    """A call that makes MPI work, for a thread beside the sender's work; None where MPI allows none, or does not run.
-
-    Parameters
-    ----------
-    comm : Intracomm or None
-        One that lasts. It is asked for a message of this rank to itself, which nobody sends.
+    """A call that makes MPI work, for a thread beside the sender's work; None where MPI
+    allows none, or does not run.
     """
     if comm is None or not calls_from_threads():
         return None

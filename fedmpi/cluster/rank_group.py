@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 
 
 class RankGroup:
-    """Exactly these ranks, over a communicator of their own or one that they share with others; see `Cluster.groups`.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-        The members' ranks in the cluster, in the order of the group.
-    rank, size : int
-        This member's place in the group, and the number of members.
+    """Exactly these ranks, over a communicator of their own or one that they share with
+    others; see `Cluster.groups`.
     """
 
     def __init__(
@@ -52,17 +46,7 @@ class RankGroup:
         self._to_myself: dict[int, list[Bytes]] = {}
 
     def send(self, array: AnyArray, to: int | None = None, tag: int = 0) -> None:
-        """Start to send a copy of the array and return at once; the caller may overwrite the array.
-
-        Parameters
-        ----------
-        array : ndarray
-            The values; the receiver passes an array of the same dtype and number of values.
-        to : int, optional
-            Place of the receiver in the group; by default the next member, the first after the last.
-        tag : int
-            Tells apart messages between the same two ranks, whichever their group; those of one tag arrive in order.
-        """
+        """Start to send a copy of the array and return at once; the caller may overwrite the array."""
         self._check_open()
         to = (self.rank + 1) % self.size if to is None else to
         payload = as_bytes(array).copy()
@@ -75,27 +59,7 @@ class RankGroup:
         self._moved.relay += len(payload)
 
     def recv(self, array: AnyArray, source: int | None = None, tag: int = 0) -> AnyArray:
-        """Wait politely for a member's array and write it into the given one.
-
-        Parameters
-        ----------
-        array : ndarray
-            Contiguous and writable, of the sent dtype and number of values; overwritten.
-        source : int, optional
-            Place of the sender in the group; by default the member before this one, the last before the first.
-        tag : int
-            As sent.
-
-        Returns
-        -------
-        ndarray
-            The given array.
-
-        Raises
-        ------
-        ValueError
-            If the array is not contiguous or the message has another length.
-        """
+        """Wait politely for a member's array and write it into the given one."""
         self._check_open()
         if not array.flags.c_contiguous:
             raise ValueError("a receive needs a contiguous array")

@@ -31,27 +31,7 @@ SPARE_SHARED_MEMORY = 8 << 20
 def choose_reduction(
     wanted: Reduction, nbytes: int, ranks_on_node: int, cores: int, board: bool = False
 ) -> tuple[Reduction, str]:
-    """Decide between the window and Allreduce.
-
-    Parameters
-    ----------
-    wanted : {"auto", "window", "allreduce"}
-        What the user asked for.
-    nbytes : int
-        Length of the buffer.
-    ranks_on_node : int
-        The largest number of ranks that share a node.
-    cores : int
-        The smallest number of cores that the ranks of a node have.
-    board : bool
-        Whether ranks of a node meet at a board: a barrier costs little then, and the cores say nothing.
-
-    Returns
-    -------
-    reduction : {"window", "allreduce"}
-    reason : str
-        Why, in words for the log.
-    """
+    """Decide between the window and Allreduce."""
     if wanted != "auto":
         return wanted, "as asked for"
     if ranks_on_node == 1:
@@ -76,34 +56,7 @@ def build_sum(
     board: Board | None = None,
     server_away: bool = False,
 ) -> Sum:
-    """A buffer that is summed over the ranks; all ranks build it together and the choice is logged.
-
-    Parameters
-    ----------
-    comms : Communicators or None
-        None for a single process.
-    wanted : {"auto", "window", "allreduce", "device"}
-        What the user asked for.
-    count, dtype
-        Length and type.
-    moved : BytesMoved
-        Counts what is handed to MPI.
-    device : torch.device, optional
-        Where the values are made; the processor by default.
-    library : str
-        The MPI, named in reasons.
-    board : Board or None
-        Of this node.
-    server_away : bool
-        Whether rank 0 has better things to do than summing: it only serves. Where every rank has a core it sums.
-
-    Raises
-    ------
-    RuntimeError
-        If the ranks ask for buffers of different length or type (on every rank).
-    UserError
-        If the tensors are to be summed on their device and MPI cannot do it (on every rank).
-    """
+    """A buffer that is summed over the ranks; all ranks build it together and the choice is logged."""
     if comms is not None:
         _check_alike(comms, count, dtype)
     if agree_on_device(comms, wanted, device, library):

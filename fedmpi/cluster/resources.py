@@ -43,17 +43,6 @@ def fair_threads(masks: NDArray[np.bool_], node_rank: int, allowed: int, environ
 
     A core that several ranks may use is divided among them, so that ranks bound to cores of their own keep them whole.
     An explicit OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK and FEDMPI_MOST_THREADS are upper limits.
-
-    Parameters
-    ----------
-    masks : bool (ranks on the node, cores)
-        The cores of each rank.
-    node_rank : int
-        The rank in question.
-    allowed : int
-        `cores_allowed()` of that rank; below the number of its cores it is a quota, shared by the node's ranks.
-    environ : mapping
-        Environment variables.
     """
     if explicit := explicit_threads(environ):
         return explicit
@@ -74,13 +63,7 @@ def explicit_threads(environ: Mapping[str, str]) -> int:
 
 
 class Load:
-    """What some cores work, and what this process does of it, from the making of this object on.
-
-    Parameters
-    ----------
-    mask : bool (cores,)
-        The cores looked at.
-    """
+    """What some cores work, and what this process does of it, from the making of this object on."""
 
     def __init__(self, mask: NDArray[np.bool_]):
         self._mask = mask
@@ -114,21 +97,7 @@ def threads_beside_others(fair: int, cores: int, others: float, ranks: int) -> i
 
 
 def choose_device(request: str, node_rank: int) -> torch.device:
-    """The device of a rank.
-
-    Parameters
-    ----------
-    request : str
-        "auto" (a CUDA device if there is one, else the processor), "cpu", "cuda" (one of the visible devices, dealt out
-        to the ranks of a node in turn) or any name that torch knows, such as "cuda:1".
-    node_rank : int
-        The rank's place on its node.
-
-    Raises
-    ------
-    UserError
-        If the request is no device of this machine.
-    """
+    """The device of a rank."""
     import torch
 
     if request in ("auto", "cuda"):

@@ -42,15 +42,7 @@ def semaphores_work() -> bool:
 
 
 class Semaphore:
-    """One semaphore; its memory belongs to the caller and lives longer.
-
-    Parameters
-    ----------
-    memory : uint8 (BYTES,)
-        The same for all processes.
-    made : bool
-        Whether this process makes it, before any other uses it.
-    """
+    """One semaphore; its memory belongs to the caller and lives longer."""
 
     def __init__(self, memory: Bytes, made: bool):
         library = _library()

@@ -35,11 +35,6 @@ def initialise(mpi: ModuleType) -> None:
     """`MPI_Init_thread` for several threads, during which the other threads of this process run.
 
     mpi4py's own call keeps Python's lock until all ranks have come: neither a signal's thread nor a limit could act.
-
-    Parameters
-    ----------
-    mpi : module
-        `mpi4py.MPI`, not initialised.
     """
     call = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)
     if call is None:  # an mpi4py with the library's functions hidden inside it
@@ -54,13 +49,7 @@ def initialise(mpi: ModuleType) -> None:
 
 
 def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
-    """Seconds that MPI may take to start with so many ranks; 0 for as long as it likes.
-
-    Raises
-    ------
-    UserError
-        If the environment's FEDMPI_START_SECONDS is no number of seconds.
-    """
+    """Seconds that MPI may take to start with so many ranks; 0 for as long as it likes."""
     given = environ.get(VARIABLE)
     if given is None:
         return SECONDS + SECONDS_PER_RANK * ranks

@@ -34,26 +34,7 @@ def wait_until(
     pause: Callable[[float], None] | None = None,
     long: bool = False,
 ) -> bool:
-    """Poll `arrived` until it is true.
-
-    Parameters
-    ----------
-    arrived : callable
-        A cheap test, for example the `Test` of a request.
-    limit : float, optional
-        Give up after this many seconds; None waits for ever.
-    longest_sleep : float
-        The longest sleep between two polls, in seconds.
-    pause : callable, optional
-        pause(seconds waited so far): what is done between two polls instead of such a sleep.
-    long : bool
-        Whether it is known that this takes long: no eager polls, which would take a core from who computes.
-
-    Returns
-    -------
-    bool
-        Whether it became true within the limit.
-    """
+    """Poll `arrived` until it is true."""
     for _ in range(1 if long else EAGER_TESTS):
         if arrived():
             return True

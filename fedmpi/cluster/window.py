@@ -47,19 +47,7 @@ def slice_of(rank: int, ranks: int, count: int) -> slice:
 
 
 class WindowSum:
-    """See the module's text for the protocol; all ranks of a node build it together and then call `clear`.
-
-    Parameters
-    ----------
-    comms : Communicators
-    count, dtype
-        Length and type.
-    moved : BytesMoved
-    board : Board or None
-        Of the node, where its ranks meet.
-    away : bool
-        Whether the node's first rank leaves summing to the others, if there is a board.
-    """
+    """See the module's text for the protocol; all ranks of a node build it together and then call `clear`."""
 
     def __init__(
         self,

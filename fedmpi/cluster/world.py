@@ -41,28 +41,7 @@ SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 
 
 class Cluster:
-    """The ranks of the job as one of them sees them; built by `Cluster.connect`.
-
-    Attributes
-    ----------
-    rank, size : int
-        This rank among all.
-    is_server : bool
-        Whether this is rank 0.
-    workers : int
-        Number of ranks that train: all but rank 0, or one for a single process.
-    worker : int or None
-        This rank's index among the workers; 0 for a single process, None for a server beside workers.
-    node_rank, node_size, nodes : int
-        This rank among those of its node, and the number of nodes.
-    largest_node, fewest_cores : int
-        The most ranks on a node, and the fewest cores that the ranks of a node have together; the same on all ranks.
-    mpi : str
-        The MPI library and its version, or "none".
-    server_trains : bool
-        Whether rank 0 of several ranks trains: if not, sums leave it alone where ranks share cores. Set before sums are
-        built, alike on all ranks.
-    """
+    """The ranks of the job as one of them sees them; built by `Cluster.connect`."""
 
     def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
         self._comms = comms
@@ -92,19 +71,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, reduction: Reduction = "auto") -> Cluster:
-        """Join the job that this process was launched in; without MPI, a job of one process.
-
-        Parameters
-        ----------
-        reduction : {"auto", "window", "allreduce", "device"}
-            How `reduce` sums; "auto" takes the node's shared memory where it pays, and for `sum_tensor` the device's
-            memory where every rank has a GPU and MPI reads it.
-
-        Raises
-        ------
-        UserError
-            If several processes were launched, but MPI is missing or does not join them.
-        """
+        """Join the job that this process was launched in; without MPI, a job of one process."""
         mpi = start_mpi()
         if mpi is None:
             log.info("one process: no MPI is installed")
@@ -134,18 +101,7 @@ class Cluster:
             meet(self._comms.world)
 
     def broadcast(self, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
-        """Rank 0's arrays on all ranks.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray, or None
-            On rank 0 the arrays (numbers, up to 8 dimensions); ignored elsewhere.
-
-        Returns
-        -------
-        list of ndarray
-            On rank 0 the given arrays, elsewhere copies of its own.
-        """
+        """Rank 0's arrays on all ranks."""
         if self.is_server and arrays is None:
             raise ValueError("rank 0 broadcasts: it has to give arrays")
         if self._comms is None:
@@ -193,15 +149,7 @@ class Cluster:
     def exchange(
         self, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
     ) -> None:
-        """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective.
-
-        Parameters
-        ----------
-        outgoing, incoming : float32 or float64 (…,), of one type
-            Parts lie one after the other from the start, in rank order; the arrays may be longer.
-        sent, received : int64 (ranks,)
-            Values of the part for, and of the part from, every rank, up to 2**31 together.
-        """
+        """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective."""
         if self._comms is None:
             incoming[: received[0]] = outgoing[: sent[0]]
             return
@@ -224,28 +172,12 @@ class Cluster:
 
         The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
         slot, with whatever was last written into it. Slots live until `close`.
-
-        Parameters
-        ----------
-        count : int
-            Number of values, the same on all ranks.
-        dtype : float32, float64 or int64
-            Their type.
-
-        Returns
-        -------
-        ndarray (count,)
-            Writable at any time outside `reduce`, also while other ranks still read the last sum.
         """
         return np.asarray(self._use_sum(count, dtype, None).slot)
 
     def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
-        """`sum_buffer` for values made on a device: the slot as a tensor there, or in host memory where sums go there.
-
-        Raises
-        ------
-        UserError
-            If the reduction is to be "device" and MPI does not read the memory of every rank's device.
+        """`sum_buffer` for values made on a device: the slot as a tensor there, or in host memory where sums go
+        there.
         """
         import torch
 
@@ -256,11 +188,6 @@ class Cluster:
 
         On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
         library's.
-
-        Returns
-        -------
-        ndarray (count,), read-only
-            Valid until this rank calls `reduce` again; it may lie in memory shared with other ranks.
         """
         result = np.asarray(self._reduced().result).view()
         result.flags.writeable = False
@@ -278,16 +205,6 @@ class Cluster:
         Called by all ranks with the same groups. They are of use until the next call: those used last keep their
         communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
         beyond that share one communicator, so messages between two ranks take different tags in different groups.
-
-        Parameters
-        ----------
-        wanted : sequence of sequences of int
-            The ranks of every group; the same group may occur twice.
-
-        Raises
-        ------
-        ValueError
-            If a group is empty or names a rank twice.
         """
         return self._groups.get([tuple(int(rank) for rank in ranks) for ranks in wanted], self.rank)
 

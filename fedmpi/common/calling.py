@@ -36,18 +36,6 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
 
     Global generators of random, numpy and torch are as before once a foreign part has been called, whatever it drew;
     the log warns of one that draws from them.
-
-    Parameters
-    ----------
-    part : Part
-    round, client : int, optional
-        What it is called for, for the message.
-
-    Raises
-    ------
-    PartFailure
-        Instead of any exception inside, SystemExit too, but UserError, PartFailure and ClientFailure, which pass as
-        they are.
     """
     if not part.foreign:
         with naming(part, round, client):
@@ -104,23 +92,7 @@ def kept_settings() -> Iterator[None]:
 
 
 def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
-    """Refuse a part of the user's own that cannot be called as its kind is.
-
-    Parameters
-    ----------
-    part : Part
-    called : callable
-        What is called, its options bound.
-    *parameters : str
-        What it is given, in order.
-    method : str
-        Its name, where it is a method of the part.
-
-    Raises
-    ------
-    UserError
-        It takes fewer or more parameters; says how it is to be written.
-    """
+    """Refuse a part of the user's own that cannot be called as its kind is."""
     if not part.foreign:
         return
     wanted = ", ".join(parameters)
@@ -144,15 +116,7 @@ def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str 
 
 
 def refuse_result(part: Part, problem: str, round: int | None = None, client: int | None = None) -> PartFailure:
-    """The failure of a part that returned what nobody can use.
-
-    Parameters
-    ----------
-    part : Part
-    problem : str
-        What it returned and what is wanted, e.g. "returned a list: return a fedmpi.Cohort".
-    round, client : int, optional
-    """
+    """The failure of a part that returned what nobody can use."""
     return PartFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
 
 
@@ -165,16 +129,7 @@ def is_complex(found: Any) -> bool:
 def failure_of(
     part: Part, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
 ) -> PartFailure:
-    """The failure of a part inside which an exception was raised; names its line.
-
-    Parameters
-    ----------
-    part : Part
-    cause : BaseException
-    problem : str
-        What is said of it.
-    round, client : int, optional
-    """
+    """The failure of a part inside which an exception was raised; names its line."""
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last

@@ -33,16 +33,7 @@ class Evenness:
 
 
 def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
-    """Evenness of usage counts.
-
-    Parameters
-    ----------
-    usage : ndarray of int64, shape (g,)
-        How often each group's units were used.
-    units : ndarray of int64, shape (g,), optional
-        Units in each group (default 1): with clients as groups and their sizes as units, the evenness of sample use
-        when a participant uses all its samples.
-    """
+    """Evenness of usage counts."""
     weight = np.ones(len(usage)) if units is None else units.astype(np.float64)
     total_units, total = weight.sum(), float((weight * usage).sum())
     if total == 0:
@@ -53,13 +44,8 @@ def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
 
 
 def gini(values: Ints, weight: Floats | None = None) -> float:
-    """Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 where all are 0.
-
-    Parameters
-    ----------
-    values : int64 (g,)
-    weight : float64 (g,), optional
-        How many there are of each value; one by default.
+    """Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 where all are
+    0.
     """
     weight = np.ones(len(values)) if weight is None else weight
     order = np.argsort(values, kind="stable")
@@ -72,15 +58,7 @@ def gini(values: Ints, weight: Floats | None = None) -> float:
 
 
 class Usage:
-    """Counts how often each client took part and, if wanted, how often each sample was used.
-
-    Parameters
-    ----------
-    clients : int
-        N.
-    samples : int
-        n, or 0 when samples are not counted (8 bytes each).
-    """
+    """Counts how often each client took part and, if wanted, how often each sample was used."""
 
     def __init__(self, clients: int, samples: int = 0):
         self.clients = np.zeros(clients, np.int64)

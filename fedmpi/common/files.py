@@ -26,19 +26,7 @@ REMEDIES = (
 
 
 def read_plain(path: Path, most: int | None = None) -> bytes:
-    """The content of a plain file: a fifo, a socket or a device would be waited for, or read, without an end.
-
-    Parameters
-    ----------
-    path : Path
-    most : int, optional
-        Bytes of the largest file that can be meant.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, is no plain file, or is larger.
-    """
+    """The content of a plain file: a fifo, a socket or a device would be waited for, or read, without an end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -70,12 +58,7 @@ def named_folder(text: str) -> Path:
 
 
 def refuse_unwritable(folder: Path, writing: bool = False) -> None:
-    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written.
-
-    Raises
-    ------
-    UserError
-    """
+    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not there.is_dir():
         raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
@@ -87,11 +70,6 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     """Write the parts, one behind the other, as one file: readers see all of it or what was there before.
 
     The content reaches the disk before the name does, and the name before this returns.
-
-    Raises
-    ------
-    OSError
-        The disk is full or the folder cannot be written; the file is as it was, and no temporary one is left.
     """
     with whole_file(path) as file:
         for part in parts:
@@ -148,13 +126,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(run: Path) -> Iterator[None]:
-    """Within: a run folder that can no longer be written, such as on a full disk, is said in one sentence.
-
-    Raises
-    ------
-    RunFailure
-        Instead of the OSError.
-    """
+    """Within: a run folder that can no longer be written, such as on a full disk, is said in one sentence."""
     try:
         yield
     except OSError as error:

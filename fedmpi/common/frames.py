@@ -15,22 +15,7 @@ NOT_THEIRS = (
 
 
 def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
-    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote.
-
-    Parameters
-    ----------
-    frames : iterable of FrameSummary
-        From the outermost call on.
-    source : Path, optional
-        A file that is the user's wherever it lies.
-    typed_in : bool
-        Whether lines without a file are the user's too, as those of a notebook's cells, whose files only Python knows.
-
-    Returns
-    -------
-    str
-        "" where there is no such line.
-    """
+    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote."""
     found = ""
     for frame in frames:
         path = Path(frame.filename).resolve()

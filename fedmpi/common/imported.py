@@ -17,19 +17,7 @@ from fedmpi.common.made_with import OBJECT
 
 
 def load(path: str, key: str) -> Any:
-    """The object at "package.module:object"; the working directory is searched last.
-
-    Parameters
-    ----------
-    path : str
-    key : str
-        Where the user wrote it, for messages.
-
-    Raises
-    ------
-    UserError
-        When the module cannot be imported or has no such object.
-    """
+    """The object at "package.module:object"; the working directory is searched last."""
     module_name, _, name = path.partition(":")
     if name.endswith(OBJECT):
         raise UserError(

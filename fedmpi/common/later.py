@@ -15,11 +15,6 @@ class Later:
             import torch
         else:
             torch = Later("torch")
-
-    Parameters
-    ----------
-    name : str
-        Of the module.
     """
 
     def __init__(self, name: str):

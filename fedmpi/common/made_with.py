@@ -39,13 +39,6 @@ def made_with(made: Any, names: list[str]) -> dict[str, Any] | None:
 
     They are what the constructor was given, or, in classes that nothing marks, the attributes that have the options'
     names. An object that its class does not make so again, because it was changed since or made otherwise, has none.
-
-    Parameters
-    ----------
-    made : object
-        Of a class.
-    names : list of str
-        The options of the class.
     """
     own = getattr(made, "__dict__", {})
     options = own.get(NOTED)

@@ -28,23 +28,12 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a part: a keyword-only parameter of its function or constructor.
-
-    Attributes
-    ----------
-    name : str
-    default : object
-        `REQUIRED` where there is none.
-    annotation : object
-        The type of its values; `Any` where its author wrote none.
-    doc : str
-        What the docstring's section "Parameters" says about it, on one line; "" where it says nothing.
-    """
+    """One option of a part: a keyword-only parameter of its function or constructor."""
 
     name: str
-    default: Any = REQUIRED
-    annotation: Any = Any
-    doc: str = ""
+    default: Any = REQUIRED  # `REQUIRED` where there is none
+    annotation: Any = Any  # The type of its values; `Any` where its author wrote none
+    doc: str = ""  # What the docstring's section "Parameters" says about it, on one line; "" where it says nothing
 
     @property
     def type(self) -> str:
@@ -52,13 +41,7 @@ class Option:
         return _type_text(self.annotation)
 
     def converted(self, value: Any) -> Any:
-        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple.
-
-        Raises
-        ------
-        ValueError
-            When the value is of another type or out of range; says what is expected.
-        """
+        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple."""
         if reason := mistaken(self.annotation, value):
             raise ValueError(reason)
         if self._adapter is None:
@@ -78,14 +61,7 @@ class Option:
 
 
 def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
-    """The options of a function or class, and whether it takes others of any name (**options).
-
-    Parameters
-    ----------
-    found : function or class
-    positional : bool
-        Whether all parameters but the first are options, as those of models are.
-    """
+    """The options of a function or class, and whether it takes others of any name (**options)."""
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except Exception:  # callables written in C have none, others fail when asked: the call itself complains

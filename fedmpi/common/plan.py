@@ -21,47 +21,25 @@ def read_only(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Plan:
-    """One round as decided by the server.
+    """One round as decided by the server."""
 
-    Attributes
-    ----------
-    round : int
-        t, counted from 0.
-    lr : float
-        Local learning rate of the round.
-    clients : int64 (m,)
-        Participants, sorted.
-    coefficients : float64 (m,)
-        Raw factor of each participant's update in the sum; times the samples it used, to the power `per_sample`.
-    per_sample : int
-        0: coefficients are those of updates; 1: of every sample used; 2: of every pair of samples used.
-    normalise : bool
-        Whether the sum is divided by its total weight.
-    probability : float
-        Probability p with which a sample of a participant is used (1 = all of them).
-    mediators : int64 (m,) or (0,)
-        Mediator of each participant; empty in a star.
-    one_step : bool
-        Whether this is an opening round: everybody takes a single step.
-    coming : int64 (c,)
-        Clients that will take part in the next round, to be read ahead; empty where that is not known or of no use.
-    balance : float64 (1 + workers,) or (0,)
-        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.as_array`).
-    facts : dict
-        What the record says about the decision (rank 0 only, not sent).
-    """
-
-    round: int
-    lr: float
-    clients: Ints
+    round: int  # t, counted from 0
+    lr: float  # Local learning rate of the round
+    clients: Ints  # (m,): Participants, sorted
+    # (m,): Raw factor of each participant's update in the sum; times the samples it used, to the power `per_sample`
     coefficients: Floats
-    per_sample: int
-    normalise: bool
-    probability: float = 1.0
+    per_sample: int  # 0: coefficients are those of updates; 1: of every sample used; 2: of every pair of samples used
+    normalise: bool  # Whether the sum is divided by its total weight
+    probability: float = 1.0  # Probability p with which a sample of a participant is used (1 = all of them)
+    # (m,): Mediator of each participant; empty in a star
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    one_step: bool = False
+    one_step: bool = False  # Whether this is an opening round: everybody takes a single step
+    # (c,): Clients that will take part in the next round, to be read ahead; empty where that is not known or of no use
     coming: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    # (1 + workers,): What a step costs in rows, and the workers' relative speeds, where they are measured
+    # (`Balance.as_array`)
     balance: Floats = field(default_factory=lambda: np.empty(0))
+    # What the record says about the decision (rank 0 only, not sent)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[AnyArray]:

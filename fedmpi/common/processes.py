@@ -37,24 +37,12 @@ class Process:
 
 
 def name_space() -> str:
-    """What numbers of processes refer to: in containers the same number is another process.
-
-    Raises
-    ------
-    OSError
-        The system does not say.
-    """
+    """What numbers of processes refer to: in containers the same number is another process."""
     return os.readlink("/proc/self/ns/pid")
 
 
 def start_time(pid: int) -> tuple[int, str]:
-    """When a process was started, in ticks since the system was, and the letter of its state; (0, "") without one.
-
-    Raises
-    ------
-    OSError
-        There may be one, but nothing can be opened.
-    """
+    """When a process was started, in ticks since the system was, and the letter of its state; (0, "") without one."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -36,30 +36,15 @@ Chosen = TypeVar("Chosen", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be chosen by one key of the configuration.
+    """What can be chosen by one key of the configuration."""
 
-    Attributes
-    ----------
-    name : str
-        In common nouns, as messages say it.
-    key : str
-        The key of the configuration whose value chooses it; its options stand in the same table.
-    modules : tuple of str
-        Modules that register the built-in ones; imported when asked for.
-    late : bool
-        Whether options are checked when the part is made, and not with the configuration (it takes long to import).
-    several : bool
-        Whether the key lists as many as one likes.
-    given : tuple of str
-        Keyword-only parameters that are no options: what calls the part gives them.
-    """
-
-    name: str
-    key: str
-    modules: tuple[str, ...] = ()
+    name: str  # In common nouns, as messages say it
+    key: str  # The key of the configuration whose value chooses it; its options stand in the same table
+    modules: tuple[str, ...] = ()  # Modules that register the built-in ones; imported when asked for
+    # Whether options are checked when the part is made, and not with the configuration (it takes long to import)
     late: bool = False
-    several: bool = False
-    given: tuple[str, ...] = ()
+    several: bool = False  # Whether the key lists as many as one likes
+    given: tuple[str, ...] = ()  # Keyword-only parameters that are no options: what calls the part gives them
 
     @property
     def table(self) -> str:
@@ -124,33 +109,16 @@ _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KIND
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A thing that was chosen.
+    """A thing that was chosen."""
 
-    Attributes
-    ----------
-    kind : str
-        A key of `KINDS`.
-    name : str
-        Its built-in name, or "module:object".
-    object : function or class
-        As its author wrote it.
-    marks : dict
-        What its decorator was given.
-    source : Path or None
-        The file of a foreign part; None for built-in ones and where there is no file (typed in at a prompt).
-    options : tuple of Option
-        What it can be told.
-    takes_any : bool
-        Whether it takes options of any name (**options).
-    """
-
-    kind: str
-    name: str
-    object: Any
-    marks: dict[str, Any] = field(default_factory=dict)
+    kind: str  # A key of `KINDS`
+    name: str  # Its built-in name, or "module:object"
+    object: Any  # As its author wrote it
+    marks: dict[str, Any] = field(default_factory=dict)  # What its decorator was given
+    # The file of a foreign part; None for built-in ones and where there is no file (typed in at a prompt)
     source: Path | None = None
-    options: tuple[Option, ...] = ()
-    takes_any: bool = False
+    options: tuple[Option, ...] = ()  # What it can be told
+    takes_any: bool = False  # Whether it takes options of any name (**options)
 
     @property
     def foreign(self) -> bool:
@@ -189,14 +157,7 @@ class Part:
         return next((option for option in self.options if option.name == name), None)
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options converted to their types.
-
-        Raises
-        ------
-        UserError
-            An option that the part does not have, with the nearest one; a value of another type; a missing one; one of
-            the name of the key that chooses the part.
-        """
+        """The options converted to their types."""
         required = [option.name for option in self.options if option.default is REQUIRED]
         if any(self._key_of(name) == self.key for name in (*options, *required)):
             raise UserError(f"{self.key} = {self.name!r} has an option of the name of this key: give it another one")
@@ -220,18 +181,7 @@ class Part:
         return found
 
     def make(self, options: Mapping[str, Any]) -> Any:
-        """The part ready for use: a function with its options bound, or an instance of the class.
-
-        Parameters
-        ----------
-        options : mapping
-            Names and values, as the user set them; those left out keep their defaults.
-
-        Raises
-        ------
-        UserError
-            As `checked`.
-        """
+        """The part ready for use: a function with its options bound, or an instance of the class."""
         bound = self.checked(options)
         if not inspect.isclass(self.object):
             return partial(self.object, **bound)
@@ -263,20 +213,7 @@ class Part:
 
 
 def resolve(kind: str, choice: Any) -> Part:
-    """The part behind a choice.
-
-    Parameters
-    ----------
-    kind : str
-        A key of `KINDS`.
-    choice : str or function or class
-        A built-in name; "package.module:object", where the working directory is searched last; or the object itself.
-
-    Raises
-    ------
-    UserError
-        Unknown name (with the nearest one), failing import, no such object, an object of another kind.
-    """
+    """The part behind a choice."""
     if isinstance(choice, str):
         choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # whose options may stand in the name
         registered = _registered(kind)
@@ -294,11 +231,6 @@ def describe(choice: Any) -> Part:
     """The part behind a choice whose kind is known from the object itself or from its unique built-in name.
 
     What no decorator marks is known by the names of the parameters that the contract gives it (`KIND_BY_PARAMETERS`).
-
-    Raises
-    ------
-    UserError
-        As `resolve`; or when nothing shows what kind of part it is.
     """
     if isinstance(choice, str) and ":" not in choice:
         kinds = [kind for kind in KINDS if choice in _built_in(kind)]
@@ -377,13 +309,7 @@ def parts(kind: str | None = None) -> list[Part]:
 
 
 def known_kind(kind: str) -> str:
-    """The name of a kind.
-
-    Raises
-    ------
-    UserError
-        There is no such kind; names the nearest.
-    """
+    """The name of a kind."""
     if kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
@@ -392,17 +318,7 @@ def known_kind(kind: str) -> str:
 
 
 def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:
-    """A decorator that makes a function or class a part of the given kind; it stays callable as it was.
-
-    Parameters
-    ----------
-    kind : str
-        A key of `KINDS`.
-    name : str, optional
-        Makes it a built-in part of that name.
-    **marks
-        What fedmpi must know about it before it is called.
-    """
+    """A decorator that makes a function or class a part of the given kind; it stays callable as it was."""
 
     def mark(chosen: Chosen) -> Chosen:
         if not callable(chosen):

@@ -20,18 +20,7 @@ AT_MOST = 0.1
 
 
 def explained_by_rounding(apart: float, moved: Callable[[Tensor], float], values: Tensor) -> bool:
-    """Whether a calculation alone, from values that are off by a rounding, moves about as far as two ways lie apart.
-
-    Parameters
-    ----------
-    apart : float
-        How far the two results lie apart, relative to one of them.
-    moved : callable
-        How far, in the same measure, one way's result moves when it starts from these values.
-    values : Tensor
-        What it starts from; not changed. Tried are up to TRIES values beside it, each number one unit in its last place
-        higher or lower.
-    """
+    """Whether a calculation alone, from values that are off by a rounding, moves about as far as two ways lie apart."""
     if not apart <= AT_MOST:
         return False
     generator = torch.Generator().manual_seed(0)

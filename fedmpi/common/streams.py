@@ -54,15 +54,9 @@ def _words(*numbers: int) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Streams:
-    """All random streams of one run.
+    """All random streams of one run."""
 
-    Parameters
-    ----------
-    seed : int
-        The run's seed, 0 <= seed < 2**64.
-    """
-
-    seed: int
+    seed: int  # The run's seed, 0 <= seed < 2**64
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:

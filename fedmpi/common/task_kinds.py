@@ -18,41 +18,16 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What `task.kind` chooses.
+    """What `task.kind` chooses."""
 
-    Attributes
-    ----------
-    name : str
-        As the configuration names it; also what the data say of their targets.
-    loss : str
-        The one it has unless another is chosen.
-    metrics : tuple of str
-        What is measured whatever else is chosen.
-    score : str
-        The number of a record that tells which of two models is better.
-    higher : bool
-        Whether the higher one is.
-    """
-
-    name: str
-    loss: str
-    metrics: tuple[str, ...]
-    score: str = "accuracy"
-    higher: bool = True
+    name: str  # As the configuration names it; also what the data say of their targets
+    loss: str  # The one it has unless another is chosen
+    metrics: tuple[str, ...]  # What is measured whatever else is chosen
+    score: str = "accuracy"  # The number of a record that tells which of two models is better
+    higher: bool = True  # Whether the higher one is
 
     def judged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What the built-in metrics see of a batch, a row for everything that counts once.
-
-        Parameters
-        ----------
-        outputs, targets : Tensor (b, …)
-
-        Returns
-        -------
-        outputs, targets : Tensor
-            (b, C) and (b,) of classes; (p, C) and (p,) of the p positions of tokens that count; (b, C) of labels;
-            (b, D) of numbers.
-        """
+        """What the built-in metrics see of a batch, a row for everything that counts once."""
         if self.name == "tokens":
             counts = targets != IGNORED
             return outputs[counts], targets[counts]

@@ -33,20 +33,7 @@ def show_table(
     caption: str = "",
     left: int = 1,
 ) -> None:
-    """A table, its first columns left and the others right; where it would not fit, one line a cell.
-
-    Parameters
-    ----------
-    screen : Console
-        From `console`.
-    headings : sequence of str
-        Of the columns.
-    rows : iterable of sequences of str
-    title, caption : str
-        Above and below.
-    left : int
-        Columns that are texts.
-    """
+    """A table, its first columns left and the others right; where it would not fit, one line a cell."""
     headings, *cells = [[" ".join(cell.split()) for cell in row] for row in (headings, *rows)]
     texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
     least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
@@ -84,14 +71,7 @@ def _in_lines(headings: Sequence[str], row: Sequence[str]) -> Iterator[str]:
 
 
 def paragraph(text: str, first: str = "", further: str | None = None) -> str:
-    """A text between whole words to the width of the terminal; one line where standard output is none.
-
-    Parameters
-    ----------
-    text : str
-    first, further : str
-        What stands before the first line, and before the others (as many spaces unless given).
-    """
+    """A text between whole words to the width of the terminal; one line where standard output is none."""
     further = " " * len(first) if further is None else further
     if not sys.stdout.isatty():
         return first + text

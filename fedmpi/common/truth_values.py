@@ -14,14 +14,7 @@ NUMBERS = (int, float, complex)
 
 
 def mistaken(annotation: Any, value: Any) -> str:
-    """What to give instead of true or false for a number, or of a number for true or false; "" where neither is.
-
-    Parameters
-    ----------
-    annotation : type
-        What is wanted. Of lists, tuples and tables also what they hold.
-    value : object
-    """
+    """What to give instead of true or false for a number, or of a number for true or false; "" where neither is."""
     choices = list(_alternatives(annotation))
     if isinstance(value, list | tuple | Mapping):
         found = [_mistaken_within(choice, value) for choice in choices if typing.get_origin(choice) is not None]

@@ -22,16 +22,7 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 def offsets_of(sizes: Ints) -> Ints:
-    """Where each of what lies one after another begins, and the total as the last value.
-
-    Parameters
-    ----------
-    sizes : int64 (m,)
-
-    Returns
-    -------
-    int64 (m + 1,)
-    """
+    """Where each of what lies one after another begins, and the total as the last value."""
     offsets = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
@@ -41,14 +32,6 @@ def united(some: Ints, others: Ints) -> Ints:
     """The distinct values of both, sorted.
 
     `numpy.union1d` makes the same of a hash table, in many times the time where one of both is sorted already.
-
-    Parameters
-    ----------
-    some, others : int64 (m,), (n,)
-
-    Returns
-    -------
-    int64 (at most m + n,)
     """
     both = np.sort(np.concatenate([some, others]), kind="stable")
     first = np.ones(len(both), bool)
@@ -57,19 +40,7 @@ def united(some: Ints, others: Ints) -> Ints:
 
 
 def largest_remainders(quotas: Floats, total: int) -> Ints:
-    """Quotas rounded down, the rest of the total going to the largest fractions (Hamilton's method).
-
-    Parameters
-    ----------
-    quotas : float64 (k,)
-        Not below zero, of the sum `total` but for rounding.
-    total : int
-
-    Returns
-    -------
-    int64 (k,)
-        Of the sum `total`; of equal fractions the first is favoured.
-    """
+    """Quotas rounded down, the rest of the total going to the largest fractions (Hamilton's method)."""
     whole = np.floor(quotas + TOLERANCE).astype(np.int64)
     missing = total - int(whole.sum())
     if missing >= 0:

@@ -23,15 +23,7 @@ ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epoch
 
 
 def limits(least: float, most: float, why: str) -> AfterValidator:
-    """Bounds of a number, zero let through; the refusal gives the reason.
-
-    Parameters
-    ----------
-    least, most : float
-        The smallest and the largest number that works.
-    why : str
-        Why no other does.
-    """
+    """Bounds of a number, zero let through; the refusal gives the reason."""
 
     def within(value: Any) -> Any:
         if value and not least <= value <= most:

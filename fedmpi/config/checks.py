@@ -277,12 +277,6 @@ def _refused_by_parts(c: ConfigTables) -> list[tuple[bool, str]]:
     """What chosen parts refuse themselves, by a method `refuses(config)`.
 
     Classes that are called themselves, such as those of torch.optim, are not asked: no object is made of them yet.
-
-    Raises
-    ------
-    UserError, PartFailure
-        A part of one's own has such a method with other parameters; it raises an exception, or returns what is neither
-        a sentence nor None.
     """
     refusals = []
     for part in (part for name, table in c if isinstance(table, BaseModel) for part in chosen_in(c, name)):

@@ -79,12 +79,7 @@ def made(config: ConfigTables, kind: str) -> Any:
 
 
 def check_options(config: ConfigTables) -> None:
-    """Refuse names that no part has, and options that the chosen parts do not know, lack, or cannot take.
-
-    Raises
-    ------
-    UserError
-    """
+    """Refuse names that no part has, and options that the chosen parts do not know, lack, or cannot take."""
     for name, table in config:
         if not isinstance(table, BaseModel) or not open_kinds(name):
             continue
@@ -180,22 +175,6 @@ def without_foreign_options(
     """The values without options of a preset's part that another choice has replaced.
 
     A part that was chosen in the place of the preset's has its own defaults, also of options of the same name.
-
-    Parameters
-    ----------
-    values : dict
-        {"table.key": value} of preset, file and settings together.
-    older : dict
-        Those of the preset alone.
-    origins : mapping
-        Where the user set a key.
-    tables : mapping
-        The type of each table.
-
-    Raises
-    ------
-    UserError
-        When the user set a key that neither the table nor the chosen part knows.
     """
     meant_for_another = _options_of_the_replaced(values, older, origins, tables)
     kept = {}

@@ -99,13 +99,7 @@ def put_over(older: Values, newer: Values) -> None:
 
 
 def assignments(settings: Sequence[str]) -> Values:
-    """What `--set` says, as {"part.key": value}.
-
-    Raises
-    ------
-    UserError
-        When one is no assignment.
-    """
+    """What `--set` says, as {"part.key": value}."""
     found: Values = {}
     for setting in settings:
         found |= dotted(assignment(setting))
@@ -168,12 +162,8 @@ def _plain(value: Any) -> Any:
 
 
 def values_for_digits(table: Values) -> list[tuple[str, str, str]]:
-    """(key, the preset's value, the one used) wherever a complete configuration has its preset's value for the digits.
-
-    Parameters
-    ----------
-    table : dict
-        {"part.key": value}, as `flat_table` gives it.
+    """(key, the preset's value, the one used) wherever a complete configuration has its preset's value for the
+    digits.
     """
     if table.get("preset") is None or not is_digits(table.get("data.shards", DIGITS)):
         return []
@@ -197,12 +187,8 @@ def words_about_digits(table: Values) -> str:
 
 
 def words_about_replaced(table: Values) -> str:
-    """Which options of the preset's parts other parts have with their own values, as half a sentence; "" without any.
-
-    Parameters
-    ----------
-    table : dict
-        {"part.key": value} of a complete configuration.
+    """Which options of the preset's parts other parts have with their own values, as half a
+    sentence; "" without any.
     """
     if table.get("preset") is None:
         return ""

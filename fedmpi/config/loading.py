@@ -105,34 +105,14 @@ class Config(ConfigTables):
 
 
 def load_config(path: Path | None, settings: Sequence[str] = ()) -> Config:
-    """The configuration of a TOML file (or of the defaults) with `--set` assignments on top.
-
-    Raises
-    ------
-    UserError
-        When the file cannot be read, a key is unknown or meaningless, a value is out of range or choices contradict.
-    """
+    """The configuration of a TOML file (or of the defaults) with `--set` assignments on top."""
     layers = [(str(path), read_toml(path))] if path is not None else []
     layers += [(f"--set {setting}", assignment(setting)) for setting in settings]
     return build_config(layers)
 
 
 def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any]) -> Config:
-    """The configuration that Python code describes.
-
-    Parameters
-    ----------
-    given : str, Path, mapping or Config
-        A preset's name; a TOML file (a Path, or a text that ends in .toml or holds a path); keys and values; or a
-        complete configuration.
-    overrides : mapping
-        Values by key, as {"local.lr": 0.1} or {"local": {"lr": 0.1}}, over those of `given`.
-
-    Raises
-    ------
-    UserError
-        As `load_config`.
-    """
+    """The configuration that Python code describes."""
     if not isinstance(given, str | Path | Mapping | Config):
         raise UserError(
             f"a configuration is a preset's name, a TOML file, a dict or a fedmpi.Config, not {type(given).__name__}"

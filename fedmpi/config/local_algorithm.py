@@ -39,13 +39,7 @@ def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
 
 
 def names_in(part: Part, algorithm: Any, field: str) -> tuple[str, ...]:
-    """The names that an algorithm declares in a field; a single one may stand without a tuple.
-
-    Raises
-    ------
-    UserError
-        It declares something else.
-    """
+    """The names that an algorithm declares in a field; a single one may stand without a tuple."""
     declared = getattr(algorithm, field)
     if isinstance(declared, str):
         return (declared,)

@@ -31,18 +31,6 @@ def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
 
     That are objects with methods, such as samplers and local algorithms, and classes whose options a partial binds.
     Options that are set by their keys stay as they are set.
-
-    Parameters
-    ----------
-    given : dict
-        {"table.key": value} of one source of values.
-    tables : mapping
-        The type of each table.
-
-    Raises
-    ------
-    UserError
-        Of an object with methods cannot be told what it was made with, or a partial binds what its class does not take.
     """
     found = dict(given)
     for kind in _kinds():

@@ -96,15 +96,8 @@ def is_fedmpis(name: str, key: str, table: type[BaseModel], selected: Sequence[P
 
 
 def is_own(name: str, key: str, table: type[BaseModel], selected: Sequence[Part]) -> bool:
-    """Whether a declared key of a table is an option of the user's own part, and not fedmpi's, with these parts chosen.
-
-    Parameters
-    ----------
-    name, table
-        The table's name and type.
-    key : str
-    selected : sequence of Part
-        What the keys of this table choose.
+    """Whether a declared key of a table is an option of the user's own part, and not fedmpi's, with these parts
+    chosen.
     """
     if key not in table.model_fields or is_fedmpis(name, key, table, selected):
         return False

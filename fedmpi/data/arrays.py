@@ -52,19 +52,7 @@ MOST_CLIENTS = 1 << 30
 
 
 class ArrayShard(ShardData):
-    """A shard whose arrays are in memory already.
-
-    Parameters
-    ----------
-    x, y : arrays (n, …)
-        Samples and their targets, client after client.
-    offsets : int64 (clients + 1,)
-        Client k holds rows ``offsets[k] : offsets[k + 1]``.
-    description : DataDescription
-        What they are.
-    client_ids : array (clients,), optional
-        Names of the clients; by default their indices.
-    """
+    """A shard whose arrays are in memory already."""
 
     def __init__(
         self,
@@ -342,13 +330,7 @@ class ClientArrays:
 
 
 def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
-    """The arrays that were given, or that the function of the user's own gives.
-
-    Raises
-    ------
-    UserError
-        There is no such function, its options are wrong, or it gives something else; or what it raises itself.
-    """
+    """The arrays that were given, or that the function of the user's own gives."""
     if isinstance(where, str) and where.startswith(f"{NAME}:"):
         raise UserError(
             f"data.shards = {where!r} were arrays in the memory of the program that ran: give them again, as "

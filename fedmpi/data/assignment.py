@@ -50,19 +50,7 @@ def iid(rows: int, sizes: Ints, generator: np.random.Generator) -> Rows:
 
 
 def level_down(values: Ints, removed: int, floor: int = 0) -> Ints:
-    """Take `removed` units from the largest values, levelling them, none below `floor`.
-
-    Parameters
-    ----------
-    values : int64 (N,)
-    removed : int
-        At most ``sum(max(values - floor, 0))``.
-
-    Returns
-    -------
-    int64 (N,)
-        Units taken from each.
-    """
+    """Take `removed` units from the largest values, levelling them, none below `floor`."""
     low, high = floor, int(values.max(initial=floor))
     while low < high:
         level = (low + high + 1) // 2
@@ -166,16 +154,6 @@ def systematic_counts(shares: Floats, total: int, generator: np.random.Generator
 
     Systematic rounding (Madow 1949): the shares are laid end to end on a line of length `total` in random order, and a
     client counts the points u, u + 1, u + 2, ... on its stretch, u ~ U(0, 1).
-
-    Parameters
-    ----------
-    shares : float64 (N,)
-        Non-negative, not all zero; proportions are what counts.
-    total : int
-
-    Returns
-    -------
-    int64 (N,)
     """
     order = generator.permutation(len(shares))
     ends = np.cumsum(shares[order])
@@ -200,19 +178,6 @@ def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Ge
     beyond its stock is given to a uniformly random choice of the requests; who got nothing asks again, from its mix
     restricted to the classes left (from the remaining stock's mix where its own has no mass there). Every pass
     exhausts a class or ends, so there are at most C + 1 passes.
-
-    Parameters
-    ----------
-    sizes : int64 (N,)
-    stock : int64 (C,)
-        Samples of every class; ``sum(sizes) <= sum(stock)``.
-    mixes : float64 (N, C)
-        Rows sum to one.
-
-    Returns
-    -------
-    int64 (N, C)
-        Row sums are `sizes`, column sums at most `stock`.
     """
     if sizes.sum() > stock.sum():
         raise ValueError(f"{sizes.sum()} samples asked for, {stock.sum()} in stock")

@@ -15,13 +15,7 @@ VALUES_AT_ONCE = 1 << 22
 
 
 def check_features(path: Path, x: AnyArray, description: DataDescription) -> None:
-    """Refuse features (n, …) that are not finite, or token ids outside the vocabulary.
-
-    Raises
-    ------
-    UserError
-        Names the file and the row.
-    """
+    """Refuse features (n, …) that are not finite, or token ids outside the vocabulary."""
     if x.dtype == np.uint8 or not x.size:
         return
     step = max(1, VALUES_AT_ONCE // max(1, x[0].size))
@@ -37,13 +31,7 @@ def check_features(path: Path, x: AnyArray, description: DataDescription) -> Non
 
 
 def check_counts(path: Path, shard: ShardData, classes: int) -> None:
-    """Refuse class counts (clients, C) that are not those of the labels.
-
-    Raises
-    ------
-    UserError
-        Names the file and the client.
-    """
+    """Refuse class counts (clients, C) that are not those of the labels."""
     sizes: Ints = np.diff(shard.offsets)
     step = max(1, VALUES_AT_ONCE // classes)
     for first in range(0, len(sizes), step):

@@ -46,21 +46,7 @@ def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
 
 
 def kl_divergence(counts: AnyArray, target: Floats | None = None) -> Floats:
-    """D_KL(P || Q) of every row's class distribution P from the target Q, in nats.
-
-    Parameters
-    ----------
-    counts : array (..., C)
-        Class counts; classes that are missing contribute nothing (0 log 0 = 0).
-    target : float64 (C,), optional
-        Q, the probabilities of the classes; uniform when None.
-
-    Returns
-    -------
-    float64 (...)
-        >= 0; infinite where a row holds a class of target probability 0; NaN for rows without any sample, which
-        have no distribution.
-    """
+    """D_KL(P || Q) of every row's class distribution P from the target Q, in nats."""
     from scipy.special import xlogy  # slow to import, and most runs have no mediators
 
     counts = np.asarray(counts, np.float64)
@@ -139,19 +125,7 @@ def summarise(divergences: Floats) -> DivergenceSummary:
 
 
 def pooled_counts(class_counts: Ints, groups: Ints) -> Ints:
-    """Class counts of every group's pooled data.
-
-    Parameters
-    ----------
-    class_counts : int64 (c, C)
-        Class counts of the clients.
-    groups : int64 (c,)
-        Group (mediator) of each client, 0 ... M - 1.
-
-    Returns
-    -------
-    int64 (M, C)
-    """
+    """Class counts of every group's pooled data."""
     pooled = np.zeros((int(groups.max(initial=-1)) + 1, class_counts.shape[1]), np.int64)
     np.add.at(pooled, groups, class_counts)
     return pooled

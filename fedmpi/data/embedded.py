@@ -31,13 +31,7 @@ LEVELS = 16  # pixel values are 0 ... 16
 
 
 def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
-    """The embedded digits as a store; `options` count over those written in `where`.
-
-    Raises
-    ------
-    UserError
-        An unknown key or an impossible value.
-    """
+    """The embedded digits as a store; `options` count over those written in `where`."""
     chosen = parse_options(where, options or {})
     x, y, test_x, test_y = load_digits_split()
     rows, offsets = _draw(chosen, y)
@@ -48,13 +42,7 @@ def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -
 
 
 def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
-    """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing.
-
-    Returns
-    -------
-    x, y, test_x, test_y : uint8 (n, 1, 8, 8), int64 (n,)
-        Pixels 0 ... 16.
-    """
+    """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing."""
     images, labels = _images_and_labels()
     rank = np.empty(len(labels), np.int64)  # position of an image within its class
     for label in range(CLASSES):

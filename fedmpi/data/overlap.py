@@ -44,13 +44,7 @@ def sample_hashes(x: AnyArray) -> Hashes:
 
 
 def duplicates(hashes: Mapping[str, Hashes]) -> dict[str, int]:
-    """Samples of one part with the features of a sample of another, by ``"test in training"`` and so on.
-
-    Parameters
-    ----------
-    hashes : mapping of uint64 arrays
-        Of the samples of each part that there is, by its name.
-    """
+    """Samples of one part with the features of a sample of another, by ``"test in training"`` and so on."""
     return {
         f"{one} in {other}": int(np.isin(hashes[one], hashes[other]).sum())
         for one, other in COMPARED
@@ -72,15 +66,7 @@ def duplicate_notes(found: Mapping[str, int], samples: Mapping[str, int]) -> tup
 
 
 def class_notes(labels: Mapping[str, Ints], names: Sequence[object]) -> tuple[str, ...]:
-    """One sentence for each part that alone has samples of some class.
-
-    Parameters
-    ----------
-    labels : mapping of int64 arrays
-        Of the samples of each part, by its name.
-    names : sequence
-        Of all classes.
-    """
+    """One sentence for each part that alone has samples of some class."""
     counts = {part: np.bincount(y, minlength=len(names)) for part, y in labels.items() if len(y)}
     parts, notes = sum((count > 0).astype(np.int64) for count in counts.values()), []
     for part, count in counts.items():

@@ -13,20 +13,6 @@ def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:
     With at least as many shards as workers a worker owns whole shards, else whole clients. Each boundary is the one
     nearest to an equal division of the samples that leaves every worker a shard (or client), so no worker holds more
     than its equal part plus the largest shard (or client). Workers beyond the number of clients get empty ranges.
-
-    Parameters
-    ----------
-    sizes : int64 (N,)
-        Samples of every client.
-    shard_starts : int64 (shards + 1,)
-        First client of every shard, then N.
-    workers : int
-        At least one.
-
-    Returns
-    -------
-    int64 (workers + 1,)
-        Worker w owns the clients ``boundaries[w]`` to ``boundaries[w + 1] - 1``.
     """
     if workers < 1:
         raise ValueError(f"there must be at least one worker, not {workers}")

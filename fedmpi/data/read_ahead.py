@@ -21,17 +21,10 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Ranges of a mapped file.
-
-    Attributes
-    ----------
-    mapping : mmap.mmap
-    starts, stops : int64 (k,)
-        Bytes of the mapping, starts ascending.
-    """
+    """Ranges of a mapped file."""
 
     mapping: mmap.mmap
-    starts: Ints
+    starts: Ints  # (k,): Bytes of the mapping, starts ascending
     stops: Ints
 
     def joined(self) -> ReadRequest:

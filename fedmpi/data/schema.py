@@ -55,37 +55,19 @@ def scales_of(feature_shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class DataDescription:
-    """Everything a model builder needs to know of a data set.
+    """Everything a model builder needs to know of a data set."""
 
-    Parameters
-    ----------
-    feature_shape : tuple of int
-        Shape of one sample: (channels, height, width), (length,) tokens, or (features,).
-    dtype : {"uint8", "float32", "int32"}
-        Stored dtype of the features.
-    classes : int
-        C, the values of an output: classes (of each position where targets are tokens), labels, or numbers.
-    task : {"image", "text", "vector"}
-        What a sample is.
-    vocabulary : int
-        Number of token ids; 0 unless task is "text".
-    mean, std : tuple of float
-        Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
-        (uint8) or x (float32); empty for token ids.
-    targets : {"classification", "tokens", "multilabel", "regression"}
-        What y holds (`TARGETS`).
-    target_shape : tuple of int
-        Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels.
-    """
-
-    feature_shape: tuple[int, ...]
-    dtype: str
-    classes: int
-    task: str
-    vocabulary: int
+    feature_shape: tuple[int, ...]  # Shape of one sample: (channels, height, width), (length,) tokens, or (features,)
+    dtype: str  # Stored dtype of the features
+    classes: int  # C, the values of an output: classes (of each position where targets are tokens), labels, or numbers
+    task: str  # What a sample is
+    vocabulary: int  # Number of token ids; 0 unless task is "text"
+    # Per channel of an image, or per column of a vector (d,) or series (T, C), or one for all; applied to x / 255
+    # (uint8) or x (float32); empty for token ids
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    targets: str = "classification"
+    targets: str = "classification"  # What y holds (`TARGETS`)
+    # Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels
     target_shape: tuple[int, ...] = ()
 
     @property
@@ -133,13 +115,7 @@ class DataDescription:
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
-        """The description with these entries, as JSON gives them.
-
-        Raises
-        ------
-        ValueError
-            They are of other types, or describe nothing that a model could read.
-        """
+        """The description with these entries, as JSON gives them."""
         found = TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
         found.check()
         return found
@@ -193,81 +169,46 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Understood:
-    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by `inspect`.
-
-    Parameters
-    ----------
-    sample : str
-        What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``;
-        empty where the data set's name says it.
-    target : str
-        What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``.
-    unused : tuple of (str, str)
-        Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``.
+    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by
+    `inspect`.
     """
 
+    # What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``; empty
+    # where the data set's name says it
     sample: str = ""
-    target: str = ""
+    target: str = ""  # What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``
+    # (str, str): Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``
     unused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json.
+    """The content of manifest.json."""
 
-    Parameters
-    ----------
-    dataset, partition : str
-        Names of the data set and of the law that drew the clients.
-    partition_options : dict
-        The law's options as used.
-    seed : int
-        Seed of the partition.
-    clients, samples, classes, empty_clients, dropped, skipped : int
-        N, n (training), C, clients without a sample, rows the law left out, rows that could not be read.
-    class_names : tuple of str
-        C names; may be none where samples have no class of their own.
-    description : DataDescription
-        Shape, dtype and normalisation of a sample.
-    train : tuple of ShardFile
-        Training shards in client order.
-    test : ShardFile
-        The test part.
-    val, extras, words, vectors : ShardFile or None
-        Validation part, further arrays, vocabulary, word vectors, where there are any.
-    licence, citation, command : str
-        Terms of the data set, what to cite, and the command that made the folder.
-    notes : tuple of str
-        What the reader, the partition and the writer reported.
-    understood : Understood
-        What the reader took the files for.
-    duplicates : dict
-        Samples of one part with the features of a sample of another (`fedmpi.data.overlap.duplicates`).
-    """
-
-    dataset: str
+    dataset: str  # Names of the data set and of the law that drew the clients
     partition: str
-    partition_options: dict[str, Any]
-    seed: int
-    clients: int
+    partition_options: dict[str, Any]  # The law's options as used
+    seed: int  # Seed of the partition
+    clients: int  # N, n (training), C, clients without a sample, rows the law left out, rows that could not be read
     samples: int
     classes: int
-    class_names: tuple[str, ...]
-    description: DataDescription
-    train: tuple[ShardFile, ...]
-    test: ShardFile
-    val: ShardFile | None = None
+    class_names: tuple[str, ...]  # C names; may be none where samples have no class of their own
+    description: DataDescription  # Shape, dtype and normalisation of a sample
+    train: tuple[ShardFile, ...]  # Training shards in client order
+    test: ShardFile  # The test part
+    val: ShardFile | None = None  # Validation part, further arrays, vocabulary, word vectors, where there are any
     extras: ShardFile | None = None
     words: ShardFile | None = None
     vectors: ShardFile | None = None
     empty_clients: int = 0
     dropped: int = 0
     skipped: int = 0
-    licence: str = ""
+    licence: str = ""  # Terms of the data set, what to cite, and the command that made the folder
     citation: str = ""
     command: str = ""
-    notes: tuple[str, ...] = ()
-    understood: Understood = Understood()
+    notes: tuple[str, ...] = ()  # What the reader, the partition and the writer reported
+    understood: Understood = Understood()  # What the reader took the files for
+    # Samples of one part with the features of a sample of another (`fedmpi.data.overlap.duplicates`)
     duplicates: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, str]]:
@@ -341,12 +282,7 @@ class Manifest:
 
 
 def check_targets(kind: str, description: DataDescription, where: str) -> None:
-    """Refuse data whose targets are not those of the task.
-
-    Raises
-    ------
-    UserError
-    """
+    """Refuse data whose targets are not those of the task."""
     if description.targets != kind:
         meant = (kind, description.targets) == ("classification", "regression")
         otherwise = "store them as whole numbers, where they are classes" if meant else "prepare them otherwise"
@@ -370,14 +306,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a shard folder.
-
-    Raises
-    ------
-    UserError
-        The folder or its manifest is missing, is not JSON, has another schema, lacks a key, or contradicts itself; a
-        file that it names would lie outside the folder.
-    """
+    """The manifest of a shard folder."""
     if not is_folder(folder):
         raise UserError(
             f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "

@@ -87,17 +87,7 @@ class Section:
 
 
 class ShardData:
-    """Samples of the clients of one shard, mapped on first use.
-
-    Parameters
-    ----------
-    sections : dict of Section
-        By dataset name.
-    offsets : int64 (clients + 1,)
-        Client k of the shard holds rows ``offsets[k] : offsets[k + 1]``.
-    description : DataDescription
-        What the samples and their targets are.
-    """
+    """Samples of the clients of one shard, mapped on first use."""
 
     def __init__(self, sections: dict[str, Section], offsets: Ints, description: DataDescription):
         self._sections = sections
@@ -111,13 +101,7 @@ class ShardData:
 
     @cached_property
     def y(self) -> AnyArray:
-        """Targets (n, ...) as stored, all of them looked at once.
-
-        Raises
-        ------
-        UserError
-            One is none of the classes, or no number.
-        """
+        """Targets (n, ...) as stored, all of them looked at once."""
         return targets_of(self._sections[LABELS], self._description)
 
     def requests(self, clients: Ints) -> list[ReadRequest]:
@@ -141,13 +125,7 @@ class ShardData:
 
 
 def open_train(path: Path, file: ShardFile, description: DataDescription) -> ShardData:
-    """Check a training shard against the manifest's entry and shapes.
-
-    Raises
-    ------
-    UserError
-        The file is missing, truncated, no HDF5, or disagrees with the manifest.
-    """
+    """Check a training shard against the manifest's entry and shapes."""
     check_size(path, file)
     counted = (CLASS_COUNTS,) if description.labelled else ()
     sections = _sections(path, (FEATURES, LABELS, OFFSETS, CLIENT_IDS, *counted))
@@ -186,13 +164,7 @@ def targets_of(section: Section, description: DataDescription) -> AnyArray:
 
 
 def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
-    """Where the samples of every client begin in val.h5, int64 (clients + 1,); None where the file does not say.
-
-    Raises
-    ------
-    UserError
-        They do not describe the file's samples.
-    """
+    """Where the samples of every client begin in val.h5, int64 (clients + 1,); None where the file does not say."""
     check_size(path, file)
     with _opened(path) as h5:
         if OFFSETS not in _keys(h5, path):
@@ -266,13 +238,7 @@ def _keys(h5: h5py.File, path: Path) -> list[str]:
 
 
 def _sections(path: Path, names: Iterable[str]) -> dict[str, Section]:
-    """Where the datasets of these names lie; each within the file and apart from the others.
-
-    Raises
-    ------
-    UserError
-        One is missing, or is not stored as one piece of this very file.
-    """
+    """Where the datasets of these names lie; each within the file and apart from the others."""
     with _opened(path) as h5:
         sections = {name: _section(h5, path, name) for name in names}
     end = 0

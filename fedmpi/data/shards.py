@@ -33,30 +33,7 @@ _CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
 
 
 class ShardStore:
-    """The clients of one data set; reading is lazy, sharing is by the operating system's page cache.
-
-    Parameters
-    ----------
-    manifest : Manifest
-        What the folder holds.
-    shards : sequence of ShardData
-        Training shards in client order.
-    parts : dict of (Section, Section) or arrays
-        ``"test"`` and, where there is one, ``"val"``: features and labels.
-    folder : Path or None
-        Where it lies; None for data in memory.
-    validation_offsets : int64 (N + 1,), optional
-        Where each client's validation samples begin, of data in memory.
-
-    Attributes
-    ----------
-    sizes : int64 (N,)
-        Samples of every client.
-    offsets : int64 (N + 1,)
-        Global sample positions, client after client.
-    shard_starts : int64 (shards + 1,)
-        First client of every shard, then N.
-    """
+    """The clients of one data set; reading is lazy, sharing is by the operating system's page cache."""
 
     def __init__(
         self,
@@ -117,13 +94,7 @@ class ShardStore:
         return read_arrays(self.folder / extras.name, extras)
 
     def class_counts(self, clients: Ints | None = None) -> Ints:
-        """Samples of every class held by the clients (all of them when None), int64 (m, C).
-
-        Raises
-        ------
-        UserError
-            The samples have no class each.
-        """
+        """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
         self._need_classes()
         if clients is None:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
@@ -181,13 +152,7 @@ class ShardStore:
         read_ahead(requests)
 
     def rows(self, positions: Ints) -> Samples:
-        """Features and labels at global sample positions (r,), copied, in the stored dtypes.
-
-        Parameters
-        ----------
-        positions : int64 (r,)
-            In 0 ... samples - 1; sorted positions read fastest.
-        """
+        """Features and labels at global sample positions (r,), copied, in the stored dtypes."""
         if len(self._shards) == 1:
             return _take(self._shards[0], positions)
         if len(positions) > 1 and (np.diff(positions) < 0).any():
@@ -253,14 +218,7 @@ class ShardStore:
         return int(y.shape[0])
 
     def check(self) -> None:
-        """Look at every value of the folder's files.
-
-        Raises
-        ------
-        UserError
-            Names the first feature that is not finite, token outside the vocabulary, label of no class, or class count
-            that is not that of the labels.
-        """
+        """Look at every value of the folder's files."""
         folder, manifest = self.folder or Path(), self.manifest
         for file, shard in zip(manifest.train, self._shards, strict=True):
             check_features(folder / file.name, shard.x, self.description)
@@ -285,19 +243,7 @@ def _take(shard: ShardData, rows: Ints) -> Samples:
 
 
 def open_folder(folder: Path, verify: bool = False) -> ShardStore:
-    """Open a folder written by data_prep.
-
-    Parameters
-    ----------
-    folder : Path
-    verify : bool
-        Also compare every file's sha256 with the manifest, and look at every value (reads everything twice).
-
-    Raises
-    ------
-    UserError
-        The folder or a file in it is missing, damaged or of another schema.
-    """
+    """Open a folder written by data_prep."""
     manifest = read_manifest(folder)
     described = manifest.description
     shards = [open_train(folder / file.name, file, described) for file in manifest.train]

@@ -34,19 +34,8 @@ _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
 class Normaliser:
-    """Stored features to model input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32, int32 unchanged.
-
-    Parameters
-    ----------
-    description : DataDescription
-        Mean and standard deviation per channel or column (`fedmpi.data.schema.scales_of`), or one for all.
-    device : torch.device
-        Where the result lies; features travel there in their stored, small dtype.
-
-    Attributes
-    ----------
-    scale, shift : float32 (channels, 1, …) or None
-        A stored value x becomes x · scale + shift; None where it stays as it is.
+    """Stored features to model input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32, int32
+    unchanged.
     """
 
     def __init__(self, description: DataDescription, device: torch.device):
@@ -104,24 +93,6 @@ class ClientData:
     """Samples of the clients of a store, ready for a model.
 
     Tensors returned may share memory with later calls: treat them as read-only.
-
-    Parameters
-    ----------
-    store : ShardStore
-        Where the samples lie.
-    device : torch.device or str
-        Where the tensors shall lie.
-    resident_bytes : int, optional
-        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing. By default what the
-        device affords: `RESIDENT_BYTES` in host memory, half of a GPU's free memory.
-    standardise : bool
-        Whether mean and deviation of the data set are used; without, bytes become [0, 1] and other numbers stay.
-
-    Attributes
-    ----------
-    sizes : int64 (N,)
-        Samples of every client.
-    description : DataDescription
     """
 
     def __init__(
@@ -141,21 +112,7 @@ class ClientData:
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
-        """Samples of one client.
-
-        Parameters
-        ----------
-        client : int
-            Index in the store.
-        rows : int64 (r,) or None
-            Local rows in 0 ... sizes[client] - 1, in the order wanted; None for all.
-
-        Returns
-        -------
-        x : float32 or int32 (r, \\*feature_shape)
-        y : int64 (r,)
-            The targets: int64 (r, L) for tokens, float32 (r, \\*target_shape) for labels and numbers.
-        """
+        """Samples of one client."""
         client = int(client)
         kept = self._kept.get(client)
         if kept is not None:
@@ -170,20 +127,7 @@ class ClientData:
         return tensors
 
     def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
-        """Samples of several clients, concatenated client after client, in one gather.
-
-        Parameters
-        ----------
-        clients : int64 (m,)
-            Indices in the store.
-        rows_of : m entries, int64 (r,) or None
-            Local rows of each client; None for all.
-
-        Returns
-        -------
-        x : float32 or int32 (sum of r, \\*feature_shape)
-        y : int64 (sum of r,)
-        """
+        """Samples of several clients, concatenated client after client, in one gather."""
         return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
 
     def labels(self, client: int) -> Ints:
@@ -210,13 +154,6 @@ class ClientData:
         """Samples at places of the training or of the validation part, in ascending order and each once.
 
         Neighbours, as all samples of clients that follow one another are, are read without a gather.
-
-        Parameters
-        ----------
-        positions : int64 (r,)
-            Of training samples as of `load_positions`; of validation samples rows of `validation`.
-        held_out : bool
-            Whether they are validation samples.
         """
         start, stop = int(positions[0]), int(positions[-1]) + 1
         together = stop - start == len(positions)
@@ -263,16 +200,7 @@ def resident_budget(free_bytes: int | None) -> int:
 
 
 class Residence:
-    """Says of one piece of data after another whether it stays in memory.
-
-    Parameters
-    ----------
-    budget : int
-        Bytes that may stay.
-    free_bytes : callable, optional
-        Free memory of the device now. What is free at the start beyond the budget is never taken: ranks may share a
-        device, each with a budget of its own, and others compute there.
-    """
+    """Says of one piece of data after another whether it stays in memory."""
 
     def __init__(self, budget: int, free_bytes: Callable[[], int] | None = None):
         self._left, self._free_bytes = budget, free_bytes

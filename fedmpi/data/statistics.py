@@ -31,28 +31,7 @@ def statistics(
     at_most: int = STATISTICS_ROWS,
     columns: bool = False,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of x / scale over at most `at_most` evenly spaced rows.
-
-    Parameters
-    ----------
-    read : callable
-        ``read(rows)`` gives features (r, C, ...), or (r, d) for one channel over all values.
-    rows : int64 array
-        The rows to take into account.
-    channels : int
-        C.
-    scale : float
-        255 for uint8, else 1.
-    at_most : int
-        Rows read.
-    columns : bool
-        Features are (r, C) or (r, T, C), whose columns may differ in scale: all rows are read, and their offsets
-        subtracted before they are squared.
-
-    Returns
-    -------
-    mean, std : tuples of C floats; a constant channel gets a standard deviation of 1.
-    """
+    """Mean and standard deviation of each channel of x / scale over at most `at_most` evenly spaced rows."""
     if not columns:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), at_most)).astype(np.int64))]
     offset = np.zeros(channels)

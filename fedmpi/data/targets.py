@@ -47,13 +47,7 @@ def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, 
 
 
 def targets_like(y: AnyArray, declared: str | None) -> str:
-    """What targets (n, …) are: as said, or as they look.
-
-    Raises
-    ------
-    UserError
-        They cannot be what was said.
-    """
+    """What targets (n, …) are: as said, or as they look."""
     if declared is not None and declared not in TARGETS:
         raise UserError(f"{NAME}: targets = {declared!r} is unknown: choose {', '.join(map(repr, TARGETS))}")
     if y.dtype.kind not in "buif" and y.size:

@@ -28,20 +28,9 @@ class Mark:
 
 
 class DataWatch:
-    """Watches the files that a store reads; for data in memory there is nothing to watch.
+    """Watches the files that a store reads; for data in memory there is nothing to watch."""
 
-    Parameters
-    ----------
-    store : ShardStore
-        Just opened, so that its files have the sizes that the manifest says.
-
-    Attributes
-    ----------
-    latest : DataWatch or None
-        The one of the process's latest run.
-    """
-
-    latest: DataWatch | None = None
+    latest: DataWatch | None = None  # The one of the process's latest run
 
     def __init__(self, store: ShardStore):
         folder, files = store.folder, store.manifest.files()
@@ -59,11 +48,6 @@ class DataWatch:
         """Compare all files with what they were.
 
         One with another time or place but the same content, such as one that was copied back, is none that changed.
-
-        Raises
-        ------
-        RunFailure
-            One of them is gone or holds something else.
         """
         for path, mark in self._marks.items():
             now = _mark(path)

@@ -22,31 +22,17 @@ MAY_DIFFER = ("h5py", "hdf5", "mpi4py", "mpi", "system", "torch_cuda", "cores_of
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to know.
+    """One thing to know."""
 
-    Attributes
-    ----------
-    level : {"problem", "warning"}
-        Whether a run is impossible, or only slower or less than it could be.
-    text : str
-        What, where, and what to do.
-    """
-
-    level: Literal["problem", "warning"]
-    text: str
+    level: Literal["problem", "warning"]  # Whether a run is impossible, or only slower or less than it could be
+    text: str  # What, where, and what to do
 
     def __str__(self) -> str:
         return f"{self.level}: {self.text}"
 
 
 def advise(ranks: Sequence[Findings]) -> list[Advice]:
-    """All advice on a job, problems first.
-
-    Parameters
-    ----------
-    ranks : sequence of dict
-        The findings of every rank, in rank order.
-    """
+    """All advice on a job, problems first."""
     found = [Advice(level, text) for check in CHECKS for level, text in check(ranks)]
     return sorted(found, key=lambda advice: advice.level)
 

@@ -18,14 +18,7 @@ from fedmpi.doctor.findings import Findings, find
 
 
 def examine(show: Callable[[list[Findings], list[Advice]], None]) -> bool:
-    """Let all ranks look around; whether a run could start, the same on all of them.
-
-    Parameters
-    ----------
-    show : callable
-        Is given the findings of all ranks, in rank order, and the advice on them, on rank 0. Where the launcher started
-        several processes that MPI did not join, each is alone, and the launcher's first one speaks.
-    """
+    """Let all ranks look around; whether a run could start, the same on all of them."""
     try:
         cluster = Cluster.connect()
     except UserError as error:
@@ -65,15 +58,7 @@ def _sees_folder(cluster: Cluster) -> bool:
 
 
 def examination_text(ranks: Sequence[Findings], advice: Sequence[Advice], site: Path) -> str:
-    """What the ranks have found, and what to do about it, as text.
-
-    Parameters
-    ----------
-    ranks : sequence of dict
-    advice : sequence of Advice
-    site : Path
-        Where the site's settings would stand.
-    """
+    """What the ranks have found, and what to do about it, as text."""
     first = ranks[0]
     launched = "by itself" if first["launched_by"] == "nothing" else f"{first['launched']} by {first['launched_by']}"
     rows = [

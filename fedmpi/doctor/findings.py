@@ -29,17 +29,7 @@ Findings = dict[str, Any]
 
 
 def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] | None = None) -> Findings:
-    """Everything that this rank can say of itself.
-
-    Parameters
-    ----------
-    cluster : Cluster or None
-        The job that this process has joined; None where it could not.
-    trouble : str
-        Why not.
-    environ : mapping, optional
-        The environment variables; this process's by default.
-    """
+    """Everything that this rank can say of itself."""
     environ = os.environ if environ is None else environ
     launch = read_launch(environ)
     return {

@@ -24,13 +24,7 @@ def is_run(folder: Path) -> bool:
 
 
 def show_classes(folder: Path, console: Console) -> None:
-    """Print precision, recall and F1 of each class on the test part, and the classes that are mixed up most.
-
-    Raises
-    ------
-    UserError
-        The run left no confusion matrix.
-    """
+    """Print precision, recall and F1 of each class on the test part, and the classes that are mixed up most."""
     found = read_confusion(folder)
     scores = found.classes()
     shown = sorted(scores, key=lambda one: one["f1"])[:MOST_SHOWN] if len(scores) > MOST_SHOWN else scores

@@ -49,21 +49,12 @@ _COLOURS = {"accuracy": "#2a6f97", "tuned_accuracy": "#e07a1f", "loss": "#2a6f97
 
 @dataclass(frozen=True)
 class ClientsOfRun:
-    """The evaluations of a run's clients.
-
-    Attributes
-    ----------
-    folder : Path
-    table, last : Columns
-        All rows, and those of the last evaluation.
-    rows : str
-        What the clients were evaluated on, in words; "" of a run that is not finished.
-    """
+    """The evaluations of a run's clients."""
 
     folder: Path
-    table: Columns
+    table: Columns  # All rows, and those of the last evaluation
     last: Columns
-    rows: str
+    rows: str  # What the clients were evaluated on, in words; "" of a run that is not finished
 
     @property
     def score(self) -> str:
@@ -103,13 +94,7 @@ class ClientsOfRun:
         )
 
     def plot(self, path: Path) -> None:
-        """Draw the distribution over the run, and the last scores against size, use and label mix.
-
-        Raises
-        ------
-        UserError
-            As `check_picture`, or when the file cannot be written.
-        """
+        """Draw the distribution over the run, and the last scores against size, use and label mix."""
         check_picture(path)
         from matplotlib.figure import Figure
 
@@ -173,13 +158,7 @@ class ClientsOfRun:
 
 
 def inspect_clients(folder: Path) -> ClientsOfRun:
-    """Read what a run found out about its clients.
-
-    Raises
-    ------
-    UserError
-        The folder is none of a run, or tells nothing about clients yet, or its file is damaged.
-    """
+    """Read what a run found out about its clients."""
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds no run: there is no config.toml in it")
     table = read_clients(folder)

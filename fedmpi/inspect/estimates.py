@@ -25,76 +25,28 @@ SMALLEST_DRAWN = 1e-6
 
 @dataclass(frozen=True)
 class Assessment:
-    """One mechanism on the user's own clients.
+    """One mechanism on the user's own clients."""
 
-    Attributes
-    ----------
-    mechanism : str
-        Its name in the configuration.
-    epsilon, threshold : float, int
-        ε of one answer, and M.
-    clients, samples : int
-        How many clients are asked, and the total of their sizes (its mean, when some of all are asked).
-    clipped_fraction : float
-        Share of the clients above M − 1.
-    bias : float
-        E[Ñ] − n before the floor, in samples: what clipping hides, plus one for every empty client, which answers 1.
-    standard_deviation : float
-        Of Ñ before the floor, in samples.
-    relative_error : float
-        Root mean square error of Ñ before the floor, divided by n.
-    floor_probability : float
-        Chance that Ñ falls below N and is floored.
-    saturation_probability : float
-        Chance that p = K/Ñ is capped at 1, so that every sample is used.
-    drawn_low, drawn_high : float
-        5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ); K is wanted.
-    """
-
-    mechanism: str
-    epsilon: float
+    mechanism: str  # Its name in the configuration
+    epsilon: float  # ε of one answer, and M
     threshold: int
-    clients: int
+    clients: int  # How many clients are asked, and the total of their sizes (its mean, when some of all are asked)
     samples: int
-    clipped_fraction: float
+    clipped_fraction: float  # Share of the clients above M − 1
+    # E[Ñ] − n before the floor, in samples: what clipping hides, plus one for every empty client, which answers 1
     bias: float
-    standard_deviation: float
-    relative_error: float
-    floor_probability: float
-    saturation_probability: float
-    drawn_low: float
+    standard_deviation: float  # Of Ñ before the floor, in samples
+    relative_error: float  # Root mean square error of Ñ before the floor, divided by n
+    floor_probability: float  # Chance that Ñ falls below N and is floored
+    saturation_probability: float  # Chance that p = K/Ñ is capped at 1, so that every sample is used
+    drawn_low: float  # 5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ); K is wanted
     drawn_high: float
 
 
 def assess(
     sizes: Ints, epsilon: float, threshold: int, wanted: int, participants: int | None = None
 ) -> list[Assessment]:
-    """Every private mechanism on given clients.
-
-    Parameters
-    ----------
-    sizes : int64 (N,)
-        True sizes of all clients.
-    epsilon : float
-        ε of one answer.
-    threshold : int
-        M.
-    wanted : int
-        K, the samples wanted per round.
-    participants : int, optional
-        m, when only a round's participants are asked (`samples.asked = "participants"`): the numbers are those of m
-        clients of average kind. None = all clients are asked.
-
-    Returns
-    -------
-    list of Assessment
-        Smallest relative error first.
-
-    Raises
-    ------
-    UserError
-        If there are no clients, or a setting is out of range.
-    """
+    """Every private mechanism on given clients."""
     if sizes.size == 0 or sizes.sum() == 0:
         raise UserError("there is nothing to estimate: no client holds a sample")
     if participants is not None and not 1 <= participants <= sizes.size:
@@ -142,17 +94,7 @@ def _assess_one(
 
 
 def print_assessments(assessments: list[Assessment], wanted: int, console: Console) -> None:
-    """Print the assessments as a table, with one line of advice.
-
-    Parameters
-    ----------
-    assessments : list of Assessment
-        From `assess`.
-    wanted : int
-        K.
-    console : rich.console.Console
-        Where to print.
-    """
+    """Print the assessments as a table, with one line of advice."""
     best = assessments[0]
     show_table(
         console,
@@ -191,20 +133,7 @@ def advice(assessments: list[Assessment]) -> str:
 
 
 def plot(sizes: Ints, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None) -> None:
-    """Draw the relative error of every mechanism against M and against ε, around the given values.
-
-    Parameters
-    ----------
-    sizes, epsilon, threshold, wanted, participants
-        As for `assess`.
-    path : Path
-        The picture; its suffix chooses the format.
-
-    Raises
-    ------
-    UserError
-        If the picture cannot be written (`inspection_plot.check_picture`), or a setting is out of range.
-    """
+    """Draw the relative error of every mechanism against M and against ε, around the given values."""
     check_picture(path)
     from matplotlib.figure import Figure  # slow to import
 

@@ -10,13 +10,7 @@ from fedmpi.common.terminal import paragraph
 
 
 def list_parts(kind: str | None) -> None:
-    """Print the built-in parts of a kind, or of all kinds.
-
-    Raises
-    ------
-    UserError
-        When there is no such kind.
-    """
+    """Print the built-in parts of a kind, or of all kinds."""
     for name in [known_kind(kind)] if kind is not None else KINDS:
         found = parts(name)
         if found:
@@ -31,13 +25,7 @@ def list_parts(kind: str | None) -> None:
 
 
 def show_part(choice: str, kind: str | None) -> None:
-    """Print one part, built-in or of the user's own.
-
-    Raises
-    ------
-    UserError
-        When there is no such part, or nothing tells its kind.
-    """
+    """Print one part, built-in or of the user's own."""
     part = describe(choice) if kind is None else resolve(known_kind(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     if part.title:

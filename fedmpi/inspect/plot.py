@@ -26,13 +26,7 @@ _SMALLEST = 2.0  # square points: one sample among thousands is still seen
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything else is done.
-
-    Raises
-    ------
-    UserError
-        matplotlib is not installed, the ending is unknown to it, or the folder is missing.
-    """
+    """Refuse a picture that could not be written, before anything else is done."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
@@ -48,11 +42,6 @@ def write_plot(store: ShardStore, path: Path) -> None:
     """Write the picture in the format that the file name's ending asks for.
 
     Above `CLIENTS_SHOWN` clients the bubbles show as many, evenly spaced over the clients; the histogram shows all.
-
-    Raises
-    ------
-    UserError
-        As `check_picture`, or when the file cannot be written.
     """
     check_picture(path)
     from matplotlib.figure import Figure

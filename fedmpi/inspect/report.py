@@ -60,15 +60,7 @@ class Heterogeneity:
 
 
 def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) -> Heterogeneity:
-    """All measures of a partition.
-
-    Parameters
-    ----------
-    sizes : int64 (N,)
-    count_blocks : callable or None
-        Gives the class counts (m, C) of all clients in blocks; called twice. None where samples have no class: what is
-        made of them is then 0.
-    """
+    """All measures of a partition."""
     if count_blocks is None:
         nothing = np.zeros(0, np.int64)
         return Heterogeneity(*_of_sizes(sizes), (0, 0.0, 0), 0.0, 0.0, 0.0, nothing)
@@ -105,19 +97,11 @@ def _of_sizes(sizes: Ints) -> tuple[int, int, int, tuple[float, float, float, fl
 
 @dataclass(frozen=True)
 class Inspection:
-    """A store and its measures.
-
-    Parameters
-    ----------
-    store : ShardStore
-    measures : Heterogeneity
-    verified : bool
-        Checksums were compared.
-    """
+    """A store and its measures."""
 
     store: ShardStore
     measures: Heterogeneity
-    verified: bool
+    verified: bool  # Checksums were compared
 
     def render(self, console: Console) -> None:
         """Print the table."""
@@ -181,18 +165,5 @@ def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
 
 
 def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[str, Any] | None = None) -> Inspection:
-    """Open and measure a shard folder, or "digits".
-
-    Parameters
-    ----------
-    path : Path or str
-        As ``data.shards``.
-    verify : bool
-        Compare every file's sha256 with the manifest.
-
-    Raises
-    ------
-    UserError
-        As `fedmpi.data.opening.open_store`.
-    """
+    """Open and measure a shard folder, or "digits"."""
     return inspect_store(open_store(path, digits_options, verify), verify)

@@ -29,40 +29,19 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training job as it is asked for.
+    """A training job as it is asked for."""
 
-    Attributes
-    ----------
-    config : Path or None
-        The configuration file that every rank reads.
-    settings : tuple of str
-        What follows `--set`; "%a" stands for the number of the array's task.
-    run : str
-        The folder of the run; of an array, of the task's, with "%a" in it.
-    log : str
-        The file for what the job prints, in sbatch's notation.
-    name : str
-        The job's.
-    folder : Path
-        The working directory.
-    nodes, ranks_per_node, gpus_per_node : int
-    seconds : int
-        The time limit.
-    array : str
-        What `sbatch --array` is told; "" for a single job.
-    """
-
-    config: Path | None
-    settings: tuple[str, ...]
-    run: str
-    log: str
-    name: str
-    folder: Path
+    config: Path | None  # The configuration file that every rank reads
+    settings: tuple[str, ...]  # What follows `--set`; "%a" stands for the number of the array's task
+    run: str  # The folder of the run; of an array, of the task's, with "%a" in it
+    log: str  # The file for what the job prints, in sbatch's notation
+    name: str  # The job's
+    folder: Path  # The working directory
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
-    seconds: int
-    array: str = ""
+    seconds: int  # The time limit
+    array: str = ""  # What `sbatch --array` is told; "" for a single job
 
     @property
     def ranks(self) -> int:
@@ -71,19 +50,7 @@ class TrainingJob:
 
 
 def submitted_script(job: TrainingJob, site: Site, flavour: str, prefix: Path, python: str) -> str:
-    """The script of one job.
-
-    Parameters
-    ----------
-    job : TrainingJob
-    site : Site
-    flavour : {"mpich", "openmpi", "cray"}
-        The MPI that the ranks load.
-    prefix : Path
-        The environment that submits: its mpiexec is used where the site names "mpiexec" and no environment of its own.
-    python : str
-        The Python of that environment.
-    """
+    """The script of one job."""
     words = ["train", *([str(job.config)] if job.config else [])]
     words += [word for setting in job.settings for word in ("--set", setting)]
     words += ["--out", job.run]
@@ -156,12 +123,8 @@ def fill_template(template: str, **slots: str) -> str:
 
 
 def seconds_of(time: str) -> int:
-    """A time limit as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-
-    Raises
-    ------
-    UserError
-        It is none, or 0.
+    """A time limit as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-
+    hours[:minutes[:seconds]].
     """
     found = _TIME.fullmatch(time.strip())
     if found is None:
@@ -186,13 +149,7 @@ def shown_time(seconds: int) -> str:
 
 
 def tasks_of(array: str) -> list[int]:
-    """The numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" behind it to run two at a time.
-
-    Raises
-    ------
-    UserError
-        It is none.
-    """
+    """The numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" behind it to run two at a time."""
     listed, limit, at_once = array.partition("%")
     wrong = UserError(f"--array {array}: give numbers and ranges, as 0-3 or 1,5,7 or 0-99%10 (ten at a time)")
     if limit and not (at_once.isdigit() and int(at_once)):

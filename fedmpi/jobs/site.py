@@ -104,19 +104,7 @@ def site_file(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def load_site(path: Path, gpus: bool = False) -> Site:
-    """The settings that a file holds; the defaults where there is none.
-
-    Parameters
-    ----------
-    path : Path
-    gpus : bool
-        Whether the job has GPUs: keys of the table [gpu] then win over those before it.
-
-    Raises
-    ------
-    UserError
-        The file cannot be read, holds a key that there is not (the nearest one is named), or a value of another kind.
-    """
+    """The settings that a file holds; the defaults where there is none."""
     if not os.path.lexists(path):
         return Site()
     table = read_toml(path)

@@ -65,26 +65,7 @@ def prepare_submission(
     time: str,
     array: str = "",
 ) -> Submission:
-    """Check a job as `fedmpi train` and SLURM would, and write its script's text.
-
-    Parameters
-    ----------
-    config, settings
-        The configuration file and what follows `--set`; "%a" in settings stands for the number of an array's task.
-    out : Path
-        The folder of the run; of an array without "%a" in it, every task has the folder of its number there.
-    nodes, ranks_per_node, gpus_per_node : int
-    time : str
-        The time limit, as sbatch reads it.
-    array : str
-        What `sbatch --array` is told.
-
-    Raises
-    ------
-    UserError
-        The configuration (of a task), the data, a number, the time, the array or the site's settings are wrong; or the
-        tasks of the array would all be the same run.
-    """
+    """Check a job as `fedmpi train` and SLURM would, and write its script's text."""
     for name, number, least in (
         ("--nodes", nodes, 1),
         ("--ranks-per-node", ranks_per_node, 1),
@@ -124,18 +105,7 @@ def prepare_submission(
 
 
 def submit(submission: Submission) -> str:
-    """Write the script into the run's folder and hand it to SLURM.
-
-    Returns
-    -------
-    str
-        The job's number.
-
-    Raises
-    ------
-    UserError
-        There is no sbatch, it refuses the job, or the folder cannot be written.
-    """
+    """Write the script into the run's folder and hand it to SLURM."""
     if shutil.which("sbatch") is None:
         raise UserError(NO_SBATCH)
     folder, script = submission.folder, submission.folder / SCRIPT

@@ -34,23 +34,7 @@ ROWS_AT_ONCE = 2000
 
 
 class ClientMeasures:
-    """Measures clients.
-
-    Parameters
-    ----------
-    config : Config
-        Names the model.
-    data : DataSource
-        The clients' samples.
-    streams : Streams
-        For models that draw by themselves.
-    device : torch.device
-        Where the samples are.
-    rank : int
-        Named in failures.
-    loss : Loss
-        What is measured.
-    """
+    """Measures clients."""
 
     def __init__(
         self,
@@ -70,22 +54,7 @@ class ClientMeasures:
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
-        """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples.
-
-        Parameters
-        ----------
-        round : int
-            Keys the streams of models that draw.
-        w : Tensor (d,)
-        clients : int64 (k,)
-        names : sequence of str
-            Of `decorators.MEASURABLE`.
-
-        Raises
-        ------
-        ClientFailure
-            Anything raised for a client, or a number that is not finite.
-        """
+        """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples."""
         columns = {name: np.full(len(clients), np.nan) for name in names}
         held = np.flatnonzero(self.data.sizes[clients] > 0)
         if "loss" in columns or "accuracy" in columns:
@@ -132,11 +101,6 @@ def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: L
     The batches and the dropout masks are those of the round: a client that takes part makes this very update, before it
     is compressed, clipped or attacked with. NaN for clients with too few samples to train on, and for those who diverge
     where these are left out of rounds.
-
-    Raises
-    ------
-    ClientFailure
-        As `SequentialEngine.train`.
     """
     norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
     for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():

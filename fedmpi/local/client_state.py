@@ -26,17 +26,6 @@ class ClientState:
 
     A record, all vectors of a client, stays where it was first written: in memory while there is room, else in a
     temporary file that has no name and vanishes with the process.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the vectors; a record holds them in this order.
-    values : int
-        d, the length of each.
-    dtype : torch.dtype
-        float32 or float64.
-    memory : float
-        Bytes that records may take in this rank's memory.
     """
 
     def __init__(self, names: Sequence[str], values: int, dtype: torch.dtype, memory: float):

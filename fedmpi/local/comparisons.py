@@ -30,22 +30,7 @@ ROWS_AT_ONCE = 2000
 
 
 class LocalLosses:
-    """How much better than the global model a client's own model is on the client's data.
-
-    Parameters
-    ----------
-    config : Config
-        Names the model.
-    data : DataSource
-        The clients' samples.
-    device : torch.device
-        Where the samples are.
-    streams : Streams
-        What a model or loss draws in evaluation mode comes from (CLIENT_EVALUATION, round, client): the same for two
-        models of a client in a round.
-    loss : Loss
-        What is measured.
-    """
+    """How much better than the global model a client's own model is on the client's data."""
 
     def __init__(
         self,
@@ -88,20 +73,7 @@ class LocalLosses:
 
 
 class Reference:
-    """A model that the run is compared with, e.g. that of centralised training.
-
-    Parameters
-    ----------
-    path : str
-        A `model.safetensors` as a run leaves it.
-    model : FlatModel
-        Of the same module; used for its shape.
-
-    Raises
-    ------
-    UserError
-        When the file cannot be read or holds another model.
-    """
+    """A model that the run is compared with, e.g. that of centralised training."""
 
     def __init__(self, path: str, model: FlatModel):
         try:

@@ -35,14 +35,6 @@ class EngineTrial:
     Every rank times the candidates on some of its own clients, and compares what a few steps of two clients give;
     rank 0 adds the times up and tells the quicker one. Where the batched engine is named by the user, or was chosen
     before the run was resumed, it is compared alone.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    engine : LocalEngine
-        Nothing is to be decided unless it is a `CompositeEngine` with candidates, or trains side by side.
-    largest : int
-        Samples of the largest client: where even this one is merged, nothing is to be decided either.
     """
 
     def __init__(self, cluster: Cluster, engine: LocalEngine, largest: int):
@@ -58,13 +50,7 @@ class EngineTrial:
         return isinstance(self.engine, CompositeEngine) and bool(self.engine.candidates)
 
     def recall(self, folder: Path | None) -> None:
-        """Use the choice that the run folder holds, if any, and keep a later one there; collective.
-
-        Parameters
-        ----------
-        folder : Path or None
-            The run folder, on rank 0; None on the others and in runs without records.
-        """
+        """Use the choice that the run folder holds, if any, and keep a later one there; collective."""
         if not self.open:
             return
         self._path = folder / "engine.json" if folder is not None else None
@@ -89,12 +75,8 @@ class EngineTrial:
     def decide(
         self, tasks: Sequence[ClientTask], model: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> None:
-        """Hold the trial, with the outcome open when no rank has a client for it; collective, to be called when `due`.
-
-        Parameters
-        ----------
-        tasks, model, rule, round, total
-            This rank's work, as for `Engine.train`.
+        """Hold the trial, with the outcome open when no rank has a client for it; collective, to be called when
+        `due`.
         """
         engine = self.engine
         assert isinstance(engine, CompositeEngine | SingleEngine)
@@ -138,11 +120,6 @@ class EngineTrial:
     ) -> None:
         """Compare the engine that trains side by side with the sequential one; without clients it is left to a later
         round.
-
-        Raises
-        ------
-        UserError
-            On all ranks: they differ, and the user named the engine.
         """
         try:
             found = engine.compare(tasks, model, rule, round, total)

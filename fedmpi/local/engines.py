@@ -46,22 +46,7 @@ class LocalEngine(Engine, Protocol):
 
 
 class CompositeEngine:
-    """Merges the one-step clients where that is exact and leaves the others to a second engine.
-
-    Parameters
-    ----------
-    merged : MergedEngine
-    sequential : SequentialEngine
-        Carries mediators' models on.
-    rest : Engine
-        Trains what is not merged.
-    refusal : str, optional
-        Why nothing may be merged in this run, whatever the round.
-    why_rest : str
-        Why `rest` does the rest, for the run log.
-    rival : Engine, optional
-        Could train what is not merged as well: a trial is to tell which of the two does.
-    """
+    """Merges the one-step clients where that is exact and leaves the others to a second engine."""
 
     name = "auto"
 
@@ -180,13 +165,7 @@ class CompositeEngine:
 
 
 class SingleEngine:
-    """One engine that the user named, beside the sequential one that carries models on.
-
-    Parameters
-    ----------
-    engine : Engine
-    sequential : SequentialEngine
-    """
+    """One engine that the user named, beside the sequential one that carries models on."""
 
     def __init__(self, engine: Engine, sequential: SequentialEngine):
         self.engine, self.sequential = engine, sequential
@@ -231,26 +210,7 @@ def choose_engine(
     observer: Observer | None = None,
     hooks: Hooks | None = None,
 ) -> LocalEngine:
-    """The engine that `local.engine` names, or for "auto" the one that fits.
-
-    Parameters
-    ----------
-    config : Config
-    model : FlatModel
-    source : DataSource
-    streams : Streams
-    rank : int
-        Named in failures.
-    observer : callable, optional
-        Needs every client's own update: nothing is merged then.
-    hooks : Hooks, optional
-        Of a local algorithm that has some.
-
-    Raises
-    ------
-    UserError
-        "merged" or "batched" is demanded where it would not be exact, or the model does not fit the data.
-    """
+    """The engine that `local.engine` names, or for "auto" the one that fits."""
     wanted, precision = config.local.engine, config.local.precision
     forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
     leaving = OnDivergence(config.local.on_divergence == "drop")

@@ -23,18 +23,10 @@ PADDING = 0
 
 @dataclass(frozen=True)
 class Apart:
-    """How far two engines lie apart on a rank's clients.
+    """How far two engines lie apart on a rank's clients."""
 
-    Parameters
-    ----------
-    apart : float
-        Relative to the first one's update; 0 without clients.
-    by_rounding : bool
-        Whether `MOST_APART` or what one engine alone makes of a rounding explains it.
-    """
-
-    apart: float
-    by_rounding: bool
+    apart: float  # Relative to the first one's update; 0 without clients
+    by_rounding: bool  # Whether `MOST_APART` or what one engine alone makes of a rounding explains it
 
 
 def difference(
@@ -45,21 +37,7 @@ def difference(
     round: int,
     source: DataSource,
 ) -> Apart:
-    """How far the engines' updates of two of these tasks lie apart; nothing of the comparison is kept.
-
-    Parameters
-    ----------
-    engines : pair of Engine
-        The first one is taken for right.
-    tasks : sequence of ClientTask
-        This rank's; may be empty.
-    start : Tensor (d,)
-        The model; not changed.
-    rule : LocalRule
-    round : int
-    source : DataSource
-        What the engines read.
-    """
+    """How far the engines' updates of two of these tasks lie apart; nothing of the comparison is kept."""
     work = comparison_tasks(tasks, source, rule), start, rule, round, source.sizes
     apart = relative_difference(engines, *work)
     return Apart(apart, apart <= MOST_APART or differ_by_rounding(apart, engines[0], *work))

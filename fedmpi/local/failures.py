@@ -47,13 +47,7 @@ def named_client(client: int, rank: int) -> Iterator[None]:
 
 
 class OnDivergence:
-    """What is done about a client whose training diverged (`local.on_divergence`).
-
-    Parameters
-    ----------
-    drops : bool
-        Whether the round goes on without it; otherwise its failure ends the run.
-    """
+    """What is done about a client whose training diverged (`local.on_divergence`)."""
 
     def __init__(self, drops: bool = False):
         self.drops = drops
@@ -69,13 +63,7 @@ class OnDivergence:
 
 
 def check_loss(loss_sum: float, lr: float) -> None:
-    """Refuse a loss that is not a number, or `LARGEST_LOSS` or more.
-
-    Raises
-    ------
-    Divergence
-        With the advice to lower the learning rate: a diverged client would ruin the global model without a word.
-    """
+    """Refuse a loss that is not a number, or `LARGEST_LOSS` or more."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
             f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
@@ -83,25 +71,13 @@ def check_loss(loss_sum: float, lr: float) -> None:
 
 
 def check_update(delta: Tensor, lr: float) -> None:
-    """Refuse an update (d,) with values that are infinite, not a number, or too large to be squared.
-
-    Raises
-    ------
-    Divergence
-        As `check_loss`.
-    """
+    """Refuse an update (d,) with values that are infinite, not a number, or too large to be squared."""
     if not math.isfinite(float(delta.dot(delta))):
         raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
 
 
 def check_model(model: Tensor, round: int, lr: float) -> None:
-    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise alike.
-
-    Raises
-    ------
-    Divergence
-        As `check_loss`.
-    """
+    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise alike."""
     if not math.isfinite(float(model.sum(dtype=torch.float64))):
         raise Divergence(
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "

@@ -21,14 +21,7 @@ SCALES = 2.0**-10, 2.0**10
 
 
 def check_gradient(model: FlatModel, x: Tensor) -> None:
-    """Refuse a model of whose outputs there is no gradient by its parameters, or that goes about gradients itself.
-
-    Raises
-    ------
-    UserError
-    PartFailure
-        Its gradient fails, where it is a part of the user's own.
-    """
+    """Refuse a model of whose outputs there is no gradient by its parameters, or that goes about gradients itself."""
     if any(getattr(one, "_post_accumulate_grad_hooks", None) for one in model.parameters):
         raise UserError(
             "a parameter has a hook that waits for its .grad (register_post_accumulate_grad_hook), which no engine "

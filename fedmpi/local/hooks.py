@@ -40,33 +40,7 @@ HOOKS = {
 
 
 class Hooks:
-    """Calls a local algorithm for the clients of this rank and, like every rank, for the server.
-
-    Parameters
-    ----------
-    part : Part
-        What was chosen, for messages.
-    algorithm : LocalAlgorithm
-        An instance of it.
-    model : FlatModel
-        Gives d, the trainable values, type and device.
-    population : int
-        N.
-    memory : float
-        Bytes of client state in memory; more goes to a file.
-    exact : bool
-        Whether sums must have the same bits in any order.
-
-    Attributes
-    ----------
-    state : ClientState
-    server : dict of str to Tensor (d,)
-        The server's vectors, the same on every rank.
-    client_state, server_state, sums, numbers : tuple of str
-        What the algorithm declares.
-    on_trial : bool
-        Whether clients are trained on trial (see `timing`), of which nothing is kept or summed.
-    """
+    """Calls a local algorithm for the clients of this rank and, like every rank, for the server."""
 
     def __init__(
         self, part: Part, algorithm: Any, model: FlatModel, population: int, memory: float = 0.0, exact: bool = False
@@ -138,16 +112,7 @@ class Hooks:
         return f"{self.part.name}: {'; '.join(does)}"
 
     def begin(self, round: int, start: Tensor, accumulators: Mapping[str, Accumulator]) -> None:
-        """Start a round.
-
-        Parameters
-        ----------
-        round : int
-        start : Tensor (d,)
-            w, the model that clients start from.
-        accumulators : mapping of str to Accumulator
-            Where the vectors of `sums` go.
-        """
+        """Start a round."""
         self._round, self._start, self._accumulators = round, start, accumulators
         self.totals = dict.fromkeys(self.numbers, 0.0)
         facts = {"model": start, "round": round}
@@ -273,19 +238,7 @@ class Hooks:
 
 
 class ClientHooks:
-    """The hooks of one client in one round.
-
-    Parameters
-    ----------
-    hooks : Hooks
-    task : ClientTask
-    record : Tensor (vectors, d) or None
-        The client's kept vectors, for its hooks to change; None where none are kept.
-    facts : dict
-        What else its hooks may read of it.
-    server : Vectors
-        What the hooks receive of the server.
-    """
+    """The hooks of one client in one round."""
 
     def __init__(self, hooks: Hooks, task: ClientTask, record: Tensor | None, facts: dict[str, Any], server: Vectors):
         self.hooks, self.task, self.server, self._record = hooks, task, server, record
@@ -359,13 +312,7 @@ class ClientHooks:
 
 
 def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | None:
-    """The hooks of the algorithm that a configuration chooses; None for plain local steps.
-
-    Raises
-    ------
-    UserError
-        As `Hooks`.
-    """
+    """The hooks of the algorithm that a configuration chooses; None for plain local steps."""
     chosen = local_algorithm(config)
     if chosen is None:
         return None
@@ -380,13 +327,7 @@ def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
 
 
 def pull(part: Part, algorithm: LocalAlgorithm) -> float:
-    """μ of an algorithm's own proximal pull.
-
-    Raises
-    ------
-    UserError
-        It is no number from 0 on.
-    """
+    """μ of an algorithm's own proximal pull."""
     mu: Any = algorithm.proximal_mu
     if isinstance(mu, bool) or not isinstance(mu, int | float | np.integer | np.floating) or not 0 <= mu < math.inf:
         raise UserError(
@@ -396,13 +337,7 @@ def pull(part: Part, algorithm: LocalAlgorithm) -> float:
 
 
 def declared(part: Part, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names that an algorithm declares in a field.
-
-    Raises
-    ------
-    UserError
-        No names; a name that is no identifier, occurs twice or already means something else.
-    """
+    """The names that an algorithm declares in a field."""
     names = names_in(part, algorithm, field)
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):

@@ -39,13 +39,7 @@ class _TooMany(Exception):
 
 
 def unforeseen(loss: Part | None = None) -> UserError:
-    """That a model, or its loss, draws random numbers for a batch, and was not seen to when it was tried.
-
-    Parameters
-    ----------
-    loss : Part, optional
-        Of the user's own, where it may be the one that draws.
-    """
+    """That a model, or its loss, draws random numbers for a batch, and was not seen to when it was tried."""
     who = "the model" if loss is None else f"the model, or the loss {loss.name},"
     return UserError(
         f"{who} draws random numbers for some batches only, which merged clients cannot have of their own: choose "
@@ -61,23 +55,7 @@ class _Unforeseen:
 
 
 class MergedEngine:
-    """Trains any number of one-step clients as one weighted batch, cut into chunks.
-
-    Parameters
-    ----------
-    model : FlatModel
-        Bound to the round's start while it trains.
-    source : DataSource
-        The clients' samples; `load_positions` is used where it has it.
-    streams : Streams
-        Rows of a drawn batch, dropout masks.
-    rank : int
-        Named in failures.
-    precision : {"float32", "bfloat16"}
-        Of the gradients' computation; everything else keeps the model's type.
-    on_divergence : OnDivergence, optional
-        By default a client whose gradient is not finite ends the run.
-    """
+    """Trains any number of one-step clients as one weighted batch, cut into chunks."""
 
     name = "merged"
     description = "merged: one-step clients as one weighted gradient"

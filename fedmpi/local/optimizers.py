@@ -34,16 +34,9 @@ class LocalOptimizer(Protocol):
 
 @dataclass
 class AdamState:
-    """Adam's memory over the t trainable values: moments and the number of steps taken.
+    """Adam's memory over the t trainable values: moments and the number of steps taken."""
 
-    Attributes
-    ----------
-    first, second : Tensor (t,)
-        Running means of the gradient and of its square.
-    steps : int
-    """
-
-    first: Tensor
+    first: Tensor  # (t,): Running means of the gradient and of its square
     second: Tensor
     steps: int = 0
 
@@ -163,16 +156,6 @@ class Foreign:
     """A user's own optimizer on the model's parameters, which lie in memory of their own meanwhile, as in a plain loop:
     it may keep or exchange that (`p.data, mean = mean, p.data`), or lay all into one vector. Every step is copied to
     the working vector.
-
-    Parameters
-    ----------
-    own : OwnOptimizer
-    parameters : list of Tensor
-        Bound to the working vector; loose until the model is bound again.
-    bound_values : BoundValues
-        Of the model.
-    values, rule, start, correction
-        As for `SGD`; the proximal term and the correction are part of the gradient.
     """
 
     def __init__(

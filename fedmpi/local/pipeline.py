@@ -23,28 +23,7 @@ from fedmpi.updates.compression import Transport
 
 
 class UpdateObserver:
-    """Observes the updates of one rank's clients in one round after another.
-
-    Parameters
-    ----------
-    clip_norm : float or None
-        C; updates longer than this are scaled down to it.
-    measures : bool
-        Whether the norms of the updates are collected.
-    transport : Transport or None
-        Changes an update on its way; None = it arrives as it is.
-    attacks : AttackedUpdates or None
-        What attackers send instead of their updates.
-    keeps_norms : bool
-        Whether the norm of every client's update is kept for the server.
-
-    Attributes
-    ----------
-    norms : dict
-        Client → ‖Δ‖ of the round, where they are kept.
-    losses : LocalLosses or None
-        Measures what a client gained on its own data, where that is wanted.
-    """
+    """Observes the updates of one rank's clients in one round after another."""
 
     def __init__(
         self,
@@ -123,25 +102,8 @@ def deliver(
     hooks: ClientHooks | None = None,
     steps: int = 0,
 ) -> None:
-    """Add coefficient · Δ, or what the observer returns in Δ's place, to `total`; the client's hooks see Δ as it was.
-
-    Parameters
-    ----------
-    task : ClientTask
-    update : Tensor (d,)
-        Δ; the observer may overwrite it.
-    rule : LocalRule
-    observe : callable or None
-    total : Accumulator
-    hooks : ClientHooks, optional
-        Of an algorithm with hooks.
-    steps : int
-        Local steps that made Δ.
-
-    Raises
-    ------
-    Divergence
-        Δ (d,) is not finite.
+    """Add coefficient · Δ, or what the observer returns in Δ's place, to `total`; the
+    client's hooks see Δ as it was.
     """
     check_update(update, rule.lr)
     if hooks is not None:

@@ -70,40 +70,7 @@ def client_gradients(
     rank: int = 0,
     purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Each client's mean gradient at `w`.
-
-    Parameters
-    ----------
-    source : DataSource
-        The clients' samples.
-    model : FlatModel
-        Bound to a copy of `w` while a gradient is computed.
-    clients : iterable of int
-        In the order wanted.
-    w : Tensor (d,)
-        Left as it is.
-    probe : {"full", "batch", "sample"}
-        All local samples, `batch_rows` of them, or one; drawn from the stream (`purpose`, round, client).
-    streams : Streams
-    round : int
-    batch_rows : int or None
-        B of the probe "batch"; None = all samples.
-    rank : int
-        Named in failures.
-    purpose : Purpose
-        PROBE, or BATCH_ORDER for the rows of a local step.
-
-    Yields
-    ------
-    client : int
-    gradient : Tensor (t,)
-        Over the t trainable values; the same memory every time. Zero for a client with too few samples to train on.
-
-    Raises
-    ------
-    ClientFailure
-        Anything raised for a client, or a gradient that is not finite.
-    """
+    """Each client's mean gradient at `w`."""
     point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
     draws = forward_traits(model, source.description).seeded
     at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
@@ -132,22 +99,7 @@ def gradient_blocks(
     batched: BatchedProbe | None = None,
     purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[Ints, Tensor]]:
-    """The gradients of `client_gradients` in blocks of bounded memory.
-
-    Parameters
-    ----------
-    block_bytes : int
-        About the size of a block.
-    batched : BatchedProbe, optional
-        Takes the small clients side by side: quicker, but the rounding then depends on who is beside whom.
-
-    Yields
-    ------
-    clients : int64 (k,)
-        In the order given, except that small clients come first where they are batched.
-    gradients : Tensor (k, t)
-        On the CPU; memory of its own.
-    """
+    """The gradients of `client_gradients` in blocks of bounded memory."""
     height = max(1, block_bytes // (model.trainable * w.element_size()))
     if batched is not None:
         probed = np.fromiter(clients, np.int64)

@@ -74,22 +74,7 @@ def needs_order(rule: LocalRule, n: int) -> bool:
 
 
 def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> Iterator[Ints | None]:
-    """The rows in the order they are visited, a pass at a time; cut into batches of `batch_rows`, a pass is used up.
-
-    Parameters
-    ----------
-    rule : LocalRule
-        Gives epochs or steps and B.
-    n : int
-        Samples of the client.
-    generator : Generator or None
-        The client's stream (BATCH_ORDER, round, client); may be None unless `needs_order`.
-
-    Yields
-    ------
-    int64 (r,) or None
-        One epoch, or several steps; None = all n rows as they lie, one batch.
-    """
+    """The rows in the order they are visited, a pass at a time; cut into batches of `batch_rows`, a pass is used up."""
     if n == 0:
         return
     if not needs_order(rule, n):
@@ -110,18 +95,7 @@ def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> It
 
 
 def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> list[Ints | None]:
-    """All batches of a client.
-
-    Parameters
-    ----------
-    rule, n, generator
-        As for `passes`.
-
-    Returns
-    -------
-    list of int64 (b,) or None
-        Local rows of every step, None = all rows.
-    """
+    """All batches of a client."""
     size = batch_rows(rule, n)
     batches: list[Ints | None] = []
     for order in passes(rule, n, generator):

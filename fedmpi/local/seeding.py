@@ -16,12 +16,6 @@ def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: b
     """Within: the global generators and those that the model holds are seeded from the stream (MODULE, round, client).
 
     What the model counts and keeps from call to call begins anew.
-
-    Parameters
-    ----------
-    draws : bool
-        Whether the model was seen to draw by itself (`ForwardTraits.seeded`). Else torch's generators are seeded all
-        the same, for what the trial did not meet; those of numpy and random are not, which takes longer than a step.
     """
     return _at(model, streams.seed64(Purpose.MODULE, round, client), draws)
 
@@ -33,13 +27,6 @@ def evaluating(
     """Within: whatever the model draws in evaluation mode, masks of dropout too, comes from a stream.
 
     What it counts and keeps from call to call has its first values, whatever this rank has trained.
-
-    Parameters
-    ----------
-    purpose, round, client
-        Of the stream.
-    draws : bool
-        As for `seeded`.
     """
     masks = ClientMasks(partial(streams.generator, purpose, round, client))
     with model.masks.given_by(masks), _at(model, streams.seed64(purpose, round, client), draws):

@@ -34,27 +34,7 @@ GATHER_BYTES = 1 << 22
 
 
 class SequentialEngine:
-    """Trains one client after the other.
-
-    Parameters
-    ----------
-    model : FlatModel
-        Bound to the engine's own working vector while it trains.
-    source : DataSource
-        The clients' samples.
-    streams : Streams
-        Batch order, dropout masks, and seeds for models that draw by themselves.
-    rank : int
-        Named in failures.
-    observe : callable, optional
-        observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
-    precision : {"float32", "bfloat16"}
-        Of the gradients' computation; everything else keeps the model's type.
-    hooks : Hooks, optional
-        Of a local algorithm that has some.
-    on_divergence : OnDivergence, optional
-        By default a client whose training diverges ends the run.
-    """
+    """Trains one client after the other."""
 
     name = "sequential"
     description = "sequential: one client after the other"
@@ -123,26 +103,7 @@ class SequentialEngine:
         state: AdamState | None = None,
         hooks: ClientHooks | None = None,
     ) -> WorkReport:
-        """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start.
-
-        Parameters
-        ----------
-        w : Tensor (d,)
-        task : ClientTask
-            Its coefficient plays no part here.
-        rule : LocalRule
-        round : int
-            Keys the random streams, with the task's visit.
-        state : AdamState, optional
-            Adam's memory to go on with; a fresh one by default.
-        hooks : ClientHooks, optional
-            May correct the gradients, or bring a loss of their own.
-
-        Raises
-        ------
-        ClientFailure
-            As `train`.
-        """
+        """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start."""
         draws = forward_traits(self.model, self.source.description).seeded or (hooks is not None and hooks.own_loss)
         with named_client(task.client, self.rank):
             started = time.perf_counter()

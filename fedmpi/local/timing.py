@@ -46,24 +46,6 @@ def time_engines(
 
     The tasks are a spread over small and large ones, cut to at most MOST_STEPS steps, and as many of them as the first
     engine's warm-up manages in SECONDS (at least two).
-
-    Parameters
-    ----------
-    engines : sequence of Engine
-        Their observers see nothing of the trial.
-    tasks : sequence of ClientTask
-        This rank's; may be empty.
-    start : Tensor (d,)
-        The model; not changed.
-    rule : LocalRule
-    round : int
-    sizes : int64 (N,)
-        Samples of each client.
-
-    Returns
-    -------
-    float64 (1 + engines,)
-        How many clients were timed, and the seconds of each engine.
     """
     if not tasks:
         return np.zeros(1 + len(engines))
@@ -85,11 +67,6 @@ def relative_difference(
     """How far the sums of two engines lie apart, relative to the first one's, after few steps of few clients.
 
     The steps are SGD's: Adam magnifies the rounding of gradients that are zero. Parameters are those of `time_engines`.
-
-    Returns
-    -------
-    float
-        0 where there is nothing to compare; not a number where only one of the sums is finite.
     """
     with _unobserved(engines):
         return _relative_difference(engines, (start, start), _few(tasks, sizes), rule, round)
@@ -104,13 +81,7 @@ def differ_by_rounding(
     round: int,
     sizes: Ints,
 ) -> bool:
-    """Whether the engine's own sum moves about as far as two engines lie apart, when the model is off by a rounding.
-
-    Parameters
-    ----------
-    apart : float
-        See `relative_difference`; the engine is the first one there, the others are parameters of it.
-    """
+    """Whether the engine's own sum moves about as far as two engines lie apart, when the model is off by a rounding."""
     few = _few(tasks, sizes)
     with _unobserved([engine]):
         return explained_by_rounding(

@@ -40,49 +40,30 @@ LEAST_ROWS = 32
 
 @dataclass(frozen=True)
 class ForwardTraits:
-    """What training with merged batches must know about a model and its loss.
+    """What training with merged batches must know about a model and its loss."""
 
-    Attributes
-    ----------
-    draws : bool
-        The forward pass draws from a global generator of torch, numpy or random (rrelu, dropout in evaluation mode …),
-        or from one that the model holds.
-    couples : bool
-        A sample's logits depend on the other samples of the batch (batch norm …), or on what the passes before have
-        left; means nothing where the model draws.
-    loss : LossTraits
-        The same of the loss.
-    bytes_kept, bytes_widest : int
-        What the forward pass keeps of a sample until its gradient is known, all together and the largest piece.
-    calls_dropout : bool
-        The forward pass calls functions that drop values (`models.dropout_calls`).
-    drops_across : bool
-        Some values that dropout sees do not have the samples, in their order, as their first axis: which mask a sample
-        gets depends on the others of the batch.
-    torch_drops : bool
-        Masks are left to torch's generator; see `models.dropout.Masks`.
-    drops : bool
-        The forward pass drops values, whether in a layer or in a function.
-    writes : bool
-        The forward pass changes parameters in place, or gives them other values (`self.fc.weight.data = …`).
-    bends : bool
-        The gradient of several samples is not the sum of theirs, or not in proportion to the weights of their losses:
-        hooks, or a backward pass of somebody's own, clip or normalise it. Not looked at where merging is ruled out.
-    least : int
-        Samples that a batch has at the least in training mode: 2 where one alone fails (batch norm, squeeze()).
-    """
-
+    # The forward pass draws from a global generator of torch, numpy or random (rrelu, dropout in evaluation mode …), or
+    # from one that the model holds
     draws: bool
+    # A sample's logits depend on the other samples of the batch (batch norm …), or on what the passes before have left;
+    # means nothing where the model draws
     couples: bool
-    loss: LossTraits = LossTraits()
+    loss: LossTraits = LossTraits()  # The same of the loss
+    # What the forward pass keeps of a sample until its gradient is known, all together and the largest piece
     bytes_kept: int = 0
     bytes_widest: int = 0
-    calls_dropout: bool = False
+    calls_dropout: bool = False  # The forward pass calls functions that drop values (`models.dropout_calls`)
+    # Some values that dropout sees do not have the samples, in their order, as their first axis: which mask a sample
+    # gets depends on the others of the batch
     drops_across: bool = False
-    torch_drops: bool = False
-    drops: bool = False
+    torch_drops: bool = False  # Masks are left to torch's generator; see `models.dropout.Masks`
+    drops: bool = False  # The forward pass drops values, whether in a layer or in a function
+    # The forward pass changes parameters in place, or gives them other values (`self.fc.weight.data = …`)
     writes: bool = False
+    # The gradient of several samples is not the sum of theirs, or not in proportion to the weights of their losses:
+    # hooks, or a backward pass of somebody's own, clip or normalise it. Not looked at where merging is ruled out
     bends: bool = False
+    # Samples that a batch has at the least in training mode: 2 where one alone fails (batch norm, squeeze())
     least: int = 1
 
     @property
@@ -98,14 +79,6 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     """The traits of a model, tried once on a few made-up samples; neither its values nor any generator change.
 
     The model is then bound to a scratch copy of its initial values.
-
-    Raises
-    ------
-    UserError
-        The model fails on samples of this shape, does not return one logit a class in both modes, returns NaN, changes
-        its input, or its outputs have no gradient.
-    PartFailure
-        It is a part of the user's own that fails; the loss fails.
     """
     if model not in _known:
         adopt_traits(model, _try_out(model, description))
@@ -129,10 +102,6 @@ def check_type(model: FlatModel, description: DataDescription) -> None:
     does not take them for it.
 
     It has been tried on samples of its own type. The model is then bound to a scratch copy of its initial values.
-
-    Raises
-    ------
-    UserError
     """
     if model.dtype not in (torch.float16, torch.float32, torch.float64):
         raise UserError(
@@ -160,10 +129,6 @@ def check_precision(model: FlatModel, description: DataDescription, precision: P
 
     A gradient of a few made-up samples is computed in it. The model is then bound to a scratch copy of its initial
     values.
-
-    Raises
-    ------
-    UserError
     """
     if precision == "float32":
         return
@@ -231,15 +196,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
 
 @contextmanager
 def _tried(model: FlatModel, description: DataDescription) -> Iterator[None]:
-    """Around passes of made-up samples: those that fail are named, with the line where the model is the user's own.
-
-    Raises
-    ------
-    PartFailure
-        The model is a part of the user's own.
-    UserError
-        It is another; or it raised one.
-    """
+    """Around passes of made-up samples: those that fail are named, with the line where the model is the user's own."""
     try:
         yield
     except (UserError, PartFailure, KeyboardInterrupt):
@@ -333,15 +290,6 @@ def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, tr
 
     `most`; fewer where they have very many outputs, or where on a processor the widest layer would make more than
     `PASS_BYTES` of them. Samples that influence one another are not parted for that.
-
-    Parameters
-    ----------
-    model : FlatModel
-        Where it was not tried yet, it is: see `forward_traits`.
-    description : DataDescription
-    most : int
-    training : bool
-        Whether the passes are made in training mode.
     """
     rows = rows_per_pass(description, most)
     if model.device.type != "cpu":
@@ -487,13 +435,7 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
 
 
 def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training: bool = True) -> Tensor:
-    """The model's outputs in this mode, detached.
-
-    Raises
-    ------
-    UserError
-        They are not those of the task, or the forward pass changes its input.
-    """
+    """The model's outputs in this mode, detached."""
     model.module.train(training)
     given = x.clone()
     with torch.set_grad_enabled(training):  # as in training: hooks may be put on values

@@ -23,19 +23,6 @@ class MediatorGroups:
 
     Groups made once are a function of the class counts and of the stream (SCHEDULE, 0): a resumed run makes the same.
     The participants of a round are those of their members that are there.
-
-    Parameters
-    ----------
-    config : Config
-        The parts.
-    class_counts : int64 (N, C)
-        Every client's class counts, augmented copies included.
-    original_counts : int64 (N, C) or None
-        The same without the copies, where there are copies.
-    test_counts : int64 (C,)
-        Class counts of the test set, followed when topology.target = "test".
-    streams : Streams
-        Used by random groups.
     """
 
     def __init__(

@@ -25,23 +25,12 @@ from fedmpi.mediators.relay_plan import Leg, RelayPlan
 
 @dataclass
 class RelayReport:
-    """What one rank did for the mediators in a round.
+    """What one rank did for the mediators in a round."""
 
-    Attributes
-    ----------
-    work : WorkReport
-        Every participant counts once, with its samples; steps and losses count in every mediator epoch.
-    visits : int
-        Visits at clients of this rank that had rows to train on, all mediator epochs.
-    hops : int
-        Models that this rank handed to another one.
-    busy_seconds, idle_seconds : float
-        Time spent on training and handing over, and time spent waiting for sub-communicators and models.
-    """
-
-    work: WorkReport
-    visits: int = 0
-    hops: int = 0
+    work: WorkReport  # Every participant counts once, with its samples; steps and losses count in every mediator epoch
+    visits: int = 0  # Visits at clients of this rank that had rows to train on, all mediator epochs
+    hops: int = 0  # Models that this rank handed to another one
+    # Time spent on training and handing over, and time spent waiting for sub-communicators and models
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
 

@@ -23,45 +23,24 @@ from fedmpi.common.types import Floats, Ints
 
 @dataclass(frozen=True)
 class Leg:
-    """Consecutive visits of one mediator's model at clients of one worker.
-
-    Attributes
-    ----------
-    mediator : int
-    worker : int
-        Who trains.
-    clients : tuple of int
-        Visited one after another; a client appears again when its next epoch follows without a change of worker.
-    epochs : tuple of int
-        Mediator epoch, 0 ... E_m - 1, of each visit.
-    previous, following : int or None
-        The workers that hand over and take over the model; None at the ends of the relay.
-    start, finish : float
-        Simulated times, in the unit of the costs.
-    """
+    """Consecutive visits of one mediator's model at clients of one worker."""
 
     mediator: int
-    worker: int
+    worker: int  # Who trains
+    # Visited one after another; a client appears again when its next epoch follows without a change of worker
     clients: tuple[int, ...]
-    epochs: tuple[int, ...]
-    previous: int | None
+    epochs: tuple[int, ...]  # Mediator epoch, 0 ... E_m - 1, of each visit
+    previous: int | None  # The workers that hand over and take over the model; None at the ends of the relay
     following: int | None
-    start: float
+    start: float  # Simulated times, in the unit of the costs
     finish: float
 
 
 @dataclass(frozen=True)
 class RelayPlan:
-    """The relays of a round.
+    """The relays of a round."""
 
-    Attributes
-    ----------
-    legs : tuple of Leg
-        All legs in the total order that every worker follows.
-    workers : int
-    """
-
-    legs: tuple[Leg, ...]
+    legs: tuple[Leg, ...]  # All legs in the total order that every worker follows
     workers: int
 
     def of(self, worker: int | None) -> list[Leg]:
@@ -116,19 +95,6 @@ def place_mediators(costs: Floats, mediators: Ints, workers: int) -> Ints:
     """Give whole mediators to workers, the costliest first, each to the worker with the least to do.
 
     For `topology.placement = "mediator"`: that worker maps the shards of all of the mediator's clients.
-
-    Parameters
-    ----------
-    costs : float64 (c,)
-        Planned cost of every participant.
-    mediators : int64 (c,)
-        Mediator of each.
-    workers : int
-
-    Returns
-    -------
-    int64 (c,)
-        The worker that trains each participant.
     """
     totals = np.bincount(mediators, weights=costs)
     place, load = np.zeros(len(totals), np.int64), np.zeros(workers)
@@ -139,27 +105,7 @@ def place_mediators(costs: Floats, mediators: Ints, workers: int) -> Ints:
 
 
 def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs: Floats, workers: int) -> RelayPlan:
-    """Plan the relays of a round.
-
-    Parameters
-    ----------
-    owners : int64 (c,)
-        Worker that trains each participant, 0 ... workers - 1.
-    clients : int64 (c,)
-        Participants, sorted.
-    mediators : int64 (c,)
-        Mediator of each, 0 ... M - 1, none empty.
-    epochs : int
-        E_m >= 1.
-    costs : float64 (c,)
-        Planned cost of one visit at each participant, in any unit; >= 0.
-    workers : int
-        Number of workers.
-
-    Returns
-    -------
-    RelayPlan
-    """
+    """Plan the relays of a round."""
     chains = [
         _chain(mediator, ring, owners[np.searchsorted(clients, ring)], costs[np.searchsorted(clients, ring)], epochs)
         for mediator, ring in enumerate(visiting_order(clients, mediators))

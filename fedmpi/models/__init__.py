@@ -26,31 +26,6 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     """A freshly initialised model, the same on every rank.
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and put back afterwards.
-
-    Parameters
-    ----------
-    name : str, function or nn.Module
-        A built-in name; "package.module:function" or the function itself, called as
-        function(description, **options); or a module, which is copied and keeps its values.
-    options : mapping
-        The model's own options; and "lora", of small matrices that are trained in place of its values (`models.lora`).
-    description : DataDescription
-        The data it is for.
-    seed : int
-        The run's seed.
-
-    Returns
-    -------
-    nn.Module
-        On the CPU, mapping (b, …) samples to (b, C) logits, or (b, L, C) where targets are tokens.
-
-    Raises
-    ------
-    UserError
-        Unknown name, failing import, a function that is not called so, an option that the model does not have, or one
-        with which a built-in model cannot be built; tensors without values.
-    PartFailure
-        A function of the user's own raises anything else, or returns no network.
     """
     lora = options.get("lora")
     options = {key: value for key, value in options.items() if key != "lora"}
@@ -91,13 +66,7 @@ def _refused(part: Part) -> Iterator[None]:
 
 
 def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model, converted to their types; what `build` refuses, as far as it needs no data for that.
-
-    Raises
-    ------
-    UserError
-        Unknown name, failing import, an option that the model does not have or cannot take.
-    """
+    """The options of a model, converted to their types; what `build` refuses, as far as it needs no data for that."""
     own = {key: value for key, value in options.items() if key != "lora"}
     if not isinstance(name, nn.Module):
         return resolve("model", name).checked(own)

@@ -18,15 +18,7 @@ FIRST_WORD = 2
 
 
 class BagOfWords(nn.Module):
-    """W f + b of the frequencies f (V,) of the known words among all words of a text.
-
-    Parameters
-    ----------
-    words : int
-        V, known words.
-    classes : int
-        C.
-    """
+    """W f + b of the frequencies f (V,) of the known words among all words of a text."""
 
     def __init__(self, words: int, classes: int):
         super().__init__()

@@ -14,14 +14,7 @@ from fedmpi.models.written import span
 
 
 class BoundValues:
-    """The views that parameters and buffers are, and are again where somebody sets their `data`.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Whose they are; for names.
-    parameters, buffers : sequence of Tensor
-    """
+    """The views that parameters and buffers are, and are again where somebody sets their `data`."""
 
     def __init__(self, module: nn.Module, parameters: Sequence[Tensor], buffers: Sequence[Tensor]):
         self.module = module
@@ -50,13 +43,7 @@ class BoundValues:
         self._loose = True
 
     def displaced(self, parameters: bool = True) -> list[tuple[Tensor, Tensor]]:
-        """Values that have other memory now (`self.fc.weight.data = …`), with the views that they were.
-
-        Parameters
-        ----------
-        parameters : bool
-            Whether parameters are looked at, beside buffers; loose ones have other memory by right.
-        """
+        """Values that have other memory now (`self.fc.weight.data = …`), with the views that they were."""
         views = self._views if parameters and not self._loose else self._views[self._parameters :]
         return [(tensor, view) for tensor, view in views if lies_elsewhere(tensor, view)]
 
@@ -66,20 +53,7 @@ class BoundValues:
             tensor.data = view
 
     def take_over(self, parameters: bool, by: str = "the model's forward pass") -> None:
-        """Have them be the views again, with the values that they have now, or the views hold those of loose ones.
-
-        Parameters
-        ----------
-        parameters : bool
-            As for `displaced`.
-        by : str
-            Who may have given them other memory.
-
-        Raises
-        ------
-        UserError
-            One has another shape, or a parameter the memory of another value, or another value that of a parameter.
-        """
+        """Have them be the views again, with the values that they have now, or the views hold those of loose ones."""
         if parameters and self._loose:
             for tensor, view in self._views[: self._parameters]:
                 self._check_shape(tensor, view, by)

@@ -21,14 +21,7 @@ SPREAD = 0.02
 
 
 class CausalAttention(nn.Module):
-    """Scaled dot-product attention of every position to itself and those before it, several heads.
-
-    Parameters
-    ----------
-    width : int
-        Size of a position's vector, a multiple of `heads`.
-    heads : int
-    """
+    """Scaled dot-product attention of every position to itself and those before it, several heads."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

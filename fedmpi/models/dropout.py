@@ -30,22 +30,6 @@ def draw_mask(
     """A dropout mask from whole 64-bit words of the generator.
 
     One bit a unit for p = 1/2, a byte where p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
-
-    Parameters
-    ----------
-    generator : Generator
-        The client's stream.
-    rows, units : int
-        Shape of the mask.
-    p : float
-        Probability of a zero, 0 < p < 1.
-    out : contiguous float32 (rows, units), optional
-        Where to write it; by default into memory of its own.
-
-    Returns
-    -------
-    float32 (rows, units)
-        0 or 1/(1 − p).
     """
     count = rows * units
     if out is None:
@@ -78,13 +62,7 @@ class MaskSource(Protocol):
 
 
 class ClientMasks:
-    """The masks of one client.
-
-    Parameters
-    ----------
-    stream : callable
-        stream() -> Generator, that of (DROPOUT, round, client); called with the first mask.
-    """
+    """The masks of one client."""
 
     def __init__(self, stream: Callable[[], np.random.Generator]):
         self._stream = stream
@@ -98,15 +76,7 @@ class ClientMasks:
 
 
 class JoinedMasks:
-    """The masks of several clients whose rows lie one after another in one batch, each from its own stream.
-
-    Parameters
-    ----------
-    generators : list of Generator
-        Streams (DROPOUT, round, client).
-    counts : list of int
-        Rows of each client in the batch.
-    """
+    """The masks of several clients whose rows lie one after another in one batch, each from its own stream."""
 
     def __init__(self, generators: Sequence[np.random.Generator], counts: Sequence[int]):
         self.generators = generators
@@ -125,15 +95,7 @@ class JoinedMasks:
 
 
 class NoMasks:
-    """Dropout switched off while the model stays in training mode.
-
-    Attributes
-    ----------
-    asked : bool
-        Whether a mask was asked for since this was last set to False.
-    compiled : bool
-        Whether one was asked for within `torch.compile`.
-    """
+    """Dropout switched off while the model stays in training mode."""
 
     def __init__(self) -> None:
         self.asked = self.compiled = False
@@ -156,16 +118,7 @@ class ComputedAgain:
 
 
 class Masks:
-    """Shared by all dropout of one model.
-
-    Attributes
-    ----------
-    source : MaskSource or None
-        Of the client being trained.
-    from_torch : bool
-        Whether torch draws the masks, from its global generator, which the engine seeds for every client: for forward
-        passes that are compiled, or made once more in the backward pass, where the next masks of a stream are others.
-    """
+    """Shared by all dropout of one model."""
 
     def __init__(self) -> None:
         self.source: MaskSource | None = None
@@ -187,12 +140,8 @@ class Masks:
 
 
 def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
-    """x (rows, …) times the next mask of the source, whole channels (second axis) at once or value by value; 0 < p < 1.
-
-    Raises
-    ------
-    RuntimeError
-        There is no source: nobody trains the model.
+    """x (rows, …) times the next mask of the source, whole channels (second axis) at once or value by value; 0 < p <
+    1.
     """
     if masks.left_to_torch:
         return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
@@ -205,19 +154,7 @@ def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor
 
 
 class Dropout(nn.Module):
-    """Zeroes values with probability p in training mode and scales the others by 1/(1 − p).
-
-    Parameters
-    ----------
-    p : float
-        0 ≤ p ≤ 1.
-    masks : Masks
-        Holds the source; the first axis of the input must be the samples.
-    channels : bool
-        Drop whole channels (second axis), as nn.Dropout1d, 2d and 3d do.
-    original : type
-        The layer of torch's that it stands for.
-    """
+    """Zeroes values with probability p in training mode and scales the others by 1/(1 − p)."""
 
     def __init__(self, p: float, masks: Masks, channels: bool = False, original: type[nn.Module] = nn.Dropout):
         super().__init__()
@@ -244,16 +181,6 @@ def install_dropout(module: nn.Module) -> Masks:
     """Swap every nn.Dropout, Dropout1d, 2d and 3d inside a model for `Dropout`; done twice, nothing changes.
 
     What a forward pass calls for without a layer, `dropout_calls` serves.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Changed in place; a model that is itself nothing but a dropout layer is left alone.
-
-    Returns
-    -------
-    Masks
-        What all of its dropout layers share.
     """
     masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
     swapped: dict[nn.Module, Dropout] = {}

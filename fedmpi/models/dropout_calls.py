@@ -43,18 +43,7 @@ Drop = Callable[[Tensor], Tensor]
 
 
 class DropoutCalls(TorchFunctionMode):
-    """Within: torch's functions that drop values get their masks from a source.
-
-    Parameters
-    ----------
-    masks : Masks
-        Of the model.
-
-    Attributes
-    ----------
-    met : bool
-        Whether a function has asked for a mask since this was last set to False.
-    """
+    """Within: torch's functions that drop values get their masks from a source."""
 
     def __init__(self, masks: Masks):
         super().__init__()
@@ -75,17 +64,7 @@ class DropoutCalls(TorchFunctionMode):
 
 
 class DroppingCall:
-    """A call that asks for masks.
-
-    Parameters
-    ----------
-    p : float
-        Probability of a zero, 0 < p < 1.
-    made : callable
-        made(drop) -> what the function returns, where `drop` is applied to what values are dropped from.
-    channels : bool
-        Whether whole channels (second axis) are dropped.
-    """
+    """A call that asks for masks."""
 
     def __init__(self, p: float, made: Callable[[Drop], Any], channels: bool = False):
         self.p, self.made, self.channels = p, made, channels

@@ -34,39 +34,20 @@ class FirstValue:
     arrays by their numbers, objects of a user's class by their attributes, but for those within other objects, modules
     that are no parts of a model (`self.teacher = [teacher]`) by their parameters and buffers. All of these are put back
     in place, since others may hold the same objects. Of anything else it counts whether it is the same object.
-
-    Attributes
-    ----------
-    value : any
-    content : any
-        What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it.
-    memory : Tensor, optional
-        Where the numbers of a tensor lie that has a copy: `value.data = …` may have it lie where others do.
-    attributes : dict, optional
-        Of an object, be it a container of a user's class: a `FirstValue` each.
     """
 
     value: Any
-    content: Any = None
+    content: Any = None  # What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it
+    # Where the numbers of a tensor lie that has a copy: `value.data = …` may have it lie where others do
     memory: Tensor | None = None
+    # Of an object, be it a container of a user's class: a `FirstValue` each
     attributes: dict[str, FirstValue] | None = None
 
     @classmethod
     def of(
         cls, value: Any, fixed: Set[int] = frozenset(), within: tuple[int, ...] = (), objects: bool = True
     ) -> FirstValue:
-        """How a value is now.
-
-        Parameters
-        ----------
-        value : any
-        fixed : set of int
-            Ids of tensors whose numbers may change.
-        within : tuple of int
-            Ids of the containers around it.
-        objects : bool
-            Whether objects of a user's class are looked into.
-        """
+        """How a value is now."""
         if isinstance(value, Tensor):
             known = id(value) not in fixed and _writable(value)
             return cls(value, value.detach().clone(), value.data) if known else cls(value)
@@ -179,11 +160,6 @@ def _differ(first: dict[str, FirstValue], now: Any) -> bool:
 class ClassValues:
     """Attributes of the classes of some objects, as far as these are a user's: what is put there stands for all
     objects.
-
-    Parameters
-    ----------
-    objects : iterable
-        Such as a module and its parts; of a class its own.
     """
 
     def __init__(self, objects: Iterable[Any]):

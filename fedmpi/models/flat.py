@@ -38,63 +38,6 @@ class FlatModel:
     averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
     values, see `restart`), float buffers that are not finite, non-persistent buffers. The module's dropout layers are
     swapped for those of `models.dropout`, and its convolutions over words compute as in `models.word_convolution`.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Taken over: moved to `device`, such layers replaced until it is `released`.
-    device : torch.device or str
-        Where the flat vectors and the module live.
-    loss : Loss
-        What the gradients are of; cross-entropy by default.
-    part : Part, optional
-        The module's, where it is the user's own: named where its forward pass fails.
-
-    Attributes
-    ----------
-    module : nn.Module
-    loss : Loss
-    part : Part or None
-    size : int
-        d, the length of the flat vector.
-    trainable : int
-        How many of the d values have a gradient; they come first.
-    has_buffers : bool
-        Whether float buffers follow them.
-    drops, calls_dropout : bool
-        Whether the forward pass drops values, and whether it calls functions for that (`dropout_calls`); `local.traits`
-        finds it out.
-    writes : bool
-        Whether the forward pass changes parameters; `local.traits` finds it out.
-    least : int
-        Samples that a training batch has at the least; `local.traits` finds it out.
-    initial : Tensor (d,)
-        The values at construction; a copy.
-    masks : Masks
-        Where an engine sets the source of the dropout masks.
-    dropout_calls : DropoutCalls
-        Entered where the forward pass is run by others than this class.
-    parameters, buffers : list of Tensor
-        The module's own tensors, in the order of the flat vector.
-    generators : list
-        That the module and its parts hold (`common.generators.held_generators`).
-    kept : KeptState
-        What the module keeps from call to call beside the flat vector; `local.traits` finds out what that is.
-    shared_buffers : SharedBuffers
-        Those that share memory with other values where the module was built; the trial of `local.traits` looks whether
-        these are written to.
-    bound_values : BoundValues
-        Where the module's tensors lie; there they are looked for after passes that may have given them other memory.
-    stacked_forms : dict
-        What `stacked.net.translate` found out about the module.
-    embeddings : list of nn.Embedding
-        Tables whose gradient may be restricted to the rows touched (see `sparse_embeddings`).
-
-    Raises
-    ------
-    UserError
-        The module has nothing to train, complex values, values of several float types, or
-        parameters that share memory with other values.
     """
 
     def __init__(
@@ -180,11 +123,6 @@ class FlatModel:
     def check_bound_values(self) -> None:
         """Refuse what passes since `bind` have done to parameters, since `bind_to_read` to buffers as well, where the
         trial met no such pass.
-
-        Raises
-        ------
-        UserError
-            They gave some other memory, which steps did not reach, or changed some where nobody may.
         """
         if self.writes:
             return
@@ -258,20 +196,7 @@ class FlatModel:
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
     def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Mean loss of a batch at the bound values, and its gradient.
-
-        Parameters
-        ----------
-        x : Tensor (b, …)
-        y : int64 Tensor (b,)
-
-        Returns
-        -------
-        Tensor ()
-            The loss, detached.
-        sequence of Tensor or None
-            One gradient a parameter; None where the model did not use it.
-        """
+        """Mean loss of a batch at the bound values, and its gradient."""
         loss = self.loss.mean(self._logits(x), y)
         gradients = self._gradients(loss)
         return loss.detach(), gradients
@@ -311,13 +236,7 @@ class FlatModel:
         return TypeError(f"it returned {what}") if self.part is None else refuse_result(self.part, f"returned {what}")
 
     def _dropping(self) -> AbstractContextManager[object]:
-        """Within: dropout that the forward pass calls for is served from `masks`, in training mode.
-
-        Raises
-        ------
-        UserError
-            It is to be left out, which a forward pass that is compiled or made once more does not see.
-        """
+        """Within: dropout that the forward pass calls for is served from `masks`, in training mode."""
         if not self.calls_dropout or not self.module.training:
             return nullcontext()
         if self.masks.from_torch and not self.masks.left_to_torch:

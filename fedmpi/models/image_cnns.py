@@ -150,13 +150,7 @@ def image_cnn(
 
 
 def image_shape(description: DataDescription, model: str) -> tuple[int, int, int]:
-    """(channels, height, width) of the data.
-
-    Raises
-    ------
-    UserError
-        The data are no images.
-    """
+    """(channels, height, width) of the data."""
     shape = tuple(int(size) for size in description.feature_shape)
     if description.task != "image" or len(shape) != 3:
         raise UserError(
@@ -167,13 +161,7 @@ def image_shape(description: DataDescription, model: str) -> tuple[int, int, int
 
 
 def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int], model: str) -> int:
-    """The number of values that `layers` make of one image.
-
-    Raises
-    ------
-    UserError
-        The images are too small for the layers.
-    """
+    """The number of values that `layers` make of one image."""
     try:
         with torch.no_grad():
             values: Tensor = nn.Sequential(layers).eval()(torch.zeros(1, *shape))

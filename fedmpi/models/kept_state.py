@@ -24,14 +24,6 @@ class KeptState:
 
     Which attributes, frozen parameters and float buffers forward passes change is found out by trial passes
     (`watched`); integer buffers, and tensors put in the places of buffers, are put back in any case.
-
-    Parameters
-    ----------
-    module : nn.Module
-    travelling : sequence of Tensor
-        Parameters and buffers whose values are not put back, being part of the model that travels.
-    beside : sequence
-        What holds the loss's attributes: itself, and its parts.
     """
 
     def __init__(self, module: nn.Module, travelling: Sequence[Tensor], beside: Sequence[Any] = ()):
@@ -79,13 +71,7 @@ class KeptState:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around trial passes: what they change is put back at the end, and by every `restart` from then on.
-
-        Raises
-        ------
-        UserError
-            They make parameters, which nobody would train.
-        """
+        """Around trial passes: what they change is put back at the end, and by every `restart` from then on."""
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
         before = [(part, self._attributes_of(part, TORCHS_OWN)) for part in parts]
@@ -118,13 +104,7 @@ class KeptState:
         return {name: FirstValue.of(one, self._own) for name, one in attributes_of(part).items() if name not in but}
 
     def take_replaced(self) -> None:
-        """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back.
-
-        Raises
-        ------
-        UserError
-            One has another shape, or is gone, or an attribute holds the former one, whose values would be others.
-        """
+        """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back."""
         replaced = []
         for buffers, name, buffer in self._travelling:
             if _holds(buffers, name, buffer):

@@ -15,22 +15,7 @@ from fedmpi.common.errors import UserError
 
 
 class LoraLinear(nn.Linear):
-    """W x + b + (α / r) B A x: weight and bias as they were, and never trained; A and B are.
-
-    Parameters
-    ----------
-    layer : nn.Linear
-        Its weight and bias, under their names.
-    rank : int
-        r.
-    alpha : float
-        α.
-
-    Attributes
-    ----------
-    lora_a, lora_b : (r, inputs), (outputs, r)
-        A uniform as a fresh Linear layer's weight is; B zero, so that the model is at first as it was.
-    """
+    """W x + b + (α / r) B A x: weight and bias as they were, and never trained; A and B are."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -48,22 +33,7 @@ class LoraLinear(nn.Linear):
 
 
 def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-    """The module with small matrices beside its Linear layers, the only values that are trained from now on.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Changed in place; its random generator draws the matrices A.
-    options : mapping
-        `rank`; `alpha`; `targets`, names of layers as in the state dict, their last parts, or patterns with * and ?;
-        none means all.
-
-    Raises
-    ------
-    UserError
-        A target names no Linear layer, there is none at all, or the model has statistics that would go on changing,
-        as any buffers of floats in its state dict may.
-    """
+    """The module with small matrices beside its Linear layers, the only values that are trained from now on."""
     rank, alpha, targets = int(options["rank"]), float(options["alpha"]), tuple(options["targets"])
     layers = {name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
     if not layers:

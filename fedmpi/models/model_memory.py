@@ -15,15 +15,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def halved(count: int, what: str) -> int:
-    """Half as many at once, at least one, and said so; what torch keeps for later use is given back to the device.
-
-    Parameters
-    ----------
-    count : int
-        How many were too many.
-    what : str
-        Of what, in words.
-    """
+    """Half as many at once, at least one, and said so; what torch keeps for later use is given back to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     fewer = max(1, count // 2)

@@ -18,25 +18,7 @@ if TYPE_CHECKING:
 
 
 class NextToken(nn.Module):
-    """Token vectors, what reads them from left to right, a projection of its states, the logits.
-
-    Parameters
-    ----------
-    words : nn.Module
-        From (n, L) token ids to (n, L, E).
-    units : int
-        Size of the states.
-    layers : int
-        Stacked LSTM layers.
-    dimension : int
-        E.
-    projection : int
-        Size that states are brought to before the logits; 0 = they are not.
-    classes : int
-        C.
-    everywhere : bool
-        Logits at every position, or at the last alone.
-    """
+    """Token vectors, what reads them from left to right, a projection of its states, the logits."""
 
     def __init__(
         self, words: nn.Module, dimension: int, units: int, layers: int, projection: int, classes: int, everywhere: bool
@@ -56,13 +38,7 @@ class NextToken(nn.Module):
 
 
 def predicts_everywhere(description: DataDescription, model: str) -> bool:
-    """Whether a model of the next token predicts one at every position, or a class from the last.
-
-    Raises
-    ------
-    UserError
-        Targets are of neither kind.
-    """
+    """Whether a model of the next token predicts one at every position, or a class from the last."""
     if not description.counted:
         raise UserError(
             f'model.name = "{model}" predicts tokens or classes, but the targets of the data are '

@@ -20,11 +20,6 @@ def check_memory(module: nn.Module) -> None:
     """Refuse a module of which a trained parameter shares numbers with another parameter, a buffer or an attribute.
 
     Steps would change both, until each of them is copied. One tensor under several names is no sharing.
-
-    Raises
-    ------
-    UserError
-        Naming both.
     """
     values = {id(one): (name, one) for name, one in values_of(module, objects=False) if one.numel()}
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and id(one) in values]
@@ -43,15 +38,7 @@ def check_memory(module: nn.Module) -> None:
 
 
 class SharedBuffers:
-    """Buffers that travel and share numbers with other values, which may be as long as nobody writes to them.
-
-    Parameters
-    ----------
-    module : nn.Module
-        On the device where it was built.
-    travelling : sequence of Tensor
-        Its buffers.
-    """
+    """Buffers that travel and share numbers with other values, which may be as long as nobody writes to them."""
 
     def __init__(self, module: nn.Module, travelling: Sequence[Tensor]):
         self._module, own = module, {id(one) for one in travelling}
@@ -72,22 +59,7 @@ class SharedBuffers:
     def check_unwritten(
         self, places: Sequence[tuple[str, tuple[int, int]]], spans: Set[tuple[int, int]], changed: Sequence[Tensor]
     ) -> None:
-        """Refuse that passes have written to one of them, or to what shares numbers with it.
-
-        Parameters
-        ----------
-        places : sequence
-            Before these passes, which may have put others under these names.
-        spans : set of (int, int)
-            Bytes that operations wrote, the first and the one behind the last; what batch norm writes is none of them.
-        changed : sequence of Tensor
-            Buffers that have other values than before.
-
-        Raises
-        ------
-        UserError
-            Naming both.
-        """
+        """Refuse that passes have written to one of them, or to what shares numbers with it."""
         spans = spans | {span(one) for one in changed}
         written = {name for name, (begin, end) in places if any(first < end and begin < last for first, last in spans)}
         for name, other in self._pairs:
@@ -102,12 +74,6 @@ class SharedBuffers:
 def values_of(module: nn.Module, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers and tensors among attributes, with their names; not those that torch makes anew in each pass
     (`nn.utils.spectral_norm`).
-
-    Parameters
-    ----------
-    module : nn.Module
-    objects : bool
-        Whether objects of a user's class, and containers in containers, are looked into as well.
     """
     for named in (module.named_parameters(), module.named_buffers()):
         yield from ((name, one) for name, one in named for _ in tensors_in(one))

@@ -25,14 +25,9 @@ INITIAL_SPREAD = 0.1
 
 
 class FrozenEmbedding(nn.Module):
-    """Word vectors that are never trained and never travel: a constant of the model, not a part of its weights.
+    """Word vectors that are never trained and never travel: a constant of the model, not a part of its weights."""
 
-    Parameters
-    ----------
-    vectors : Tensor (V, E), float32
-    """
-
-    vectors: Tensor
+    vectors: Tensor  # (V, E)
 
     def __init__(self, vectors: Tensor):
         super().__init__()
@@ -43,24 +38,7 @@ class FrozenEmbedding(nn.Module):
 
 
 def word_vectors(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
-    """The word vectors of a model and their dimension E.
-
-    Parameters
-    ----------
-    vocabulary : int
-        V, the number of token ids.
-    dimension : int
-        E of fresh vectors; ignored when `vectors` is given.
-    vectors : str or None
-        A .npy file of shape (V, E), e.g. GloVe vectors in the order of the vocabulary.
-    frozen : bool
-        Keep the given vectors as they are.
-
-    Raises
-    ------
-    UserError
-        The file is missing or has the wrong shape; `frozen` without `vectors`.
-    """
+    """The word vectors of a model and their dimension E."""
     if vectors is None:
         if frozen:
             raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
@@ -88,17 +66,7 @@ def _read_vectors(path: Path, vocabulary: int) -> Tensor:
 
 
 class MaxOverTime(nn.Module):
-    """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3).
-
-    Parameters
-    ----------
-    dimension : int
-        E, the size of a word vector.
-    filters : int
-        F, the filters of each width.
-    widths : sequence of int
-        Words under each filter.
-    """
+    """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3)."""
 
     def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
         super().__init__()
@@ -121,14 +89,7 @@ def _largest(features: Tensor) -> Tensor:
 
 
 class AttentivePooling(nn.Module):
-    """A softmax over the positions weighs their vectors (FedSampling's text models); dropout comes first.
-
-    Parameters
-    ----------
-    dimension : int
-        Size of the vector at each position.
-    dropout : float
-    """
+    """A softmax over the positions weighs their vectors (FedSampling's text models); dropout comes first."""
 
     def __init__(self, dimension: int, dropout: float):
         super().__init__()
@@ -154,33 +115,7 @@ def pooled_classifier(
     vectors: str | None,
     frozen: bool,
 ) -> nn.Sequential:
-    """Word vectors, an encoder of every word, and the head of FedSampling's models.
-
-    Parameters
-    ----------
-    description : DataDescription
-        Texts of L token ids.
-    model : str
-        Name of the model, for what is said when the data are no texts.
-    encoder : callable
-        From the size of a word vector to the encoder's name in the network, the encoder, (n, L, E) to (n, L, width),
-        and its width.
-    dimension : int
-        Size of a word vector.
-    dropout : float
-        After the encoder and again inside the pooling.
-    hidden : sequence of int
-        Units of the dense ReLU layers.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Whether the word vectors stay as they are.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
-    """
+    """Word vectors, an encoder of every word, and the head of FedSampling's models."""
     _, vocabulary = text_shape(description, model)
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     name, encoding, width = encoder(dimension)
@@ -204,13 +139,7 @@ def pooled_head(dimension: int, hidden: Sequence[int], classes: int, dropout: fl
 
 
 def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
-    """The length of a text and the vocabulary of the data.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
-    """
+    """The length of a text and the vocabulary of the data."""
     if description.task != "text":
         raise UserError(
             f"model.name = {model!r} reads texts, but the data are of task {description.task!r}: choose another model"

@@ -20,13 +20,6 @@ class SelfAttention(nn.Module):
 
     Query, key and value projections without bias and nothing else: no output projection, residual, normalisation,
     position or mask, so padding is attended too.
-
-    Parameters
-    ----------
-    dimension : int
-        Size of a word vector.
-    heads, head_size : int
-        The output has heads · head_size values a word.
     """
 
     def __init__(self, dimension: int, heads: int, head_size: int):

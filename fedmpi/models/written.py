@@ -48,20 +48,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Written(Watching):
-    """Within: it is seen whether an operation changes numbers of a vector in place, whoever holds a view of them.
-
-    Parameters
-    ----------
-    vector : Tensor (d,)
-
-    Attributes
-    ----------
-    found : bool
-    memory : set of int
-        Where all lies that operations changed: addresses of storages.
-    spans : set of (int, int)
-        The first byte of each tensor that they changed, and the one behind its last.
-    """
+    """Within: it is seen whether an operation changes numbers of a vector in place, whoever holds a view of them."""
 
     def __init__(self, vector: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]

@@ -19,21 +19,11 @@ WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
 
 @dataclass(frozen=True)
 class Exposure:
-    """A setting that tells the server sizes.
+    """A setting that tells the server sizes."""
 
-    Attributes
-    ----------
-    setting : str
-        The key and its value.
-    all_clients : bool
-        Whether it tells the sizes of all clients, not only of the participants.
-    remedy : str
-        What to set instead.
-    """
-
-    setting: str
-    all_clients: bool
-    remedy: str
+    setting: str  # The key and its value
+    all_clients: bool  # Whether it tells the sizes of all clients, not only of the participants
+    remedy: str  # What to set instead
 
     @property
     def message(self) -> str:

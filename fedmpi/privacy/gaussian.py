@@ -38,27 +38,7 @@ samples leaves the range of floats; ε is next to nothing then."""
 
 
 def clip(update: torch.Tensor, norm: float) -> tuple[torch.Tensor, bool]:
-    """Scale an update, in place, so that its Euclidean norm is at most `norm`.
-
-    Parameters
-    ----------
-    update : Tensor float32 (d,)
-        Δ_k, changed in place.
-    norm : float
-        C > 0.
-
-    Returns
-    -------
-    update : Tensor float32 (d,)
-        The same tensor.
-    clipped : bool
-        Whether it was longer than `norm`.
-
-    Raises
-    ------
-    FloatingPointError
-        If the update is not finite; no scaling would bound it.
-    """
+    """Scale an update, in place, so that its Euclidean norm is at most `norm`."""
     length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
     if not np.isfinite(length):
         raise FloatingPointError("the update is not finite: training diverged; lower local.lr")
@@ -136,15 +116,7 @@ class GaussianAccountant:
         _divergences(noise_multiplier / SENSITIVITY, 1, 1)  # a library that cannot do it says so before the first round
 
     def spend(self, drawn: int, present: int) -> None:
-        """Enter a round.
-
-        Parameters
-        ----------
-        drawn, present : int
-            Clients in the uniform secret sample, and in the population that it was drawn from. Give equal numbers
-            where everybody takes part or the draw is no secret. Of fewer than N present clients only the leading
-            `KEPT_BITS` bits are kept, which overstates the rate by less than 2 % and bounds the number of curves.
-        """
+        """Enter a round."""
         if not 0 <= drawn <= present:
             raise ValueError(f"cannot draw {drawn} of {present} clients")
         if present < self.clients:

@@ -17,36 +17,17 @@ from fedmpi.common.types import Floats, Ints
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """The ledger after a round.
+    """The ledger after a round."""
 
-    Attributes
-    ----------
-    epsilon_round : float
-        The largest ε a client spent in this round (0 when all answers were repeats).
-    epsilon_max, epsilon_mean : float
-        The largest ε a client has spent so far, and the mean over all clients; infinite once one is unprotected.
-    unprotected : int
-        Clients whose size is known by now, whatever they answered.
-    """
-
-    epsilon_round: float
+    epsilon_round: float  # The largest ε a client spent in this round (0 when all answers were repeats)
+    # The largest ε a client has spent so far, and the mean over all clients; infinite once one is unprotected
     epsilon_max: float
     epsilon_mean: float
-    unprotected: int = 0
+    unprotected: int = 0  # Clients whose size is known by now, whatever they answered
 
 
 class PrivacyLedger:
-    """What every client has spent on answering the size query.
-
-    Parameters
-    ----------
-    clients : int
-        N.
-    epsilon : float
-        ε of one answer; infinite for exact sizes.
-    memoise : bool
-        Whether a client repeats its first answer.
-    """
+    """What every client has spent on answering the size query."""
 
     def __init__(self, clients: int, epsilon: float, memoise: bool = False):
         self.epsilon = epsilon
@@ -55,15 +36,7 @@ class PrivacyLedger:
         self._exposed = np.zeros(clients, bool)
 
     def record(self, asked: Ints | None, exposed: Ints | None = None) -> LedgerEntry:
-        """Enter one query.
-
-        Parameters
-        ----------
-        asked : int64 (a,), optional
-            The clients asked, unique; None for all.
-        exposed : int64 (e,), optional
-            The clients whose size this round tells without protection; None for nobody.
-        """
+        """Enter one query."""
         answering = slice(None) if asked is None else asked
         before = self._answers[answering]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)

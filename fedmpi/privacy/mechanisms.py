@@ -63,18 +63,10 @@ class Exact:
 
 @dataclass(frozen=True)
 class PrivateAnswer:
-    """What private mechanisms have in common.
+    """What private mechanisms have in common."""
 
-    Parameters
-    ----------
-    epsilon : float
-        ε > 0 of one answer.
-    threshold : int
-        M ≥ 3.
-    """
-
-    epsilon: float
-    threshold: int
+    epsilon: float  # ε > 0 of one answer
+    threshold: int  # M ≥ 3
 
 
 @dataclass(frozen=True)
@@ -211,22 +203,7 @@ MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
 
 
 def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
-    """The mechanism of a configuration.
-
-    Parameters
-    ----------
-    mechanism : str
-        "exact", "randomised-response", "duchi" or "piecewise".
-    epsilon : float
-        ε > 0 of one answer (not used by "exact").
-    threshold : int
-        M ≥ 3: answers speak of sizes 1 … M − 1 (not used by "exact").
-
-    Raises
-    ------
-    UserError
-        If the name is unknown, ε is not a positive number or M is below 3.
-    """
+    """The mechanism of a configuration."""
     if mechanism == "exact":
         return Exact()
     if mechanism not in MECHANISMS:

@@ -22,46 +22,22 @@ EMPTY_WORTH_A_WARNING = 0.05
 
 @dataclass(frozen=True)
 class SizeEstimate:
-    """The server's estimate of the total size of the clients asked.
+    """The server's estimate of the total size of the clients asked."""
 
-    Attributes
-    ----------
-    total : float
-        Ñ: exact sizes as they are, private answers floored at the number of clients asked, each of whom answers as if
-        it held a sample at least.
-    raw : float
-        Ñ before the floor; may be negative.
-    true_total : int
-        The sum of the true sizes: known to the simulation, not to the server.
-    asked : int
-        Number of clients asked.
-    empty : int
-        Clients asked that hold no sample.
-    clipped_fraction : float
-        Share of the clients asked whose size lies above M − 1.
-    floored : bool
-        Whether the floor was needed.
-    epsilon : float
-        ε of one answer; infinite for exact sizes.
-    unprotected : int
-        Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip.
-    law : Mechanism
-        The mechanism.
-    answered : int64 (asked,)
-        The sizes that were answered about, clipped where they were.
-    """
-
+    # Ñ: exact sizes as they are, private answers floored at the number of clients asked, each of whom answers as if it
+    # held a sample at least
     total: float
-    raw: float
-    true_total: int
-    asked: int
-    empty: int
-    clipped_fraction: float
-    floored: bool
-    epsilon: float
+    raw: float  # Ñ before the floor; may be negative
+    true_total: int  # The sum of the true sizes: known to the simulation, not to the server
+    asked: int  # Number of clients asked
+    empty: int  # Clients asked that hold no sample
+    clipped_fraction: float  # Share of the clients asked whose size lies above M − 1
+    floored: bool  # Whether the floor was needed
+    epsilon: float  # ε of one answer; infinite for exact sizes
+    # Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip
     unprotected: int
-    law: Mechanism = field(repr=False)
-    answered: Ints = field(repr=False)
+    law: Mechanism = field(repr=False)  # The mechanism
+    answered: Ints = field(repr=False)  # (asked,): The sizes that were answered about, clipped where they were
 
     @property
     def standard_deviation(self) -> float:
@@ -71,18 +47,10 @@ class SizeEstimate:
 
 @dataclass(frozen=True)
 class Saturation:
-    """A reason why data-level sampling does not do what was asked, and the setting to change.
+    """A reason why data-level sampling does not do what was asked, and the setting to change."""
 
-    Attributes
-    ----------
-    kind : str
-        "probability", "clipping", "unclipped" or "empty"; a run warns once per kind.
-    message : str
-        One sentence for the log.
-    """
-
-    kind: str
-    message: str
+    kind: str  # "probability", "clipping", "unclipped" or "empty"; a run warns once per kind
+    message: str  # One sentence for the log
 
 
 def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Generator:
@@ -102,29 +70,6 @@ def estimate_total(
     """Ask the clients for their sizes and estimate the total.
 
     Answers are drawn for all clients in index order, so that a client's answer does not depend on who else is asked.
-
-    Parameters
-    ----------
-    mechanism : str
-        "exact", "randomised-response", "duchi" or "piecewise".
-    sizes : int64 (N,)
-        True sizes of all clients.
-    epsilon : float
-        ε of one answer.
-    threshold : int
-        M: sizes are clipped to 1 … M − 1.
-    generator : Generator
-        From `answer_stream`.
-    clip : bool
-        False lets randomised response tell sizes above M − 1 as they are, as the authors' published code does; those
-        clients then have no privacy.
-    asked : int64 (a,), optional
-        The clients asked (`asked = participants`); None for all.
-
-    Raises
-    ------
-    UserError
-        If the settings are out of range, or `clip` is off for a mechanism that cannot answer without clipping.
     """
     if not clip and mechanism in ("duchi", "piecewise"):
         raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
@@ -152,30 +97,12 @@ def estimate_total(
 
 
 def sampling_probability(wanted: int, total: float) -> float:
-    """p = min(1, K/Ñ) (FedSampling, Eq 8, capped).
-
-    Parameters
-    ----------
-    wanted : int
-        K, the samples wanted per round.
-    total : float
-        Ñ > 0.
-    """
+    """p = min(1, K/Ñ) (FedSampling, Eq 8, capped)."""
     return min(1.0, wanted / total) if total > 0 else 1.0
 
 
 def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tuple[Saturation, ...]:
-    """Why this round's data-level sampling is off or biased; empty when all is well.
-
-    Parameters
-    ----------
-    size_estimate : SizeEstimate
-        This round's estimate.
-    wanted : int
-        K, the samples wanted per round.
-    threshold : int
-        M.
-    """
+    """Why this round's data-level sampling is off or biased; empty when all is well."""
     found = []
     if size_estimate.true_total and wanted >= size_estimate.total:  # else nobody is there who could be sampled
         found.append(

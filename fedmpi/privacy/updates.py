@@ -47,13 +47,7 @@ def draws_in_secret(config: Config) -> bool:
 
 
 def check_buffers(config: Config, model: FlatModel) -> None:
-    """Refuse noise for a model whose buffers would be released without it.
-
-    Raises
-    ------
-    UserError
-        If the model has float buffers: noise would ruin them (variances below zero), without it they tell of the data.
-    """
+    """Refuse noise for a model whose buffers would be released without it."""
     if adds_noise(config) and model.has_buffers:
         raise UserError(
             f"model.name = {config.model.name!r} has buffers that clients change (batch norm); noise "

@@ -48,25 +48,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bool = False) -> NoReturn:
-    """Run a command's main function so that an error on one rank ends the whole job.
-
-    Parameters
-    ----------
-    main : callable
-        Returns the exit code (None counts as 0). The codes 0 and 75 are for all ranks together; any other
-        return, `SystemExit` or exception is a failure.
-    joins : bool
-        Whether to join the other ranks first; else `main` does, and says itself what is wrong when it cannot.
-    outlives : bool
-        Whether the command goes on where nobody reads, or can store, what it prints.
-
-    Raises
-    ------
-    SystemExit
-        With the exit code, when this process may end in order: all ranks do, with the same code. A `UserError` or
-        `RanksDisagree` that all ranks raise alike is printed once. When the ranks differ, or one failed, the job is
-        aborted instead.
-    """
+    """Run a command's main function so that an error on one rank ends the whole job."""
     prepare_streams(outlives)
     allow_many_files()
     try:
@@ -113,11 +95,6 @@ def stall_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
     Every rank of a job arms its own timer, so each prints the line of code that every one of its threads is in, and
     the launcher ends the job.
-
-    Parameters
-    ----------
-    seconds : float
-        `cluster.stall_timeout`; 0 never ends the rank.
     """
     armed = float("-inf")
 

@@ -21,18 +21,7 @@ OUTPUT, ERROR = 1, 2
 
 
 class OutputLost(Exception):
-    """What a command prints cannot be written any more: a sentence.
-
-    Parameters
-    ----------
-    error : OSError
-        What the system said.
-
-    Attributes
-    ----------
-    unread : bool
-        Whether nobody reads on, which is no failure (`fedmpi presets | head`).
-    """
+    """What a command prints cannot be written any more: a sentence."""
 
     def __init__(self, error: OSError):
         advice = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see where it goes"
@@ -41,15 +30,7 @@ class OutputLost(Exception):
 
 
 class Stream(io.RawIOBase):
-    """A descriptor to which writing fails at most once: what comes after that is dropped.
-
-    Parameters
-    ----------
-    descriptor : int
-    name : str
-    raises : bool
-        Whether the first failure is raised, as `OutputLost`; else it is only noted in the log.
-    """
+    """A descriptor to which writing fails at most once: what comes after that is dropped."""
 
     def __init__(self, descriptor: int, name: str, raises: bool):
         self.name = name
@@ -100,11 +81,6 @@ def prepare_streams(outlives: bool) -> None:
     """Make standard output and error what this module says; names of files in them need not be UTF-8.
 
     Streams that somebody else has put in the place of the process's own are left alone.
-
-    Parameters
-    ----------
-    outlives : bool
-        Whether the command goes on where its output is lost.
     """
     open_descriptors()
     sys.stdout = _stream(sys.stdout, sys.__stdout__, OUTPUT, "standard output", not outlives)

@@ -28,18 +28,10 @@ MARK = "# changed before round "
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs between a folder's config.toml and the configuration that its run goes on with.
+    """What differs between a folder's config.toml and the configuration that its run goes on with."""
 
-    Attributes
-    ----------
-    earlier : tuple of str
-        The notes of earlier changes.
-    keys : tuple of (key, old, new)
-        What is new now.
-    """
-
-    earlier: tuple[str, ...] = ()
-    keys: tuple[tuple[str, str, str], ...] = ()
+    earlier: tuple[str, ...] = ()  # The notes of earlier changes
+    keys: tuple[tuple[str, str, str], ...] = ()  # (key, old, new): What is new now
 
     def noted(self, round: int) -> tuple[str, ...]:
         """One note a change, the earlier ones first; `round` is the first to run with what is new now."""
@@ -52,13 +44,7 @@ class Changes:
 
 
 def changes_since(path: Path, config: Config) -> Changes:
-    """What differs from the file config.toml.
-
-    Raises
-    ------
-    UserError
-        The file is damaged, or something differs that a run cannot change: every such key with both its values.
-    """
+    """What differs from the file config.toml."""
     try:
         text = read_plain(path).decode("utf-8")
         differing = differences(tomllib.loads(text), config)

@@ -81,11 +81,6 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
     Damaged ones that are newer are renamed to NAME.damaged, with a warning each, so that the run that goes on from an
     older one neither counts nor meets them again.
-
-    Raises
-    ------
-    UserError
-        When checkpoints exist but none of them is whole.
     """
     paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
     damaged = []
@@ -122,15 +117,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The content of one checkpoint file.
-
-    Raises
-    ------
-    ValueError
-        When any bit of the file differs from what was written, or it is no checkpoint of ours.
-    OSError
-        When it cannot be read.
-    """
+    """The content of one checkpoint file."""
     if not path.is_file():
         raise ValueError("it is no file")
     whole = path.read_bytes()

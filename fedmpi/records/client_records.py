@@ -28,21 +28,7 @@ LENGTH_BYTES = 8
 
 
 def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str:
-    """Write the records of all ranks to one file; collective.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    state : ClientState
-        This rank's.
-    path : Path or None
-        On rank 0 the file to be written, whole or not at all; None writes nothing anywhere.
-
-    Returns
-    -------
-    str
-        The file's SHA-256 on rank 0; "" elsewhere and where nothing is written.
-    """
+    """Write the records of all ranks to one file; collective."""
     wanted = cluster.broadcast([np.array([path is not None])] if cluster.is_server else None)
     if not wanted[0][0]:
         return ""
@@ -66,28 +52,7 @@ def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str
 
 
 def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned: range) -> Ints:
-    """Take over the records of this rank's clients from a file that rank 0 reads; collective.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    state : ClientState
-        Emptied first.
-    path : Path or None
-        On rank 0 the file; None = there is none.
-    owned : range
-        The clients of this rank.
-
-    Returns
-    -------
-    int64 (c,)
-        All clients of the file, on every rank.
-
-    Raises
-    ------
-    UserError
-        On rank 0: the file holds vectors of another length, number or type.
-    """
+    """Take over the records of this rank's clients from a file that rank 0 reads; collective."""
     state.clear()
     everybody = [np.empty(0, np.int64)]
     pieces = _read(path, state) if cluster.is_server else iter(())

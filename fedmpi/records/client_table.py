@@ -31,18 +31,7 @@ GROUP_ROWS = 1 << 20
 
 
 class ClientTable:
-    """The file of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        RUN.
-
-    Attributes
-    ----------
-    rows : int
-        In the file and in memory.
-    """
+    """The file of a run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,13 +50,7 @@ class ClientTable:
         return fresh
 
     def write(self, fresh: list[Columns]) -> None:
-        """Write the file anew with these rows behind the others; no rows leave it as it is.
-
-        Raises
-        ------
-        RunFailure
-            What was written there before is gone or damaged.
-        """
+        """Write the file anew with these rows behind the others; no rows leave it as it is."""
         if not fresh:
             return
         old = found_in(self.folder)
@@ -84,20 +67,7 @@ class ClientTable:
         self._in_file += sum(len(table["round"]) for table in fresh)
 
     def go_on(self, next_round: int, rows: int) -> None:
-        """Drop what the file holds of later rounds.
-
-        Parameters
-        ----------
-        next_round : int
-            The first round that is run again.
-        rows : int
-            How many the checkpoint counts on.
-
-        Raises
-        ------
-        UserError
-            The file is gone or damaged, or rows are missing.
-        """
+        """Drop what the file holds of later rounds."""
         path, self.rows, self._in_file = found_in(self.folder), rows, rows
         named = path or self.folder / (PARQUET if _pyarrow() else PLAIN)
         if not rows:
@@ -134,13 +104,7 @@ def found_in(folder: Path) -> Path | None:
 
 
 def read_clients(folder: Path) -> Columns:
-    """What a run's folder tells about its clients; empty where it tells nothing.
-
-    Raises
-    ------
-    UserError
-        The file is damaged, or pyarrow is missing, which it was written with.
-    """
+    """What a run's folder tells about its clients; empty where it tells nothing."""
     path = found_in(folder)
     return {} if path is None else read_file(path)
 

@@ -20,18 +20,10 @@ MEASURES = ("samples", "predicted", "precision", "recall", "f1")
 
 @dataclass(frozen=True)
 class Confusion:
-    """A confusion matrix and the names of its classes.
+    """A confusion matrix and the names of its classes."""
 
-    Parameters
-    ----------
-    counts : int64 (C, C)
-        Rows are true classes, columns predicted ones.
-    names : tuple of str
-        C names.
-    """
-
-    counts: Ints
-    names: tuple[str, ...]
+    counts: Ints  # (C, C): Rows are true classes, columns predicted ones
+    names: tuple[str, ...]  # C names
 
     def classes(self) -> list[dict[str, Any]]:
         """Of each class the samples, how often it was predicted, precision, recall and F1; these are 0 where nothing
@@ -59,13 +51,7 @@ class Confusion:
 
 
 def read_confusion(folder: Path) -> Confusion:
-    """The matrix that a finished run left.
-
-    Raises
-    ------
-    UserError
-        There is none, or it is damaged.
-    """
+    """The matrix that a finished run left."""
     path = folder / CONFUSION
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -24,26 +24,7 @@ LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
 class History:
-    """The finished rounds of a run, and what is told about them in the end.
-
-    Parameters
-    ----------
-    config : Config
-        Says which accuracy is the target.
-    keeps : bool
-        Whether the records themselves are kept in memory.
-
-    Attributes
-    ----------
-    rounds : int
-        Records so far.
-    seconds_before : float
-        What earlier parts of a resumed run have taken.
-    changes : list of str
-        What was changed when the run was resumed.
-    clients : list of Columns
-        What was found out about single clients, an entry an evaluation, where records are kept.
-    """
+    """The finished rounds of a run, and what is told about them in the end."""
 
     def __init__(self, config: Config, keeps: bool):
         self.config = config

@@ -41,22 +41,13 @@ _held: set[tuple[int, int]] = set()
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a folder, or held it last.
+    """Who holds a folder, or held it last."""
 
-    Attributes
-    ----------
-    path : Path
-        Of the file that says so.
-    number : int
-    facts : mapping
-        `host`, `pid`, `since`, … as in `_own_facts`; empty where the process has not come to writing them.
-    last_heartbeat : float
-        Time of its last sign of life, in seconds by the file system's clock; 0 when it has let go of the folder.
-    """
-
-    path: Path
+    path: Path  # Of the file that says so
     number: int
+    # `host`, `pid`, `since`, … as in `_own_facts`; empty where the process has not come to writing them
     facts: Mapping[str, Any]
+    # Time of its last sign of life, in seconds by the file system's clock; 0 when it has let go of the folder
     last_heartbeat: float
 
     @classmethod
@@ -105,18 +96,7 @@ class Holder:
 
 
 def refuse_held(run: Path) -> Holder | None:
-    """Refuse a folder that another run holds.
-
-    Returns
-    -------
-    Holder or None
-        Who held it last.
-
-    Raises
-    ------
-    UserError
-        Naming process, host and SLURM job of the holder.
-    """
+    """Refuse a folder that another run holds."""
     try:
         holder = Holder.of(run)
     except OSError as error:
@@ -132,25 +112,7 @@ def refuse_held(run: Path) -> Holder | None:
 
 
 class Hold:
-    """This process's hold on a run's folder, from the making of the object until `release`.
-
-    Parameters
-    ----------
-    run : Path
-        Exists.
-
-    Attributes
-    ----------
-    before : Holder or None
-        The run whose folder was taken over because it died.
-
-    Raises
-    ------
-    UserError
-        Another run holds it.
-    OSError
-        The folder cannot be written.
-    """
+    """This process's hold on a run's folder, from the making of the object until `release`."""
 
     def __init__(self, run: Path):
         self.run = run
@@ -183,13 +145,7 @@ class Hold:
         raise UserError(f"{self.run} is being taken by several runs at once: choose another --out for each")
 
     def check(self) -> None:
-        """Make sure that the folder is still this run's, before anything is written there.
-
-        Raises
-        ------
-        RunFailure
-            It is not, or it has vanished.
-        """
+        """Make sure that the folder is still this run's, before anything is written there."""
         try:
             # NFS asks its server when a file is opened, not when it is looked up.
             os.close(os.open(self.path, os.O_RDONLY))

@@ -17,14 +17,7 @@ from fedmpi.models import check_values
 
 
 def model_file(module: nn.Module) -> bytes:
-    """The bytes of model.safetensors.
-
-    Raises
-    ------
-    UserError
-        When the state dict holds what such a file cannot: anything but dense tensors of a plain type; or tensors of the
-        module have no values.
-    """
+    """The bytes of model.safetensors."""
     check_values(module)
     tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
@@ -43,13 +36,7 @@ def model_file(module: nn.Module) -> bytes:
 
 
 def load_model(module: nn.Module, path: Path) -> None:
-    """Give a freshly built module the values of model.safetensors.
-
-    Raises
-    ------
-    UserError
-        The file is missing or damaged, or holds another model.
-    """
+    """Give a freshly built module the values of model.safetensors."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")

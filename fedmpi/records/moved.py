@@ -62,13 +62,7 @@ def find_shards(run: Path, shards: str) -> str | None:
 
 
 def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config:
-    """The configuration of a run's config.toml, its shards found wherever the run's folder is now.
-
-    Raises
-    ------
-    UserError
-        With `strict`: the shards are not there, or are others.
-    """
+    """The configuration of a run's config.toml, its shards found wherever the run's folder is now."""
     digest, shards = recorded_digest(path.parent), written(config.data.shards)
     if path.name != CONFIGURATION or digest is None or dotted(read_toml(path)).get(SHARDS) != shards:
         return config

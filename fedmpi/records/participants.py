@@ -20,13 +20,7 @@ def clients_as_text(clients: Ints) -> str:
 
 
 def clients_from_text(text: str) -> Ints:
-    """The clients (m,) of such a text.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
+    """The clients (m,) of such a text."""
     ends = [run.split("-") for run in text.split()]
     if any(len(run) > 2 for run in ends):
         raise ValueError(f"{text[:40]!r} does not name clients")

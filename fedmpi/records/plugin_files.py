@@ -61,16 +61,6 @@ def plugin_files(*choices: Any) -> dict[str, str]:
 
     Counted are the modules themselves and all others that are loaded when they are, wherever they lie: those that they
     import. Installed packages, fedmpi and modules without a source file are left out.
-
-    Parameters
-    ----------
-    *choices : str or function or class
-        What was chosen; built-in names have no files of their own.
-
-    Returns
-    -------
-    dict
-        Empty for built-in parts. A module that cannot be imported gives the reason in the place of a digest.
     """
     foreign = [choice for choice in choices if not isinstance(choice, str) or ":" in choice]
     if not foreign:
@@ -93,17 +83,6 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     A part that was typed in, where there is no file, is there as the text of its own; so is, beside the modules, a
     function that its name does not lead to, such as a lambda: of one file there may be many. The file of such a text
     has the key of the configuration in its name, since several keys may be given a lambda of one module.
-
-    Parameters
-    ----------
-    config : Config
-    warns : bool
-        Whether the log shall tell of parts without a source.
-
-    Raises
-    ------
-    UserError
-        Which of the lambdas on a line was given cannot be told.
     """
     sources: dict[str, bytes] = {}
     counts: Counter[str] = Counter()
@@ -204,13 +183,7 @@ def has_trained(run: Path) -> bool:
 
 
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
-    """Copy the sources into RUN/plugins; of a run that continues, compare them with the copies.
-
-    Raises
-    ------
-    UserError
-        When a file is another one than the run was started with, or no copy tells.
-    """
+    """Copy the sources into RUN/plugins; of a run that continues, compare them with the copies."""
     folder = run / FOLDER
     if not sources:
         return

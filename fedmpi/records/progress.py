@@ -40,18 +40,7 @@ class RoundDisplay(Protocol):
 
 
 def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> RoundDisplay:
-    """A bar where standard output is the user's own terminal, plain lines otherwise.
-
-    Parameters
-    ----------
-    rounds, first : int
-        All rounds, and the first that is run.
-    interval : float
-        Seconds between two plain lines.
-    launched : bool
-        Whether an MPI launcher started this process: what looks like a terminal then may be one that the launcher made
-        (Open MPI does), whose output it copies to wherever its own goes.
-    """
+    """A bar where standard output is the user's own terminal, plain lines otherwise."""
     return _Bar(rounds, first) if on_terminal() and not launched else _Lines(rounds, first, interval)
 
 
@@ -140,13 +129,7 @@ class Progress:
 
 
 class Outlook:
-    """Warns once, after the first rounds, where the rest of a run will take days.
-
-    Parameters
-    ----------
-    rounds, first : int
-        All rounds, and the first that is run.
-    """
+    """Warns once, after the first rounds, where the rest of a run will take days."""
 
     def __init__(self, rounds: int, first: int):
         self._rounds, self._first, self._warned = rounds, first, False

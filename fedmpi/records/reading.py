@@ -29,12 +29,8 @@ LARGEST = 2**63
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
-    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that is not whole is left out.
-
-    Raises
-    ------
-    UserError
-        The file is gone or damaged.
+    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that
+    is not whole is left out.
     """
     path = folder / "metrics.jsonl"
     try:
@@ -45,13 +41,7 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
 
 
 def read_summary(path: Path) -> Record:
-    """The summary in RUN/summary.json, or what a sweep has noted beside it; empty where there is none.
-
-    Raises
-    ------
-    UserError
-        The file is damaged.
-    """
+    """The summary in RUN/summary.json, or what a sweep has noted beside it; empty where there is none."""
     try:
         return _summary(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -72,13 +62,7 @@ def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
 
 
 def read_record(line: bytes) -> Record:
-    """The record in a line of RUN/metrics.jsonl.
-
-    Raises
-    ------
-    ValueError, RecursionError
-        The line is damaged.
-    """
+    """The record in a line of RUN/metrics.jsonl."""
     record = _table(json.loads(line))
     round = record.get("round")
     if not isinstance(round, int) or not _is_number(round):

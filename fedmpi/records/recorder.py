@@ -67,26 +67,7 @@ FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
 
 
 class Recorder:
-    """Writes a run's folder.
-
-    Parameters
-    ----------
-    folder : Path
-        RUN; created when it does not exist.
-    config : Config
-        Written as RUN/config.toml.
-    resume : bool
-        Continue the run that the folder holds, if it holds one.
-    data : str
-        The digest of the data.
-
-    Raises
-    ------
-    UserError
-        When the folder cannot be written; another run writes there now; it holds anything of a run and `resume` is not
-        wished, or nothing says which run it is; or it holds a run of another configuration, or one that was started
-        with other sources of the user's own parts.
-    """
+    """Writes a run's folder."""
 
     def __init__(self, folder: Path, config: Config, resume: bool, data: str = ""):
         self.folder = folder
@@ -162,17 +143,6 @@ class Recorder:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
 
         Called once, before the first record is written.
-
-        Parameters
-        ----------
-        data : str
-            The digest of the data; the checkpoint's is in the entry "data" of its header.
-
-        Raises
-        ------
-        UserError
-            When no checkpoint is whole, the data are others, the records that it counts on are gone or changed, or the
-            folder cannot be written.
         """
         with self._writing():
             checkpoint = newest_checkpoint(self.checkpoints)

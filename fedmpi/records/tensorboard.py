@@ -74,16 +74,7 @@ def check_folder(folder: Path) -> None:
 
 
 class TensorBoard:
-    """Events in the run's folder.
-
-    Parameters
-    ----------
-    folder : Path
-        RUN.
-    config : Config
-    first : int
-        First round that will be recorded; earlier events of this and later rounds are dropped.
-    """
+    """Events in the run's folder."""
 
     def __init__(self, folder: Path, config: Config, first: int):
         from torch.utils.tensorboard import SummaryWriter  # slow to import

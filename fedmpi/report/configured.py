@@ -12,31 +12,16 @@ from fedmpi.results.grouping import OF_NO_MATTER, SeedGroup, blocks_of
 
 @dataclass(frozen=True)
 class Configuration:
-    """Runs that differ in their seed only.
+    """Runs that differ in their seed only."""
 
-    Attributes
-    ----------
-    label : str
-        What tells it from all others, its data included where these differ.
-    table : dict
-        {"part.key": value} of its first run, without keys that change nothing about what is learned.
-    runs : tuple of OneRun
-        By seed.
-    """
-
-    label: str
+    label: str  # What tells it from all others, its data included where these differ
+    # {"part.key": value} of its first run, without keys that change nothing about what is learned
     table: dict[str, Any]
-    runs: tuple[OneRun, ...]
+    runs: tuple[OneRun, ...]  # By seed
 
 
 def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[str]]:
-    """The configurations of some runs, as `fedmpi compare` groups them, and what it warns of.
-
-    Raises
-    ------
-    UserError
-        Two runs are the same, seed included.
-    """
+    """The configurations of some runs, as `fedmpi compare` groups them, and what it warns of."""
     blocks = blocks_of(runs)
     found = [
         Configuration(

@@ -141,19 +141,7 @@ def _clients_seen(records: Sequence[Record]) -> int:
 
 
 def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
-    """One configuration's numbers by round: `x` by axis, and of every key mean and deviation over its runs.
-
-    Parameters
-    ----------
-    runs : sequence of lists of records
-        Of one configuration, as `completed`.
-
-    Returns
-    -------
-    dict
-        "x": {axis: [one a round]}, means over the runs that came so far; "y": {key: {"mean": […], "deviation": […],
-        "n": […]}}, with None where no run tells the number; without "deviation" and "n" of a single run.
-    """
+    """One configuration's numbers by round: `x` by axis, and of every key mean and deviation over its runs."""
     spending = [spent(records) for records in runs]
     rounds = _drawn(runs)
     at = [{record["round"]: i for i, record in enumerate(records)} for records in runs]
@@ -213,13 +201,6 @@ def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
     """What each configuration spends up to each of some accuracies, evenly spread up to the best of all.
 
     Of a task without accuracy they are losses, which are come down to: from the highest first one to the lowest of all.
-
-    Returns
-    -------
-    dict
-        "key", "rises" (whether it is come up to), "levels" [accuracy or loss, ascending], "default" (one of them: the
-        highest `target_accuracy` of all runs, else the best that half of the runs reach, else the easiest) and "costs"
-        [configuration][axis] = {"mean": [one a level], "deviation", "n"}. Empty where nothing was evaluated.
     """
     runs = [[run.records for run in group.runs] for group in groups]
     key = judged([record for records in runs for one in records for record in one])

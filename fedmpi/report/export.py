@@ -35,15 +35,7 @@ SAMPLES = (3, 5)
 
 
 class Deployed(nn.Module):
-    """Samples as they are stored, to logits.
-
-    Parameters
-    ----------
-    network : nn.Module
-        As it was trained, on normalised samples.
-    description : DataDescription
-        Of the data, without mean and deviation where they were not used.
-    """
+    """Samples as they are stored, to logits."""
 
     scale: Tensor
     shift: Tensor
@@ -65,27 +57,7 @@ class Deployed(nn.Module):
 
 
 def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, float]:
-    """Write the final model of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        RUN, finished.
-    form : {"safetensors", "torchscript", "onnx"}
-    out : Path, optional
-        The file [RUN/model.pt, RUN/model.onnx].
-
-    Returns
-    -------
-    (Path, float)
-        The file, and the largest difference of its logits from the model's, relative to the largest logit or to 1.
-
-    Raises
-    ------
-    UserError
-        There is no finished run, the model cannot be written in this form or computes something else there, the extra
-        `export` is missing, or the file cannot be written.
-    """
+    """Write the final model of a run."""
     if form not in ENDINGS:
         raise UserError(f"--format {form}: choose one of {', '.join(ENDINGS)}")
     run = load_run(folder)

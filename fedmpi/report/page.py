@@ -27,27 +27,7 @@ VEGA_LITE = "6.4"
 
 
 def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
-    """Write the page of the runs that are named, or lie below folders that are.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-    out : Path
-        The HTML file.
-    title : str
-        Of the page [the configurations' names].
-
-    Returns
-    -------
-    int
-        Bytes of the page.
-
-    Raises
-    ------
-    UserError
-        No run is there or none has a record, a file of one is damaged, the extra `report` is not installed, or the page
-        cannot be written.
-    """
+    """Write the page of the runs that are named, or lie below folders that are."""
     if not names_a_file(out):
         raise UserError(f"the page cannot be written to {out}: name a file in a folder that is there, as report.html")
     runs = read_runs(find_runs(paths))
@@ -91,14 +71,7 @@ def render_page(data: dict[str, Any], library: str) -> str:
 
 
 def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
-    """All that the page shows, as JSON can hold it; numbers to five digits.
-
-    Parameters
-    ----------
-    runs : sequence of OneRun
-        Each with a record or more.
-    title : str
-    """
+    """All that the page shows, as JSON can hold it; numbers to five digits."""
     groups, notes = configurations(runs)
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     drawn = [curves([completed(run) for run in group.runs]) for group in groups]

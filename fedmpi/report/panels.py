@@ -36,15 +36,7 @@ def heat_size(runs: int) -> tuple[int, int]:
 
 
 def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
-    """Who took part, clients × rounds, in bins of neighbours where there are many; None where it was not recorded.
-
-    Returns
-    -------
-    dict
-        "clients", "rounds": first of each bin, and the end; "counts" [client bin][round bin]: how often clients of the
-        bin took part in its rounds; "uses" {times: clients}: how many took part so often; "evenness",
-        None of a run that is not finished, or that recorded who took part from some round on only.
-    """
+    """Who took part, clients × rounds, in bins of neighbours where there are many; None where it was not recorded."""
     recorded = [record for record in run.records if "clients" in record]
     if not recorded:
         return None
@@ -121,14 +113,7 @@ def mediators(run: OneRun) -> list[dict[str, Any]] | None:
 
 
 def view(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
-    """The scores of a run's clients after their last evaluation, worst first; None where they were not evaluated.
-
-    Returns
-    -------
-    dict
-        "round"; and by name the columns of `fedmpi.records.client_table.Columns`, an entry a client: of many some that
-        are evenly spread.
-    """
+    """The scores of a run's clients after their last evaluation, worst first; None where they were not evaluated."""
     table = read_clients(run.folder)
     if not table:
         return None

@@ -28,13 +28,7 @@ class Tail:
         self._path, self._read = path, 0
 
     def new(self) -> list[Record]:
-        """The records since the last call; all of them when the file has become shorter, as of a run that resumes.
-
-        Raises
-        ------
-        UserError
-            A line is no record.
-        """
+        """The records since the last call; all of them when the file has become shorter, as of a run that resumes."""
         try:
             if os.path.lexists(self._path) and not self._path.is_file():  # a fifo would be waited for
                 raise OSError(errno.EINVAL, "it is no plain file")
@@ -57,24 +51,7 @@ class Tail:
 
 
 def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Show a run's progress until it ends; at once what is known of one that has ended.
-
-    Parameters
-    ----------
-    folder : Path
-        RUN.
-    interval : float
-        Seconds between two plain lines where standard output is no terminal.
-    look : float
-        Seconds between two looks at the folder.
-    sleep : callable
-        Waits so long.
-
-    Raises
-    ------
-    UserError
-        The folder holds no run, or a file of it is damaged.
-    """
+    """Show a run's progress until it ends; at once what is known of one that has ended."""
     rounds = load_run(folder).config.rounds
     records = _records(folder, look, sleep)
     earlier = next(records)

@@ -22,64 +22,32 @@ ALIKE = 1e-9
 
 @dataclass(frozen=True)
 class Row:
-    """A group in a table.
-
-    Attributes
-    ----------
-    group : SeedGroup
-    final : Spread
-        The metric in the end.
-    best : Spread or None
-        Of the best round; None of a metric of which neither more nor less is better.
-    reference : SeedGroup or None
-        What it is compared with; None where there is nothing, and for a reference itself.
-    common : tuple of int
-        Seeds that both have.
-    difference : float or None
-        Its mean over those seeds; None where there is none.
-    interval : Difference or None
-        Its interval, corrected for the comparisons of the table; None for fewer than two seeds, and where all
-        differences are equal, which gives no standard error.
-    reached : int
-        Runs that reached the target.
-    costs : dict
-        What that took, over those.
-    """
+    """A group in a table."""
 
     group: SeedGroup
-    final: Spread
-    best: Spread | None
+    final: Spread  # The metric in the end
+    best: Spread | None  # Of the best round; None of a metric of which neither more nor less is better
+    # What it is compared with; None where there is nothing, and for a reference itself
     reference: SeedGroup | None = None
-    common: tuple[int, ...] = ()
-    difference: float | None = None
+    common: tuple[int, ...] = ()  # Seeds that both have
+    difference: float | None = None  # Its mean over those seeds; None where there is none
+    # Its interval, corrected for the comparisons of the table; None for fewer than two seeds, and where all differences
+    # are equal, which gives no standard error
     interval: Difference | None = None
-    reached: int = 0
-    costs: dict[str, Spread] = field(default_factory=dict)
+    reached: int = 0  # Runs that reached the target
+    costs: dict[str, Spread] = field(default_factory=dict)  # What that took, over those
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All tables of a comparison.
-
-    Attributes
-    ----------
-    metric : str
-    last : int
-        Rounds in the end that are averaged over.
-    target : float or None
-    blocks : list of (GroupsAlike, list of Row)
-    left_out : list of OneRun
-        Runs that are not finished, or have no such metric in the end.
-    reference : str or None
-        As it was asked for.
-    """
+    """All tables of a comparison."""
 
     metric: str
-    last: int
+    last: int  # Rounds in the end that are averaged over
     target: float | None
-    blocks: list[tuple[GroupsAlike, list[Row]]]
-    left_out: list[OneRun]
-    reference: str | None = None
+    blocks: list[tuple[GroupsAlike, list[Row]]]  # (GroupsAlike, list of Row)
+    left_out: list[OneRun]  # Runs that are not finished, or have no such metric in the end
+    reference: str | None = None  # As it was asked for
 
 
 def compare_runs(
@@ -90,28 +58,7 @@ def compare_runs(
     reference: str | None = None,
     last: int = 1,
 ) -> Comparison:
-    """Put runs beside one another.
-
-    Parameters
-    ----------
-    runs : sequence of OneRun
-    by : sequence of str
-        Keys that tell groups apart; what differs unless given.
-    metric : str, optional
-        A key of the records; test accuracy unless given, or validation accuracy where there is no other.
-    target : float, optional
-        A value of the metric; that of the configurations unless given.
-    reference : str, optional
-        A group's label, or a part of it: each group is compared with the one that differs in that part only. The first
-        group unless given.
-    last : int
-        Rounds in the end that are averaged over.
-
-    Raises
-    ------
-    UserError
-        No run is finished, no record has the metric, no group has the reference, or runs cannot be put together.
-    """
+    """Put runs beside one another."""
     finished = [run for run in runs if run.state == "finished"]
     if not finished:
         raise UserError(f"no run is finished: {'; '.join(run.state_text for run in runs)}")

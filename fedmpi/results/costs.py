@@ -106,24 +106,7 @@ class Spread:
 
 
 def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:
-    """What the runs that reached an accuracy had spent at the end of the round that did.
-
-    Parameters
-    ----------
-    runs : sequence of lists of records
-        Of one configuration.
-    target : float
-        The accuracy.
-    axis : str
-        One of `AXES`.
-    key : str
-        The accuracy's, as of `judged`.
-
-    Returns
-    -------
-    Spread or None
-        Over the runs that reached it; None where none did, or none tells what is asked.
-    """
+    """What the runs that reached an accuracy had spent at the end of the round that did."""
     firsts = [first_reached(records, target, key) for records in runs]
     return up_to([spent(records) for records in runs], firsts, axis)
 

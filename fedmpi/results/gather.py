@@ -25,34 +25,19 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
 @dataclass(frozen=True)
 class OneRun:
-    """A run as read from its folder.
-
-    Attributes
-    ----------
-    folder : Path
-    table : dict
-        The complete configuration, {"part.key": value}, as config.toml holds it, `data.shards` where they are now;
-        and by "plugins/FILE" the SHA-256 of each source file of the user's own components.
-    records, summary : list of dict, dict
-        As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished.
-    ending : str
-        "finished", "ended" or "stopped", as of `fedmpi.load_run`.
-    labels : dict
-        What differs between the runs of its sweep, by key; empty without one.
-    failure : str
-        Why it failed last, where a sweep has noted that.
-    data : str
-        Checksum of its shards; "" of other data.
-    """
+    """A run as read from its folder."""
 
     folder: Path
+    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.shards` where they are now; and by
+    # "plugins/FILE" the SHA-256 of each source file of the user's own components
     table: dict[str, Any]
-    records: list[Record]
+    records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
     summary: Record
-    ending: str
+    ending: str  # "finished", "ended" or "stopped", as of `fedmpi.load_run`
+    # What differs between the runs of its sweep, by key; empty without one
     labels: Record = field(default_factory=dict)
-    failure: str = ""
-    data: str = ""
+    failure: str = ""  # Why it failed last, where a sweep has noted that
+    data: str = ""  # Checksum of its shards; "" of other data
 
     @property
     def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
@@ -85,19 +70,7 @@ class OneRun:
 
 
 def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
-    """The folders of the runs that are named, or lie somewhere below a folder that is; each once.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-    planned : bool
-        Whether those count that a sweep has not begun.
-
-    Raises
-    ------
-    UserError
-        Nothing is named, or something that neither is nor holds a run.
-    """
+    """The folders of the runs that are named, or lie somewhere below a folder that is; each once."""
     found: dict[Path, Path] = {}
     if not paths:
         raise UserError("no run is named: give folders of runs, or a folder that holds some")
@@ -144,13 +117,7 @@ def _below(folder: Path, planned: bool) -> Iterable[Path]:
 
 
 def read_runs(folders: Iterable[Path]) -> list[OneRun]:
-    """The runs of these folders; one that has no record yet has an empty list of them.
-
-    Raises
-    ------
-    UserError
-        A file is damaged.
-    """
+    """The runs of these folders; one that has no record yet has an empty list of them."""
     return [_read(folder) for folder in folders]
 
 

@@ -37,18 +37,11 @@ def plain(name: str) -> str:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in nothing but the seed."""
 
-    Attributes
-    ----------
-    values : dict
-        What tells it from the others of its block, by key; None of a key that it does not have.
-    runs : dict
-        The runs by seed.
-    """
-
+    # What tells it from the others of its block, by key; None of a key that it does not have
     values: dict[str, str | None]
-    runs: dict[int, OneRun]
+    runs: dict[int, OneRun]  # The runs by seed
 
     @property
     def parts(self) -> dict[str, str]:
@@ -78,36 +71,15 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class GroupsAlike:
-    """Groups on the same data, evaluated alike.
+    """Groups on the same data, evaluated alike."""
 
-    Attributes
-    ----------
-    title : str
-        Which data, where there are several blocks.
-    groups : list of SeedGroup
-    notes : list of str
-        What a reader has to know before comparing.
-    """
-
-    title: str
+    title: str  # Which data, where there are several blocks
     groups: list[SeedGroup]
-    notes: list[str]
+    notes: list[str]  # What a reader has to know before comparing
 
 
 def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
-    """Finished runs, put together.
-
-    Parameters
-    ----------
-    runs : sequence of OneRun
-    by : sequence of str
-        Keys that tell the groups apart; what differs unless given.
-
-    Raises
-    ------
-    UserError
-        Two runs are the same; `by` names no key, or puts unlike runs together.
-    """
+    """Finished runs, put together."""
     for key in by:
         if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
             known = [*all_keys(), *(key for run in runs for key in run.labels)]

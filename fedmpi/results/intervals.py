@@ -16,22 +16,12 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference with its t interval.
+    """Mean difference with its t interval."""
 
-    Attributes
-    ----------
-    n : int
-        Seeds.
-    mean, error : float
-        Mean difference and its standard error, in the unit of the values.
-    level : float
-        Confidence level of the interval.
-    """
-
-    n: int
-    mean: float
+    n: int  # Seeds
+    mean: float  # Mean difference and its standard error, in the unit of the values
     error: float
-    level: float = LEVEL
+    level: float = LEVEL  # Confidence level of the interval
 
     @property
     def half(self) -> float:
@@ -63,13 +53,6 @@ def corrected(found: Sequence[Difference], rate: float = 1 - LEVEL) -> list[Diff
     Benjamini and Hochberg (1995) reject R of the m hypotheses of no difference. Each interval gets the level
     1 - R rate/m of Benjamini and Yekutieli (2005), with R = 1 where none is rejected. So exactly R intervals exclude
     zero. A single difference keeps its interval.
-
-    Parameters
-    ----------
-    found : sequence of Difference (m,)
-        All differences of the table.
-    rate : float
-        Largest expected share of false ones among the differences called significant.
     """
     m = len(found)
     passed = np.flatnonzero(np.sort([one.p for one in found]) <= rate * np.arange(1, m + 1) / max(m, 1))

@@ -23,22 +23,7 @@ from fedmpi.privacy.updates import adds_noise, draws_in_secret
 
 
 class Accounts:
-    """The server's accounts of a run.
-
-    Parameters
-    ----------
-    config : Config
-        The parts.
-    sizes : int64 (N,)
-        Effective sizes of all clients.
-
-    Attributes
-    ----------
-    knows_rows : bool
-        Whether the server can tell which rows are used: not of rules that are asked client by client.
-    exposure : Exposure or None
-        What reveals to the server sizes that it asks for privately.
-    """
+    """The server's accounts of a run."""
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
@@ -57,17 +42,7 @@ class Accounts:
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
     def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
-        """Enter a round; returns what the record says of the accounts.
-
-        Parameters
-        ----------
-        turnout : Turnout
-            Who is there, who was asked, who takes part.
-        answering : int64 (a,), optional
-            The clients that answered the size query, those included whose update got lost; None for all.
-        positions : int64 (r,), optional
-            Global positions of the rows they use where rows are sampled; None for all rows.
-        """
+        """Enter a round; returns what the record says of the accounts."""
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.ledger is not None:
@@ -128,13 +103,7 @@ class Accounts:
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the accounts of a checkpoint.
-
-        Raises
-        ------
-        UserError
-            When an account is missing there: going on without it would report less than was spent.
-        """
+        """Take over the accounts of a checkpoint."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(

@@ -37,11 +37,6 @@ def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
 
     Every rank takes the server's step for itself, and must come to the same bits. Processors and GPUs do not round all
     operations alike: a division by a number is one on the former and a product with its reciprocal on the latter.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike.
     """
     gathered = cluster.gather(np.frombuffer(device.type.encode(), np.uint8))
 
@@ -65,13 +60,7 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
 
 
 def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
-    """All ranks must hold a model of as many values, and the same values where these never travel; collective.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike.
-    """
+    """All ranks must hold a model of as many values, and the same values where these never travel; collective."""
     gathered = cluster.gather(np.array([model.trainable, model.size, model.frozen_checksum], np.int64))
 
     def refuse() -> None:
@@ -108,21 +97,12 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
 
 @dataclass(frozen=True)
 class TakenClients:
-    """Which of the plan's participants a rank took for its own in a round; summed over the ranks.
+    """Which of the plan's participants a rank took for its own in a round; summed over the ranks."""
 
-    Attributes
-    ----------
-    places : int
-        How many it took.
-    fingerprint : int
-        The sum of their keyed marks; on rank 0 less that of the plan's, so that the ranks' add up to 0.
-    due : int
-        Those of them with rows to train on.
-    """
-
-    places: int = 0
+    places: int = 0  # How many it took
+    # The sum of their keyed marks; on rank 0 less that of the plan's, so that the ranks' add up to 0
     fingerprint: int = 0
-    due: int = 0
+    due: int = 0  # Those of them with rows to train on
 
     @classmethod
     def of(cls, plan: Plan, members: Ints, due: int, server: bool) -> TakenClients:
@@ -163,23 +143,7 @@ def _hashes(round: int, values: Ints) -> NDArray[np.uint64]:
 
 
 def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_each: int | None) -> None:
-    """Compare the work that all ranks did in a round with the plan; every rank has the same sums and raises alike.
-
-    Parameters
-    ----------
-    plan : Plan
-    sums : dict
-        The round's metric sums: `places`, `fingerprint`, `due`, `clients`, `diverged`, `visits`.
-    expected : int or None
-        Participants with rows to train on; None where only who draws the rows knows.
-    visits_each : int or None
-        How often mediators visit each of them; None in a star.
-
-    Raises
-    ------
-    RanksDisagree
-        Somebody was trained twice, or not at all.
-    """
+    """Compare the work that all ranks did in a round with the plan; every rank has the same sums and raises alike."""
     places, due, trained, planned = (round(sums[name]) for name in ("places", "due", "clients", "fingerprint"))
     participants = len(plan.clients)
     if places != participants:
@@ -203,22 +167,7 @@ def _disagree(plan: Plan, what: str) -> None:
 def check_models(
     cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = (), parts: Sequence[str] = ()
 ) -> None:
-    """All ranks must hold the same model, and further vectors of the server, after a round; collective.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    model : Tensor (d,)
-    round : int
-    further : sequence of Tensor
-    parts : sequence of str
-        Names of the parts of the user's own, which may give different results on different ranks.
-
-    Raises
-    ------
-    RanksDisagree
-        On all ranks alike, naming those whose model is another than rank 0's.
-    """
+    """All ranks must hold the same model, and further vectors of the server, after a round; collective."""
     checksum = zlib.crc32(model.cpu().numpy().data)
     for vector in further:
         checksum = zlib.crc32(vector.cpu().numpy().data, checksum)

@@ -45,74 +45,34 @@ from fedmpi.updates.compression import check_residuals
 
 @dataclass(frozen=True)
 class ModelEvaluation:
-    """What the global model is evaluated on and compared with.
+    """What the global model is evaluated on and compared with."""
 
-    Attributes
-    ----------
-    parts : EvaluatedParts
-        The samples that it is evaluated on (by rank 0).
-    clients : ClientsView or None
-        Evaluates it on clients by themselves.
-    reference : Reference or None
-        What it is compared with, on every rank alike.
-    """
-
-    parts: EvaluatedParts
-    clients: ClientsView | None = None
-    reference: Reference | None = None
+    parts: EvaluatedParts  # The samples that it is evaluated on (by rank 0)
+    clients: ClientsView | None = None  # Evaluates it on clients by themselves
+    reference: Reference | None = None  # What it is compared with, on every rank alike
 
 
 @dataclass
 class Experiment:
-    """All that a rank needs for its share of a run.
-
-    Attributes
-    ----------
-    config : Config
-    cluster : Cluster
-    layout : Layout
-        Which clients this rank owns.
-    data : ClientData
-        Every client's samples; a rank reads those it owns.
-    data_facts : DataFacts
-    model : FlatModel
-        The network, its parameters views of one flat vector.
-    decisions : Decisions
-        What is found out and decided before the work of a round.
-    trainer : Trainer
-        The local work of this rank's clients.
-    local_state : LocalState
-        What is kept for the local work from round to round.
-    server : ServerStep
-        From the round's sums to the next model, the same on every rank.
-    evaluation : ModelEvaluation
-        What the global model is evaluated on and compared with.
-    single_updates : callable or None
-        Makes what takes every client's own update, where sums of them are not enough.
-    """
+    """All that a rank needs for its share of a run."""
 
     config: Config
     cluster: Cluster
-    layout: Layout
-    data: SampleSource
+    layout: Layout  # Which clients this rank owns
+    data: SampleSource  # Every client's samples; a rank reads those it owns
     data_facts: DataFacts
-    model: FlatModel
-    decisions: Decisions
-    trainer: Trainer
-    local_state: LocalState
-    server: ServerStep
-    evaluation: ModelEvaluation
+    model: FlatModel  # The network, its parameters views of one flat vector
+    decisions: Decisions  # What is found out and decided before the work of a round
+    trainer: Trainer  # The local work of this rank's clients
+    local_state: LocalState  # What is kept for the local work from round to round
+    server: ServerStep  # From the round's sums to the next model, the same on every rank
+    evaluation: ModelEvaluation  # What the global model is evaluated on and compared with
+    # Makes what takes every client's own update, where sums of them are not enough
     single_updates: SingleUpdates | None = None
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
-        """Assemble the parts of this rank; without a cluster join the job's other ranks first.
-
-        Raises
-        ------
-        UserError
-            When the data, the model or the launcher do not fit.
-        """
+        """Assemble the parts of this rank; without a cluster join the job's other ranks first."""
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
         store = open_and_compare(cluster, config)

@@ -32,18 +32,10 @@ STATE = "balance.rounds"
 
 @dataclass(frozen=True)
 class Balance:
-    """What an assignment of participants to workers is made from.
+    """What an assignment of participants to workers is made from."""
 
-    Attributes
-    ----------
-    step_rows : float
-        A step costs as much as this many rows.
-    speeds : float64 (workers,) or None
-        Relative speeds of the workers, 1 on average; None = all alike.
-    """
-
-    step_rows: float = STEP_ROWS
-    speeds: Floats | None = None
+    step_rows: float = STEP_ROWS  # A step costs as much as this many rows
+    speeds: Floats | None = None  # (workers,): Relative speeds of the workers, 1 on average; None = all alike
 
     def as_array(self) -> Floats:
         """As one array, for the plan, float64 (1 + workers,)."""
@@ -64,11 +56,6 @@ class BalanceLearner:
 
     Least squares over all workers and past rounds, older ones forgotten slowly, each round weighed by its own length.
     Slownesses and costs are fitted in turns, starting from those of the round before.
-
-    Parameters
-    ----------
-    workers : int
-        0 for a run that does not measure: costs then stay as planned, and speeds alike.
     """
 
     def __init__(self, workers: int):
@@ -83,15 +70,7 @@ class BalanceLearner:
         return len(self._sums) > 0
 
     def observe(self, rows: Floats, steps: Floats, seconds: Floats) -> None:
-        """Learn from a round.
-
-        Parameters
-        ----------
-        rows, steps : float64 (workers,)
-            Gradients of one sample, and optimizer steps, that each worker computed.
-        seconds : float64 (workers,)
-            How long each worker was busy with them.
-        """
+        """Learn from a round."""
         working = (rows > 0) & (seconds > 0)
         if not len(self._sums) or not working.any():
             return
@@ -146,13 +125,7 @@ class BalanceLearner:
 
 
 def _step_rows(rr: float, rq: float, qq: float, rs: float, qs: float) -> float:
-    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn towards STEP_ROWS, bounded.
-
-    Parameters
-    ----------
-    rr, rq, qq, rs, qs : float
-        Sums of rows², rows · steps, steps², rows · seconds and steps · seconds.
-    """
+    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn towards STEP_ROWS, bounded."""
     if qq == 0:  # nothing but merged steps
         return STEP_ROWS
     row_seconds = (rs + STEP_ROWS * qs) / (rr + 2 * STEP_ROWS * rq + STEP_ROWS**2 * qq)

@@ -52,20 +52,11 @@ SumsOfClients = Callable[[Ints], Floats]
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows that each client is evaluated on.
+    """The rows that each client is evaluated on."""
 
-    Attributes
-    ----------
-    data : ClientData
-        Reads them.
-    held_out : bool
-        Whether they are held out of the clients; otherwise they are their training rows, without copies.
-    starts, counts : int64 (N,)
-        Client k's rows are those from starts[k] on, counts[k] of them, of the validation or the training part.
-    """
-
-    data: ClientData
-    held_out: bool
+    data: ClientData  # Reads them
+    held_out: bool  # Whether they are held out of the clients; otherwise they are their training rows, without copies
+    # (N,): Client k's rows are those from starts[k] on, counts[k] of them, of the validation or the training part
     starts: Ints
     counts: Ints
 
@@ -93,21 +84,11 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Share:
-    """What is evaluated, and by whom.
+    """What is evaluated, and by whom."""
 
-    Attributes
-    ----------
-    clients : int64 (k,)
-        All that are evaluated, ascending.
-    borders : int64 (parts + 1,)
-        Parts of them that go through the model together.
-    mine : (int, int)
-        The parts of this rank: from the first on, up to the second without it.
-    """
-
-    clients: Ints
-    borders: Ints
-    mine: tuple[int, int]
+    clients: Ints  # (k,): All that are evaluated, ascending
+    borders: Ints  # (parts + 1,): Parts of them that go through the model together
+    mine: tuple[int, int]  # (int, int): The parts of this rank: from the first on, up to the second without it
 
     @property
     def parts(self) -> list[Ints]:
@@ -116,26 +97,7 @@ class Share:
 
 
 class ClientsView:
-    """Evaluates the global model on clients, by themselves (`evaluation.clients`).
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-        Gathers the numbers.
-    streams : Streams
-        Draw a number of clients: (CLIENTS_VIEWED).
-    rows : OwnRows
-    layout : Layout
-        Which clients this rank owns.
-    trainer : Trainer
-        Whose sequential engine fine-tunes, with the run's local settings.
-
-    Raises
-    ------
-    UserError
-        More clients are asked for than hold such rows.
-    """
+    """Evaluates the global model on clients, by themselves (`evaluation.clients`)."""
 
     def __init__(
         self, config: Config, cluster: Cluster, streams: Streams, rows: OwnRows, layout: Layout, trainer: Trainer

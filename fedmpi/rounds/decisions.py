@@ -34,29 +34,15 @@ from fedmpi.rounds.server import Planner
 
 @dataclass
 class Decisions:
-    """What a round is planned by.
-
-    Attributes
-    ----------
-    cluster : Cluster
-    layout : Layout
-    planner : Planner
-        Used by rank 0.
-    stratifier : Stratifier
-        Measures and groups the clients, all ranks together.
-    sampler : ClientSampler
-    inquiry : Inquiry
-        What all ranks find out about single clients for the sampler.
-    balance : BalanceLearner
-        Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
-    """
+    """What a round is planned by."""
 
     cluster: Cluster
     layout: Layout
-    planner: Planner
-    stratifier: Stratifier
+    planner: Planner  # Used by rank 0
+    stratifier: Stratifier  # Measures and groups the clients, all ranks together
     sampler: ClientSampler
-    inquiry: Inquiry
+    inquiry: Inquiry  # What all ranks find out about single clients for the sampler
+    # Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared
     balance: BalanceLearner
 
     @classmethod
@@ -71,23 +57,7 @@ class Decisions:
         observer: UpdateObserver | None,
         trial: TrialNorms,
     ) -> Decisions:
-        """Those of a configuration.
-
-        Parameters
-        ----------
-        config, cluster, streams, layout, data
-            The run's. Clients are measured on what they train on.
-        model : FlatModel
-        observer : UpdateObserver or None
-            Keeps the norms of this rank's updates.
-        trial : callable
-            The norms of the updates that candidates would make (`Inquiry`).
-
-        Raises
-        ------
-        UserError
-            When the sampler, the strata or the mediators do not fit the clients.
-        """
+        """Those of a configuration."""
         samples, trained_on = data.samples, data.trained_on
         cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
         sampler = cohorts.sampler
@@ -171,15 +141,7 @@ class Decisions:
         return parts | (self.sampler.state() if self.cluster.is_server else {})
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
-        """Take over what a checkpoint keeps; collective.
-
-        Parameters
-        ----------
-        tensors : mapping or None
-            By name, on rank 0; None on the others, and where there is no checkpoint.
-        resumed : bool
-            Whether the run goes on after its first round.
-        """
+        """Take over what a checkpoint keeps; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
             self.planner.load(saved)

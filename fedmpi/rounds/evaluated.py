@@ -48,25 +48,7 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
 
 
 class EvaluatedParts:
-    """The parts of a data set that a run evaluates on.
-
-    Parameters
-    ----------
-    config : Config
-    store : ShardStore
-    data : ClientData or AugmentedData
-        Gives the parts' samples, normalised.
-
-    Attributes
-    ----------
-    confusion : Confusion or None
-        Of the model evaluated last, on the test part of a classification.
-
-    Raises
-    ------
-    UserError
-        The data lack a part that `evaluation.on` names; or options do not fit a metric.
-    """
+    """The parts of a data set that a run evaluates on."""
 
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
@@ -85,17 +67,7 @@ class EvaluatedParts:
                 )
 
     def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:
-        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part.
-
-        Raises
-        ------
-        PartFailure
-            The model, the loss or a metric of the user's own fails; names the round.
-        Divergence
-            A loss is not a number, or `LARGEST_LOSS` or more.
-        UserError
-            As `FlatModel.check_bound_values`.
-        """
+        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
         draws = forward_traits(flat, self._data.description).seeded

@@ -16,21 +16,7 @@ MOVED_BYTES = 64 << 20
 
 
 class Homes:
-    """The rank that keeps each client's record.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    state : ClientState
-        This rank's records.
-    clients : int
-        N.
-
-    Attributes
-    ----------
-    moved : int
-        Records that have travelled between ranks so far.
-    """
+    """The rank that keeps each client's record."""
 
     def __init__(self, cluster: Cluster, state: ClientState, clients: int):
         self.cluster, self.state = cluster, state

@@ -20,26 +20,7 @@ TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 class Inquiry:
-    """Measures clients where their data is, and tells rank 0.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Gathers the numbers.
-    sampler : ClientSampler
-        Says which numbers it wants.
-    numbers : ClientNumbers
-        Of past participations: filled here, on rank 0 only.
-    owned : (int, int)
-        Range of clients that this rank measures.
-    measure : callable or None
-        (round, model (d,), clients (k,), names) -> float64 (k, names); None where nothing is to be measured.
-    observer : UpdateObserver or None
-        Keeps the norms of this rank's updates, where they are wanted.
-    trial : callable
-        (round, model (d,), all candidates, those of this rank (k,)) -> float64 (k,), the norms of the updates that they
-        would make; collective.
-    """
+    """Measures clients where their data is, and tells rank 0."""
 
     def __init__(
         self,
@@ -80,16 +61,7 @@ class Inquiry:
         return fresh
 
     def participants(self, plan: Plan, model: Tensor, seconds: Floats | None) -> None:
-        """Enter the numbers of a round's participants, measured on the model that they were sent; collective.
-
-        Parameters
-        ----------
-        plan : Plan
-        model : Tensor (d,)
-            The global model before the round's update.
-        seconds : float64 (m,), optional
-            When each participant's update arrived on the virtual clock (rank 0).
-        """
+        """Enter the numbers of a round's participants, measured on the model that they were sent; collective."""
         if self.measured:
             gathered = self._gathered(plan.round, model, plan.clients, self.measured)
             if gathered is not None:

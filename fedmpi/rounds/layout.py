@@ -36,24 +36,12 @@ SHARED_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Layout:
-    """The workers of a job.
+    """The workers of a job."""
 
-    Attributes
-    ----------
-    boundaries : int64 (workers + 1,)
-        Worker w owns the clients boundaries[w] … boundaries[w + 1] − 1.
-    worker : int or None
-        This rank among the workers; None for a rank that only serves.
-    shared : bool
-        Whether participants are trained by any worker, not only by their owner.
-    server_trains : bool
-        Whether rank 0, which plans and evaluates, is worker 0 as well.
-    """
-
-    boundaries: Ints
-    worker: int | None
-    shared: bool = False
-    server_trains: bool = False
+    boundaries: Ints  # (workers + 1,): Worker w owns the clients boundaries[w] … boundaries[w + 1] − 1
+    worker: int | None  # This rank among the workers; None for a rank that only serves
+    shared: bool = False  # Whether participants are trained by any worker, not only by their owner
+    server_trains: bool = False  # Whether rank 0, which plans and evaluates, is worker 0 as well
 
     @property
     def workers(self) -> int:
@@ -97,17 +85,7 @@ def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: Data
 
 
 def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
-    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise.
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-    shared : bool
-        Whether any worker may train any client.
-    places : int
-        Ranks that the node with the fewest has cores, or GPUs, for.
-    """
+    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
     if config.server.trains != "auto":
         return config.server.trains == "always"
     return shared and cluster.largest_node <= places
@@ -129,21 +107,7 @@ def agree_on_work(
 def lay_out(
     cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
 ) -> Layout:
-    """Share the clients out among the ranks that train.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        The ranks.
-    sizes : int64 (N,)
-        Effective sizes of all clients.
-    shard_starts : int64 (shards + 1,)
-        First client of every shard, then N.
-    server_trains : bool
-        Whether rank 0 of several ranks owns clients too; a single process always does.
-    shared : bool
-        Whether any worker may train any client.
-    """
+    """Share the clients out among the ranks that train."""
     all_train = server_trains or cluster.size == 1
     workers = cluster.size if all_train else cluster.size - 1
     idle = workers - len(sizes)
@@ -155,13 +119,7 @@ def lay_out(
 
 
 def check_threads(threads: int) -> None:
-    """Refuse so many threads that starting them ends the process.
-
-    Raises
-    ------
-    UserError
-        More than `THREADS_A_CORE` for each core of the node.
-    """
+    """Refuse so many threads that starting them ends the process."""
     cores = os.cpu_count() or 1
     if threads > THREADS_A_CORE * cores:
         raise UserError(
@@ -171,13 +129,7 @@ def check_threads(threads: int) -> None:
 
 
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
-    """This rank's device, the most threads it may have (one with exact sums, for the same arithmetic), its memory.
-
-    Raises
-    ------
-    UserError
-        The ranks have different kinds of devices, or one has no such device; or `check_threads`.
-    """
+    """This rank's device, the most threads it may have (one with exact sums, for the same arithmetic), its memory."""
     check_threads(config.cluster.threads)
     if config.aggregation.exact:
         torch.set_num_threads(1)
@@ -194,15 +146,6 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
 
     Its fair share, as far as nothing else uses the cores, and only one where the work of a step is too small for more.
     What the user names, by `cluster.threads` or OMP_NUM_THREADS, stays.
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-    values : int
-        Of the model.
-    sizes : int64 (N,)
-        Of the clients.
     """
     fair, cores = torch.get_num_threads(), cluster.fewest_cores
     named = config.cluster.threads or explicit_threads(os.environ)

@@ -18,20 +18,7 @@ OnRound = Callable[[Record], Any]
 
 
 class Listener:
-    """Asks rank 0's function after every round, and sends all ranks what it answered.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    on_round : callable or None
-        Called on rank 0 with a copy of the round's record; a true value ends the run. What other ranks are given is
-        not called.
-
-    Attributes
-    ----------
-    listens : bool
-        Whether rank 0 has such a function, the same on all ranks.
-    """
+    """Asks rank 0's function after every round, and sends all ranks what it answered."""
 
     def __init__(self, cluster: Cluster, on_round: OnRound | None):
         self.cluster = cluster
@@ -40,18 +27,7 @@ class Listener:
         self.listens = bool(cluster.broadcast(own)[0][0])
 
     def ends(self, record: Record | None) -> bool:
-        """Whether the run is to end after this round; collective where somebody listens.
-
-        Parameters
-        ----------
-        record : dict or None
-            The finished round's, on rank 0.
-
-        Raises
-        ------
-        PartFailure
-            On all ranks alike, when the function raised an exception.
-        """
+        """Whether the run is to end after this round; collective where somebody listens."""
         if not self.listens:
             return False
         wanted, failure, cause = False, None, None

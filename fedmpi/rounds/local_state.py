@@ -24,25 +24,7 @@ from fedmpi.updates.compression import RESIDUALS
 
 
 class LocalState:
-    """The state of a run's local work.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    layout : Layout
-        Which clients this rank owns, and whether others train them too.
-    clients : int
-        N.
-    hooks : Hooks or None
-        Of a local algorithm that has some.
-    observer : UpdateObserver or None
-        Whose transport may keep residuals.
-
-    Attributes
-    ----------
-    homes : Homes or None
-        Where each client's vectors lie, if they travel.
-    """
+    """The state of a run's local work."""
 
     def __init__(
         self, cluster: Cluster, layout: Layout, clients: int, hooks: Hooks | None, observer: UpdateObserver | None

@@ -33,32 +33,7 @@ Ending = Literal["finished", "ended", "stopped"]
 
 
 class Simulation:
-    """One run of an experiment on the ranks of a cluster.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        The parts, assembled on this rank.
-    recorder : Recorder or None
-        The run's folder, on rank 0 only; None on all ranks writes nothing.
-    on_round : callable, optional
-        Called on rank 0 with each finished round's record, its evaluation included; true ends the run there.
-    stop : callable, optional
-        Asked once a round on every rank; where one says yes, all save and stop.
-    progress : bool
-        Whether rank 0 shows rounds as they are finished.
-    rearm : callable, optional
-        Called once per round on every rank, to restart the stall timeout.
-
-    Attributes
-    ----------
-    model : Tensor (d,)
-        The global model, the same on every rank.
-    history : History
-        The finished rounds, on rank 0.
-    summary : dict
-        After `run`: what the run has come to, on rank 0.
-    """
+    """One run of an experiment on the ranks of a cluster."""
 
     def __init__(
         self,

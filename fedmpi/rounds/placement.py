@@ -26,20 +26,7 @@ DEALS = 8
 
 
 def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]:
-    """The gradients of one sample and the steps that each participant is.
-
-    Parameters
-    ----------
-    rule : LocalRule
-    rows : int64 (m,)
-        Samples of each participant.
-    merged : bool
-        Whether participants with a single step are merged into one gradient and so have no step of their own.
-
-    Returns
-    -------
-    rows, steps : int64 (m,)
-    """
+    """The gradients of one sample and the steps that each participant is."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
     if rule.steps is not None:
         steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
@@ -60,21 +47,6 @@ def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: 
     """Give the costliest participant to the worker that would finish it first, then the next one, and so on.
 
     With equal speeds that is the worker with the least to do (Graham 1969).
-
-    Parameters
-    ----------
-    costs : float64 (m,)
-    workers : int
-    head_start : float
-        What worker 0 has to do besides, in the same unit.
-    speeds : float64 (workers,) or None
-        What each worker does in a unit of time; None = all the same.
-
-    Returns
-    -------
-    int64 (m,)
-        The worker of each participant. With equal speeds the busiest has at most the largest cost more than the least
-        busy.
     """
     if speeds is not None and (speeds != speeds[0]).any():
         return _first_to_finish(costs, speeds, head_start)
@@ -133,21 +105,6 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
 
     Workers of unequal speeds get parts in proportion to them.
     For sampled rows: neighbours are drawn together, so that no rank draws the whole cohort's rows.
-
-    Parameters
-    ----------
-    offsets : int64 (m + 1,)
-        Where each participant's samples begin, and how many all have.
-    workers : int
-    head_start : float
-        Samples by which worker 0 gets fewer, but at least none.
-    speeds : float64 (workers,) or None
-        What each worker does in a unit of time; None = all the same.
-
-    Returns
-    -------
-    int64 (workers + 1,)
-        Worker w trains the participants at the places boundaries[w] … boundaries[w + 1] − 1 of the cohort.
     """
     shares = np.ones(workers) if speeds is None else speeds / speeds.mean()
     whole, ends = float(offsets[-1]), np.concatenate([[0.0], np.cumsum(shares)])

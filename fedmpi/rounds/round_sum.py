@@ -54,27 +54,14 @@ PER_RANK = 5
 
 @dataclass(frozen=True)
 class RankWork:
-    """What a rank did in a round.
+    """What a rank did in a round."""
 
-    Attributes
-    ----------
-    report : WorkReport
-        Of its engine, or of its part of the relays.
-    taken : TakenClients
-        Which participants it took for its own.
-    rows, steps : float
-        Gradients of one sample, and steps not merged.
-    relayed : RelayReport or None
-        What it did for mediators; None in a star and where nobody took part.
-    steady : bool
-        Whether the round took as long as such rounds do: not the first one, and no trial of engines in it.
-    """
-
-    report: WorkReport = field(default_factory=WorkReport)
-    taken: TakenClients = field(default_factory=TakenClients)
-    rows: float = 0.0
+    report: WorkReport = field(default_factory=WorkReport)  # Of its engine, or of its part of the relays
+    taken: TakenClients = field(default_factory=TakenClients)  # Which participants it took for its own
+    rows: float = 0.0  # Gradients of one sample, and steps not merged
     steps: float = 0.0
-    relayed: RelayReport | None = None
+    relayed: RelayReport | None = None  # What it did for mediators; None in a star and where nobody took part
+    # Whether the round took as long as such rounds do: not the first one, and no trial of engines in it
     steady: bool = False
 
 
@@ -122,28 +109,7 @@ class RoundTotals:
 
 
 class RoundSum:
-    """This rank's share of the round's sum.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Sums the buffer over the ranks.
-    model : Tensor (d,)
-        Gives length and device of the update.
-    exact : bool
-        Order-independent 64-bit fixed-point sums instead of float32.
-    single_updates : callable, optional
-        single_updates(accumulator): what takes the updates and adds to the accumulator what it makes of them.
-    vectors, numbers : sequence of str
-        What else is summed: vectors (d,), and numbers.
-
-    Attributes
-    ----------
-    updates : Accumulator
-        The sum of the updates.
-    further : dict of str to Accumulator
-        The sums of the other vectors.
-    """
+    """This rank's share of the round's sum."""
 
     def __init__(
         self,
@@ -188,19 +154,7 @@ class RoundSum:
         observer: UpdateObserver | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Write this rank's metrics, and what it observed of single updates, into the buffer behind its update.
-
-        Parameters
-        ----------
-        work : RankWork
-        busy_seconds : float
-            How long the rank was at it.
-        stop : bool
-            Whether the run is to stop after this round.
-        observer : UpdateObserver or None
-        numbers : mapping of str to float, optional
-            What else the local algorithm sums.
-        """
+        """Write this rank's metrics, and what it observed of single updates, into the buffer behind its update."""
         report, relayed, taken = work.report, work.relayed, work.taken
         self.updates.flush()
         for vectors in self.further.values():
@@ -260,17 +214,7 @@ class RoundSum:
 def one_by_one(
     config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
 ) -> SingleUpdates | None:
-    """What takes every client's own update, where the configuration needs them one by one; None for sums.
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-    model : FlatModel
-        Gives length, type and device of an update.
-    losses : callable
-        Makes what measures clients' losses, where weights ask for them.
-    """
+    """What takes every client's own update, where the configuration needs them one by one; None for sums."""
     if config.aggregation.rule != "mean":
         combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
         return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)

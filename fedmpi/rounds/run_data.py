@@ -28,65 +28,30 @@ from fedmpi.updates.attacks import FlippedLabels, attackers
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a run knows of its data beside the samples.
+    """What a run knows of its data beside the samples."""
 
-    Attributes
-    ----------
-    watch : DataWatch
-        Sees when the files of the data are changed.
-    digest : str
-        What checkpoints know the data by.
-    class_counts : callable
-        (clients) -> int64 (m, C), what clients hold of each class, copies included.
-    augmentation : dict
-        What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
-    attackers : int64 (a,)
-        The clients that attack.
-    """
-
-    watch: DataWatch
-    digest: str
-    class_counts: Callable[[Ints], Ints]
+    watch: DataWatch  # Sees when the files of the data are changed
+    digest: str  # What checkpoints know the data by
+    class_counts: Callable[[Ints], Ints]  # (clients) -> int64 (m, C), what clients hold of each class, copies included
+    # What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off
     augmentation: dict[str, Any] = field(default_factory=dict)
-    attackers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    attackers: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # (a,): The clients that attack
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data that the parts of a run are made for.
+    """The data that the parts of a run are made for."""
 
-    Attributes
-    ----------
-    store : ShardStore
-        As stored.
-    watch : DataWatch
-        Sees when the files are changed.
-    samples : ClientSamples
-        As the clients hold them, copies of scarce classes among them.
-    evaluated : EvaluatedParts
-        What rank 0 evaluates the global model on.
-    attackers : int64 (a,)
-        The clients that attack.
-    trained_on : DataSource
-        The clients' samples as they train on them: those of attackers may have other labels.
-    """
-
-    store: ShardStore
-    watch: DataWatch
-    samples: ClientSamples
-    evaluated: EvaluatedParts
-    attackers: Ints
-    trained_on: DataSource
+    store: ShardStore  # As stored
+    watch: DataWatch  # Sees when the files are changed
+    samples: ClientSamples  # As the clients hold them, copies of scarce classes among them
+    evaluated: EvaluatedParts  # What rank 0 evaluates the global model on
+    attackers: Ints  # (a,): The clients that attack
+    trained_on: DataSource  # The clients' samples as they train on them: those of attackers may have other labels
 
     @classmethod
     def of(cls, config: Config, cluster: Cluster, streams: Streams, store: ShardStore, device: torch.device) -> RunData:
-        """Those of a configuration, whose tensors come to lie on the device; collective.
-
-        Raises
-        ------
-        UserError
-            A file that `data.verify` finds damaged; data that do not fit rebalancing, evaluation or the task.
-        """
+        """Those of a configuration, whose tensors come to lie on the device; collective."""
         watch = DataWatch(store)
         if config.data.verify:
             on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))

@@ -35,18 +35,7 @@ NAMED = 3
 
 
 def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
-    """Open the data, and refuse ranks that do not run the same; collective, and before any other exchange.
-
-    Returns
-    -------
-    ShardStore
-        The data of the configuration.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike, when any fact differs; or when the data cannot be opened.
-    """
+    """Open the data, and refuse ranks that do not run the same; collective, and before any other exchange."""
     store, refusal = None, ""
     try:
         store = open_store(config.data.shards, data_options(config))
@@ -59,16 +48,7 @@ def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
 
 
 def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -> Facts:
-    """What this rank is about to run.
-
-    Parameters
-    ----------
-    config : Config
-    manifest : Manifest or None
-        Of the data; None where they cannot be opened.
-    refusal : str
-        Why not.
-    """
+    """What this rank is about to run."""
     facts = {key: repr(value) for key, value in flat_table(config).items()}
     facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
     facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
@@ -83,13 +63,7 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
 
 
 def compare_ranks(cluster: Cluster, facts: Facts) -> None:
-    """Compare the ranks' facts; collective.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike, naming the first facts that differ, with ranks and hosts.
-    """
+    """Compare the ranks' facts; collective."""
     text = json.dumps(facts).encode()
     digests = cluster.gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
     (table,) = cluster.broadcast([np.stack(digests)] if digests is not None else None)

@@ -25,15 +25,7 @@ from fedmpi.rounds.assemble import Experiment
 
 
 class SavedState:
-    """The checkpoints of a run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Whose state is saved.
-    recorder : Recorder or None
-        Writes and finds them, on rank 0 only; None on all ranks saves nothing.
-    """
+    """The checkpoints of a run."""
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
@@ -54,17 +46,7 @@ class SavedState:
         check_models(self.cluster, model, round, self.local.server_vectors, parts)
 
     def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
-        """Write a checkpoint from which the run goes on at `next_round`; collective.
-
-        Parameters
-        ----------
-        next_round : int
-        model : Tensor (d,)
-        settled : int
-            Records written so far (on rank 0).
-        unsettled : dict or None
-            The record that still waits for its evaluation (on rank 0).
-        """
+        """Write a checkpoint from which the run goes on at `next_round`; collective."""
         self.check(model, next_round - 1)
         tensors, header = self.gathered()
         header["mpi_bytes"] = asdict(self.moved())

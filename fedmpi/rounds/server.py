@@ -72,30 +72,7 @@ class Draft:
 
 
 class Planner:
-    """Plans the rounds of a run.
-
-    Parameters
-    ----------
-    config : Config
-        The parts.
-    sizes : int64 (N,)
-        Effective sizes of all clients.
-    streams : Streams
-        The run's random streams.
-    cohorts : CohortDraw
-        Draws who takes part.
-    groups : MediatorGroups or None
-        Groups the participants where there are mediators.
-    weight_sizes : int64 (N,), optional
-        The n_k that aggregation weights are made of; `sizes` by default.
-
-    Attributes
-    ----------
-    counts_once : bool
-        Whether the local algorithm wants no client drawn twice in a round.
-    seconds : float64 (m,) or None
-        When each participant of the latest plan arrives, where there is a virtual clock.
-    """
+    """Plans the rounds of a run."""
 
     def __init__(
         self,

@@ -23,21 +23,7 @@ LARGEST_POWER = 1023
 
 
 class ServerStep:
-    """The mean update of a round, noise, what a local algorithm makes of it, and the server optimizer.
-
-    Parameters
-    ----------
-    config : Config
-    streams : Streams
-        Source of the noise.
-    clients : int
-        N.
-    weighing : Weighing
-        Knows whether weights that are none leave something over.
-    optimizer : ServerOptimizer
-    hooks : Hooks or None
-        Of a local algorithm that has a step of its own on the server.
-    """
+    """The mean update of a round, noise, what a local algorithm makes of it, and the server optimizer."""
 
     def __init__(
         self,

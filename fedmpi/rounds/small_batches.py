@@ -15,13 +15,7 @@ NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm, sq
 
 
 def check_batches(config: Config, sizes: Ints, least: int) -> None:
-    """Reject training batches of one sample, where the model needs more (`models.flat.FlatModel.least`).
-
-    Raises
-    ------
-    UserError
-        Naming the clients that have such a batch, or the keys that make them.
-    """
+    """Reject training batches of one sample, where the model needs more (`models.flat.FlatModel.least`)."""
     part, rule = config.local, chosen(config, "row rule").name
     if least == 1:
         return

@@ -29,23 +29,7 @@ class ModelSize(Protocol):
 def round_links(
     config: Config, model: ModelSize, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
-    """Bytes of one round on every link.
-
-    Parameters
-    ----------
-    config : Config
-        Says which messages there are.
-    model : FlatModel or other with `size` and `trainable`
-        d values travel, of which those with a gradient come first.
-    clients, classes : int
-        N and C.
-    plan : Plan
-        The round as planned (with its facts: rank 0 only).
-    measured : int
-        Clients whose features were measured before this round.
-    visits : int
-        How often mediators' models were trained at a client, counted by the ranks that did it.
-    """
+    """Bytes of one round on every link."""
     values, participants = model.size, len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
     if config.topology.kind == "mediators":

@@ -36,29 +36,7 @@ FORWARDS_PER_GRADIENT = 3
 
 
 class Trainer:
-    """Trains the planned clients that this rank owns.
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-        Carries mediators' models between ranks.
-    engine : Engine
-        Does the local work.
-    worker : Worker
-        From the plan to this rank's tasks.
-    store : ShardStore
-        Told which clients will be read in the round to come.
-    observer : UpdateObserver or None
-        The one that the engine shows each update, if any.
-    state : LocalState
-        What is kept for the local work from round to round.
-
-    Attributes
-    ----------
-    trial : EngineTrial
-        Chooses the engine, where there is a choice.
-    """
+    """Trains the planned clients that this rank owns."""
 
     def __init__(
         self,
@@ -104,17 +82,7 @@ class Trainer:
         return replace(done, rows=rows, steps=steps, steady=not (first or tried))
 
     def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
-        """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective.
-
-        Parameters
-        ----------
-        round : int
-        model : Tensor (d,)
-        candidates : int64 (c,)
-            All that are tried, of all ranks: what is kept of them is brought to their owners.
-        mine : int64 (k,)
-            Those of this rank.
-        """
+        """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective."""
         self.state.begin(round, model, {})
         self.state.bring(candidates, lambda: self.layout.owners(candidates))
         rule = self.worker.usual_rule(rate_of(self.config, round))

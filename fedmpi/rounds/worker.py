@@ -21,32 +21,7 @@ from fedmpi.samples.row_rule import RowRule, SampledRows
 
 
 class Worker:
-    """Which of a plan's participants this rank trains, on which rows, by which rule.
-
-    Parameters
-    ----------
-    config : Config
-        Chooses the local rule.
-    layout : Layout
-        Which clients this rank owns, and whether it trains those of others too.
-    engine : Engine
-        Does the local work; whether it merges steps counts for what they cost.
-    sizes : int64 (N,)
-        Effective sizes of all clients.
-    row_rule : RowRule
-        Which rows of its participants are used.
-    weight_sizes : int64 (N,) or None
-        Samples of each client that count in the aggregation weights, its first rows; None for all of them.
-    evaluation_cost : float
-        Planned cost of an evaluation, where this job's server trains too.
-    proximal_mu : float
-        The proximal pull of a local algorithm, beside that of the configuration.
-
-    Attributes
-    ----------
-    index : int or None
-        This rank among the workers; None for a rank that only serves.
-    """
+    """Which of a plan's participants this rank trains, on which rows, by which rule."""
 
     def __init__(
         self,

@@ -130,20 +130,7 @@ def ratio_rows(
 
 
 def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int = 0, stop: int | None = None) -> Ints:
-    """Exactly `count` distinct samples, uniformly from the pool: the batch of centralised training.
-
-    Parameters
-    ----------
-    streams, round, sizes, start, stop
-        As for `bernoulli_rows`.
-    count : int
-        K; a pool that is smaller is used whole.
-
-    Returns
-    -------
-    int64 (r,)
-        Sorted positions on the cohort's axis.
-    """
+    """Exactly `count` distinct samples, uniformly from the pool: the batch of centralised training."""
     if count < 0:
         raise ValueError(f"cannot draw {count} samples")
     total = int(sizes.sum())
@@ -160,37 +147,14 @@ def used_counts(positions: Ints, offsets: Ints) -> Ints:
 
 
 def holders(positions: Ints, offsets: Ints) -> tuple[Ints, Ints]:
-    """Who has any of the sorted `positions`, at the cost of the positions however many participants there are.
-
-    Returns
-    -------
-    members : int64 (q,)
-        Places in the cohort (0 … m−1) of the participants with at least one position.
-    counts : int64 (q,)
-        How many each has.
-    """
+    """Who has any of the sorted `positions`, at the cost of the positions however many participants there are."""
     places = np.searchsorted(offsets, positions, side="right") - 1
     starts = np.flatnonzero(np.diff(places, prepend=-1))
     return places[starts], np.diff(starts, append=len(places))
 
 
 def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
-    """Positions on the cohort's axis as local rows of the participants that have any.
-
-    Parameters
-    ----------
-    positions : int64 (r,)
-        Sorted positions.
-    offsets : int64 (m + 1,)
-        From `whole_numbers.offsets_of`.
-
-    Returns
-    -------
-    members : int64 (q,)
-        Places in the cohort (0 … m−1) of the participants with at least one row.
-    rows : list of int64 arrays
-        The sorted local rows of each, views of one array.
-    """
+    """Positions on the cohort's axis as local rows of the participants that have any."""
     members, counts = holders(positions, offsets)
     local = positions - np.repeat(offsets[members], counts)
     ends = np.cumsum(counts).tolist()

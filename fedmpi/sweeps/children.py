@@ -15,13 +15,7 @@ TAIL = 4096
 
 
 def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
-    """For Popen's preexec_fn: the child is sent a signal when this process dies, however it dies.
-
-    Parameters
-    ----------
-    at_once : bool
-        Whether to kill it; else it is asked to save and stop, as by a batch system.
-    """
+    """For Popen's preexec_fn: the child is sent a signal when this process dies, however it dies."""
     parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 

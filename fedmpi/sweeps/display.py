@@ -50,13 +50,7 @@ def _state(run: PlannedRun, standing: Standing) -> str:
 
 
 class SweepDisplay:
-    """Lines about runs, and on a terminal one at the bottom about those at work.
-
-    Parameters
-    ----------
-    runs : int
-        How many are wanted.
-    """
+    """Lines about runs, and on a terminal one at the bottom about those at work."""
 
     def __init__(self, runs: int):
         self._runs = runs

@@ -17,17 +17,7 @@ BY_THEMSELVES = ("preset", "data.shards", "model.name")
 
 
 def run_name(labels: Mapping[str, Any], variants: Iterable[str], short: Mapping[str, str]) -> str:
-    """The name of a run: variants' names first, then the preset, other keys, and the seed last.
-
-    Parameters
-    ----------
-    labels : mapping
-        What this run has of each thing that differs.
-    variants : iterable of str
-        Those of the labels that are names of variants.
-    short : mapping
-        How the key of a label is written.
-    """
+    """The name of a run: variants' names first, then the preset, other keys, and the seed last."""
     named = set(variants)
     bare = {*named, *BY_THEMSELVES}
     order = sorted(labels, key=lambda key: (key == "seed", key not in named, key != "preset"))

@@ -21,13 +21,7 @@ DROP = "drop"
 
 
 def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
-    """The tables of a file (or the same from Python) and of those below it, the lowest first.
-
-    Raises
-    ------
-    UserError
-        A file cannot be read, `base` is no name of a file, or a file lies below itself.
-    """
+    """The tables of a file (or the same from Python) and of those below it, the lowest first."""
     path = Path("the sweep") if isinstance(given, Mapping) else given
     table = dict(given) if isinstance(given, Mapping) else read_toml(given)
     layers, met = [table], {path.resolve()}
@@ -48,12 +42,7 @@ def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
 
 
 def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
-    """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard.
-
-    Raises
-    ------
-    UserError
-    """
+    """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard."""
     listed: set[str] = set()
     for layer in layers:
         swept = layer.get("sweep")
@@ -68,20 +57,7 @@ def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> 
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """One table over another: inner tables key by key, lists of named tables name by name, all else replaced.
-
-    Parameters
-    ----------
-    below, above : mapping
-        Of `above` what both have counts; a named table that `below` lacks is added at the end, one with `drop = true`
-        takes that of `below` away.
-
-    Raises
-    ------
-    UserError
-        Two named tables of one list have the same name, so that it does not say which of them is meant; a table to be
-        dropped is not there, has more to say than that, or was the last.
-    """
+    """One table over another: inner tables key by key, lists of named tables name by name, all else replaced."""
     found = dict(below)
     for key, value in above.items():
         under = found.get(key)

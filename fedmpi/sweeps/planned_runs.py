@@ -37,28 +37,14 @@ SHARDS, PREPARE = "data.shards", "prepare."
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes
-    ----------
-    index : int
-        From 0 on: the number of its task in a SLURM array.
-    name : str
-        What differs, as the name of its folder.
-    folder : Path
-    labels : dict
-        What differs, by key; a variant's name by the name of its tables ("run").
-    config : Config
-    data : Preparation or None
-        The shards that are prepared for it.
-    """
-
-    index: int
-    name: str
+    index: int  # From 0 on: the number of its task in a SLURM array
+    name: str  # What differs, as the name of its folder
     folder: Path
-    labels: Values
+    labels: Values  # What differs, by key; a variant's name by the name of its tables ("run")
     config: Config
-    data: Preparation | None
+    data: Preparation | None  # The shards that are prepared for it
 
     @property
     def rounds(self) -> int:
@@ -68,22 +54,11 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a file.
+    """All runs of a file."""
 
-    Attributes
-    ----------
-    origin : str
-        The file.
-    out : Path
-        The folder of the runs' folders.
-    ranks : int
-        Ranks of every run.
-    runs : tuple of PlannedRun
-    """
-
-    origin: str
-    out: Path
-    ranks: int
+    origin: str  # The file
+    out: Path  # The folder of the runs' folders
+    ranks: int  # Ranks of every run
     runs: tuple[PlannedRun, ...]
 
 
@@ -102,23 +77,7 @@ def plan_sweep(
     settings: Sequence[str] = (),
     ranks: int | None = None,
 ) -> Sweep:
-    """The runs that a file (or the same tables from Python) describes.
-
-    Parameters
-    ----------
-    given : str, Path or mapping
-    out : Path, optional
-        The folder of the runs; runs/NAME-OF-THE-FILE unless given.
-    settings : sequence of str
-        Assignments as after --set, for all runs, in the place of what the file says of their keys.
-    ranks : int, optional
-        In the place of the file's.
-
-    Raises
-    ------
-    UserError
-        The file cannot be read, holds an unknown key, or a run's configuration is wrong; the run is named.
-    """
+    """The runs that a file (or the same tables from Python) describes."""
     origin = "the sweep" if isinstance(given, Mapping) else str(given)
     layers = read_layers(given if isinstance(given, Mapping) else Path(given))
     if len(layers) > 1:

@@ -36,20 +36,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Preparation:
-    """One folder of shards, and the command that writes it.
+    """One folder of shards, and the command that writes it."""
 
-    Attributes
-    ----------
-    name : str
-        The name in the sweep's file; "" where there is none.
-    folder : Path
-    words : tuple of str
-        What `fedmpi prepare` is given, without --out.
-    """
-
-    name: str
+    name: str  # The name in the sweep's file; "" where there is none
     folder: Path
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # What `fedmpi prepare` is given, without --out
 
     @property
     def title(self) -> str:
@@ -62,15 +53,7 @@ class Preparation:
         return [*self.words, "--out", str(self.folder)]
 
     def check(self) -> None:
-        """Refuse what can be seen to be wrong before any data are read.
-
-        Raises
-        ------
-        MissingFiles
-            The files of the data set are not where `raw` says.
-        UserError
-            An unknown data set, partition or option, or a folder that holds other shards.
-        """
+        """Refuse what can be seen to be wrong before any data are read."""
         if self.ready():
             return
         from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare
@@ -84,13 +67,7 @@ class Preparation:
                 raise kind(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
-        """Whether the shards are there, whole.
-
-        Raises
-        ------
-        UserError
-            The folder holds others.
-        """
+        """Whether the shards are there, whole."""
         if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
             return False
         there = _meaning(shlex.split(read_manifest(self.folder).command)[3:])
@@ -106,17 +83,7 @@ class Preparation:
 
 
 def ensure_shards(wanted: Preparation, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Make sure that the shards are there: prepare them, or wait for who does.
-
-    Raises
-    ------
-    UserError
-        The preparation was refused, or the folder holds other shards.
-    RunFailure
-        It failed.
-    Stopped
-        `stop` said so.
-    """
+    """Make sure that the shards are there: prepare them, or wait for who does."""
     beside = wanted.folder.with_name(f".{wanted.folder.name}.preparing")
     waited = False
     while not wanted.ready():
@@ -175,13 +142,7 @@ def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop:
 
 
 def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """A table of the sweep's file as words of `fedmpi prepare`.
-
-    Raises
-    ------
-    UserError
-        There is no data set or partition, or a value is none that an option can have.
-    """
+    """A table of the sweep's file as words of `fedmpi prepare`."""
     for needed in ("dataset", "partition"):
         if not isinstance(options.get(needed), str):
             raise UserError(f'{where} needs {needed} = "NAME" (`fedmpi prepare list` shows them)')

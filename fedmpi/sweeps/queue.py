@@ -28,24 +28,13 @@ RunEnding = Literal["finished", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
-
-    Attributes
-    ----------
-    run : PlannedRun
-    ending : {"finished", "failed", "stopped"}
-    standing : Standing
-    seconds : float
-        What it took now; 0 where it was finished before.
-    why : str
-        Of a failed one, what it said last.
-    """
+    """What became of a run."""
 
     run: PlannedRun
     ending: RunEnding
     standing: Standing
-    seconds: float = 0.0
-    why: str = ""
+    seconds: float = 0.0  # What it took now; 0 where it was finished before
+    why: str = ""  # Of a failed one, what it said last
 
 
 @dataclass
@@ -59,24 +48,7 @@ class Started:
 
 
 class RunQueue:
-    """Runs that wait, are at work, or have come to their end.
-
-    Parameters
-    ----------
-    sweep : Sweep
-    jobs : int
-        Runs at work at the same time.
-    show_line, done : callables
-        Hear whom is waited for, and of runs that came to an end.
-
-    Attributes
-    ----------
-    waiting : deque of PlannedRun
-    started : list of Started
-        Those at work.
-    outcomes : dict of int to Outcome
-        By the index of the run.
-    """
+    """Runs that wait, are at work, or have come to their end."""
 
     def __init__(self, sweep: Sweep, jobs: int, show_line: Callable[[str], None], done: Callable[[Outcome], None]):
         self.sweep, self.jobs, self.show_line, self.done = sweep, jobs, show_line, done
@@ -170,13 +142,7 @@ def command(run: PlannedRun, ranks: int) -> list[str]:
 
 
 def launcher(ranks: int) -> list[str]:
-    """The command line before that of a rank; none for one.
-
-    Raises
-    ------
-    UserError
-        There is no mpiexec.
-    """
+    """The command line before that of a rank; none for one."""
     if ranks == 1:
         return []
     own = Path(sys.prefix) / "bin" / "mpiexec"

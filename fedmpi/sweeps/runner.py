@@ -26,13 +26,7 @@ POLLED, POLLED_OTHERS = 0.1, 1.0
 
 
 def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
-    """How far each run is; whatever can be refused is refused here, before anything is started.
-
-    Raises
-    ------
-    UserError
-        Folders that cannot be written or hold another run, shards that cannot be prepared, no mpiexec.
-    """
+    """How far each run is; whatever can be refused is refused here, before anything is started."""
     standings, missing = look_over(sweep, runs)
     if missing:
         raise missing[0]
@@ -40,21 +34,7 @@ def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
 
 
 def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Callable[[str], bool]) -> None:
-    """Ask before runs are started whose components have other sources than in runs of the sweep that are done.
-
-    Parameters
-    ----------
-    sweep : Sweep
-    runs : sequence of PlannedRun
-        Those that are wanted.
-    agreed : callable
-        Given what differs, in words: whether to start them all the same.
-
-    Raises
-    ------
-    UserError
-        Not agreed.
-    """
+    """Ask before runs are started whose components have other sources than in runs of the sweep that are done."""
     chosen = {run.index: set(map(repr, foreign_choices(run.config))) for run in sweep.runs}
     waiting = [
         choice for run in runs if chosen[run.index] and look(run).state != "finished" for choice in chosen[run.index]
@@ -92,13 +72,7 @@ def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing],
 
 
 def check_folders(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
-    """How far each run is, where their folders are, or can be made.
-
-    Raises
-    ------
-    UserError
-        A file where a folder would lie, one that cannot be written, or one of another run.
-    """
+    """How far each run is, where their folders are, or can be made."""
     refuse_unwritable(sweep.out)
     standings = [look(run) for run in runs]
     for run, now in zip(runs, standings, strict=True):
@@ -116,30 +90,7 @@ def run_sweep(
     done: Callable[[Outcome], None] = lambda outcome: None,
     working: Callable[[Sequence[Started]], None] = lambda started: None,
 ) -> list[Outcome]:
-    """Bring the runs to their end.
-
-    Parameters
-    ----------
-    sweep : Sweep
-    runs : sequence of PlannedRun
-        Those of its runs that are wanted.
-    jobs : int
-        Runs at work at the same time.
-    stop : callable
-        Asked all the time; true has the runs save and stop.
-    show_line, done, working : callables
-        Hear of preparations and whom is waited for, of runs that came to an end, and of those at work.
-
-    Returns
-    -------
-    list of Outcome
-        In the order of `runs`.
-
-    Raises
-    ------
-    UserError
-        As `check_runs`.
-    """
+    """Bring the runs to their end."""
     standings = check_runs(sweep, runs)
     write_notes(sweep, tuple(runs))
     queue = RunQueue(sweep, jobs, show_line, done)
@@ -165,15 +116,7 @@ def run_sweep(
 
 
 def prepare_shards(runs: Sequence[PlannedRun], show_line: Callable[[str], None], stop: Callable[[], bool]) -> int:
-    """Prepare what the runs need and train nothing; the exit code. What cannot be prepared keeps nothing else back.
-
-    Raises
-    ------
-    UserError
-        Shards are refused.
-    RunFailure
-        Preparing some of them failed.
-    """
+    """Prepare what the runs need and train nothing; the exit code. What cannot be prepared keeps nothing else back."""
     shards = _shards(runs)
     for data in shards:
         data.check()
@@ -188,12 +131,7 @@ def prepare_shards(runs: Sequence[PlannedRun], show_line: Callable[[str], None],
 
 
 def refuse_unprepared(run: PlannedRun, sweep: Sweep) -> None:
-    """Refuse a run whose shards are missing where they cannot be prepared: in a job of several ranks.
-
-    Raises
-    ------
-    UserError
-    """
+    """Refuse a run whose shards are missing where they cannot be prepared: in a job of several ranks."""
     if run.data is not None and not run.data.ready():
         raise UserError(
             f"{run.data.folder} is not prepared, which one process has to do: fedmpi sweep {sweep.origin} --out "

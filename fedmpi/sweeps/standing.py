@@ -25,34 +25,16 @@ RunState = Literal["new", "begun", "finished", "busy"]
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is.
+    """How far a run is."""
 
-    Attributes
-    ----------
-    state : {"new", "begun", "finished", "busy"}
-        "busy" where another process works on it.
-    rounds : int
-        Recorded.
-    summary : dict
-        Of a finished run.
-    holder : str
-        Who works on it.
-    """
-
-    state: RunState
-    rounds: int = 0
-    summary: dict[str, Any] | None = None
-    holder: str = ""
+    state: RunState  # "busy" where another process works on it
+    rounds: int = 0  # Recorded
+    summary: dict[str, Any] | None = None  # Of a finished run
+    holder: str = ""  # Who works on it
 
 
 def look(run: PlannedRun) -> Standing:
-    """How far a run is.
-
-    Raises
-    ------
-    UserError
-        Its folder holds a run of another configuration, or one with more rounds; the run is named.
-    """
+    """How far a run is."""
     path = run.folder / "config.toml"
     holder = Holder.of(run.folder) if run.folder.is_dir() else None
     rounds = recorded(run.folder)
@@ -87,13 +69,7 @@ def recorded(folder: Path) -> int:
 
 
 def write_notes(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
-    """Leave in each run's folder what it is started with and what differs in it.
-
-    Raises
-    ------
-    UserError
-        A folder cannot be written.
-    """
+    """Leave in each run's folder what it is started with and what differs in it."""
     for run in runs:
         try:
             make_folder(run.folder)

@@ -21,25 +21,7 @@ LOSS, SAMPLES, RIGHT, JUDGED = range(4)
 
 
 def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
-    """What each sample adds to its client's sums.
-
-    Parameters
-    ----------
-    outputs, targets : Tensor (b, …)
-    loss : Loss
-        Of the run's kind of task.
-
-    Returns
-    -------
-    float64 Tensor (b, 4)
-        `LOSS`, its loss; `SAMPLES`, 1; `RIGHT`, what of it is right as the metric "accuracy" has it: the sample, or of
-        tokens positions; `JUDGED`, how much of it can be right: 1, positions that count, or 0 of a regression.
-
-    Raises
-    ------
-    PartFailure
-        A loss of the user's own fails.
-    """
+    """What each sample adds to its client's sums."""
     losses = loss.per_sample(outputs, targets).double()
     samples = torch.ones_like(losses)
     if not has_accuracy(loss.kind):
@@ -62,22 +44,7 @@ def has_accuracy(kind: TaskKind) -> bool:
 def client_sums(
     module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Part | None = None
 ) -> Floats:
-    """The sums of `sample_scores` over the samples of each client, float64 (k, 4); the module in evaluation mode.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns outputs (b, …), as the loss reads them.
-    x, y : Tensor
-        Features (n, …) and targets (n, …) of the clients, one after the other, on the module's device.
-    counts : int64 (k,)
-        Samples of each client, 1 or more; n together.
-    loss : Loss
-    rows : int
-        Samples that go through the model at once.
-    part : Part, optional
-        The part of the user's own that made the module, named where its forward pass fails.
-    """
+    """The sums of `sample_scores` over the samples of each client, float64 (k, 4); the module in evaluation mode."""
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -92,19 +59,7 @@ def client_sums(
 
 
 def cut(counts: Ints, most: int) -> Ints:
-    """Borders of parts of neighbouring clients that have at most `most` samples together, or are a single client.
-
-    Parameters
-    ----------
-    counts : int64 (k,)
-        Samples of each client.
-    most : int
-
-    Returns
-    -------
-    int64 (parts + 1,)
-        Part p holds the clients borders[p] … borders[p + 1] − 1.
-    """
+    """Borders of parts of neighbouring clients that have at most `most` samples together, or are a single client."""
     ends, borders = np.cumsum(counts), [0]
     while (first := borders[-1]) < len(counts):
         before = int(ends[first - 1]) if first else 0

@@ -29,21 +29,12 @@ OUTPUT_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What some samples gave.
+    """What some samples gave."""
 
-    Attributes
-    ----------
-    loss : float
-        Mean over the samples.
-    numbers : dict
-        What the metrics came to, by name.
-    confusion : int64 (C, C) or None
-        Samples of each true class (rows) by the class predicted, where macro-F1 is among the metrics of a
-        classification.
-    """
-
-    loss: float
-    numbers: dict[str, float]
+    loss: float  # Mean over the samples
+    numbers: dict[str, float]  # What the metrics came to, by name
+    # (C, C): Samples of each true class (rows) by the class predicted, where macro-F1 is among the metrics of a
+    # classification
     confusion: Ints | None = None
 
     def facts(self, part: str) -> dict[str, float]:
@@ -60,30 +51,7 @@ def evaluate(
     metrics: Sequence[Metric] = BUILT_IN,
     part: Part | None = None,
 ) -> Evaluation:
-    """Evaluate a module in evaluation mode.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns outputs (b, …), as the loss and the metrics read them.
-    x, y : Tensor
-        Features (n, …) and targets (n, …), on the module's device.
-    batch_size : int
-        Samples evaluated at once; see `passes`.
-    loss : Loss
-        Cross-entropy by default.
-    metrics : sequence of Metric
-        Accuracy and macro-F1 by default.
-    part : Part, optional
-        The module's, where it is the user's own: named where its forward pass fails.
-
-    Raises
-    ------
-    PartFailure
-        A model, a loss or a metric of the user's own fails.
-    OutOfMemoryError
-        The device has no memory for so many samples at once.
-    """
+    """Evaluate a module in evaluation mode."""
     was_training = module.training
     module.eval()
     total, tally = 0.0, MetricTally(metrics, loss.kind)

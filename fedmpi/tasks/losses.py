@@ -151,17 +151,7 @@ def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
 
 
 class Loss:
-    """The loss of a run: a function per sample, and what training and evaluation make of it.
-
-    Parameters
-    ----------
-    part : Part
-        A loss of `fedmpi.common.registry`.
-    options : mapping, optional
-        Its options.
-    kind : TaskKind
-        Of the task.
-    """
+    """The loss of a run: a function per sample, and what training and evaluation make of it."""
 
     def __init__(self, part: Part, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
         self.part, self.kind = part, kind
@@ -191,13 +181,7 @@ class Loss:
         return getattr(function, "__self__", function)
 
     def check_untrained(self) -> None:
-        """Refuse a loss with parameters of its own: an engine trains those of the model.
-
-        Raises
-        ------
-        UserError
-            Naming the parameters.
-        """
+        """Refuse a loss with parameters of its own: an engine trains those of the model."""
         holder = self._holder
         named = holder.named_parameters() if isinstance(holder, torch.nn.Module) else ()
         if trained := [name for name, one in named if one.requires_grad]:
@@ -208,13 +192,7 @@ class Loss:
             )
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape.
-
-        Raises
-        ------
-        PartFailure
-            The function raised an exception, or returned anything else.
-        """
+        """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape."""
         outputs = self.kind.aligned(outputs, targets)
         if self.part.foreign:  # which may change what it is given: the labels are those of the data
             outputs = outputs if outputs.requires_grad else outputs.clone()
@@ -265,22 +243,7 @@ CROSS_ENTROPY = CrossEntropyLoss(resolve("loss", cross_entropy))
 def task_loss(
     choice: Any = "cross-entropy", options: Mapping[str, Any] | None = None, kind: str = "classification"
 ) -> Loss:
-    """The loss of a run.
-
-    Parameters
-    ----------
-    choice : str or callable
-        A built-in name, "package.module:object", or the function itself.
-    options : mapping, optional
-        Its options.
-    kind : str
-        Of the task, a key of `KINDS`.
-
-    Raises
-    ------
-    UserError
-        Unknown name or option, failing import.
-    """
+    """The loss of a run."""
     part = resolve("loss", choice)
     if kind == CLASSIFICATION.name and part.object is cross_entropy:
         return CrossEntropyLoss(part, options)
@@ -298,38 +261,14 @@ def made_up_targets(description: DataDescription, samples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What is found out about a loss by trying it.
+    """What is found out about a loss by trying it."""
 
-    Attributes
-    ----------
-    draws : bool
-        It draws from a global generator of torch, numpy or random.
-    couples : bool
-        A sample's loss depends on the other samples given with it; means nothing where it draws.
-    """
-
-    draws: bool = False
-    couples: bool = False
+    draws: bool = False  # It draws from a global generator of torch, numpy or random
+    couples: bool = False  # A sample's loss depends on the other samples given with it; means nothing where it draws
 
 
 def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> LossTraits:
-    """Try a loss on some outputs; call it where the global generators are put back afterwards.
-
-    Parameters
-    ----------
-    loss : Loss
-    outputs : Tensor (b, …)
-        Of a model; left as they are.
-    description : DataDescription
-        Of the data: the targets tried are `made_up_targets`.
-
-    Raises
-    ------
-    UserError
-        It has parameters of its own.
-    PartFailure
-        It fails, returns no value a sample, or values without a gradient.
-    """
+    """Try a loss on some outputs; call it where the global generators are put back afterwards."""
     if isinstance(loss, CrossEntropyLoss):
         return LossTraits()
     loss.check_untrained()

@@ -153,45 +153,18 @@ class CalibrationError:
 
 
 def macro_f1(confusion: NDArray[np.integer]) -> float:
-    """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN).
-
-    Parameters
-    ----------
-    confusion : int (C, C)
-        Rows are true classes, columns predicted ones. Classes that occur in neither are left out; NaN where all are.
-    """
+    """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
     return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
 
 
 def mean_f1(right: NDArray[np.integer], involved: NDArray[np.integer]) -> float:
-    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved, NaN where none is.
-
-    Parameters
-    ----------
-    right, involved : int (C,)
-        TP, and 2 TP + FP + FN, of each class.
-    """
+    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved, NaN where none is."""
     true_positive, present = right.astype(np.float64), involved > 0
     return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else math.nan
 
 
 class Metric:
-    """A metric of a run: its sums over batches, and the numbers that are recorded of them.
-
-    Parameters
-    ----------
-    part : Part
-        A metric of `fedmpi.common.registry`.
-    options : mapping, optional
-        Its options.
-
-    Raises
-    ------
-    UserError
-        As `Part.checked`.
-    PartFailure
-        It cannot be made.
-    """
+    """A metric of a run: its sums over batches, and the numbers that are recorded of them."""
 
     def __init__(self, part: Part, options: Mapping[str, Any] | None = None):
         self.part = part
@@ -202,17 +175,7 @@ class Metric:
         self.gathers: bool = not part.foreign and getattr(self._metric, "gathers", False)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
-        """The sums over a batch by name: integers as int64, other numbers as float64, on the processor.
-
-        Parameters
-        ----------
-        outputs, targets : Tensor (b, …)
-
-        Raises
-        ------
-        PartFailure
-            It raised an exception, or returned anything but a dictionary of numbers and arrays.
-        """
+        """The sums over a batch by name: integers as int64, other numbers as float64, on the processor."""
         if self.part.foreign:  # which may change what it is given
             outputs, targets = outputs.clone(), targets.clone()
         with calling(self.part):
@@ -223,13 +186,7 @@ class Metric:
         return {str(name): self._added_up(str(name), value) for name, value in found.items()}
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
-        """What is recorded of the sums over all samples; NaN of none.
-
-        Raises
-        ------
-        PartFailure
-            The metric's own `result` failed; or without one there is a sum that is no single number.
-        """
+        """What is recorded of the sums over all samples; NaN of none."""
         own = getattr(as_written(self._metric), "result", None)
         if own is None:
             for name, value in sums.items():
@@ -266,19 +223,7 @@ def _is_number(value: Any) -> bool:
 
 
 class MetricTally:
-    """What some metrics come to over batches.
-
-    Parameters
-    ----------
-    metrics : iterable of Metric
-    kind : TaskKind
-        Of the task: the built-in metrics see what it judges by, others the outputs and targets as they are.
-
-    Attributes
-    ----------
-    samples, judged : int
-        Samples so far, and rows that the built-in metrics saw: positions that count, where targets are tokens.
-    """
+    """What some metrics come to over batches."""
 
     def __init__(self, metrics: Iterable[Metric], kind: TaskKind = CLASSIFICATION):
         self._sums: list[tuple[Metric, Sums]] = [(metric, {}) for metric in metrics]
@@ -287,13 +232,7 @@ class MetricTally:
         self.samples = self.judged = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """One batch more.
-
-        Raises
-        ------
-        PartFailure
-            As `Metric.sums`; or the metric returned other sums than of the batch before.
-        """
+        """One batch more."""
         given = outputs, targets
         judged = self.kind.judged(outputs, targets)
         for metric, sums in self._sums:
@@ -317,13 +256,7 @@ class MetricTally:
         return next((sums for one, sums in self._sums if one.part.name == metric), {})
 
     def numbers(self) -> dict[str, float]:
-        """What is recorded, by name.
-
-        Raises
-        ------
-        PartFailure
-            As `Metric.numbers`; or two metrics give a number of one name.
-        """
+        """What is recorded, by name."""
         found: dict[str, float] = {}
         for metric, sums in self._sums:
             prefix = f"{metric.part.name}."

@@ -35,14 +35,7 @@ def _as_declared(subject: Subject) -> str:
 
 
 def exercise(subject: Subject, saved: int | None = None) -> list[AnyArray]:
-    """Play rounds of two or three clients with made-up gradients; the updates (d,) that the server's optimizer gets.
-
-    Parameters
-    ----------
-    subject : Subject
-    saved : int, optional
-        Before this round the algorithm is made anew, and given the vectors that it declares.
-    """
+    """Play rounds of two or three clients with made-up gradients; the updates (d,) that the server's optimizer gets."""
     made: LocalAlgorithm = subject.made()
     kinds = ("client_state", "server_state", "sums", "numbers")
     names = {kind: declared(subject.part, made, kind) for kind in kinds}

@@ -29,38 +29,14 @@ class CheckSkipped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about a part.
-
-    Attributes
-    ----------
-    part : Part
-    name : str
-        What is stated, in a few words.
-    run : callable
-        run() tests it and returns a remark on what was seen.
-    """
+    """One statement about a part."""
 
     part: Part
-    name: str
-    run: Callable[[], str]
+    name: str  # What is stated, in a few words
+    run: Callable[[], str]  # run() tests it and returns a remark on what was seen
 
     def __call__(self) -> str:
-        """Test the statement.
-
-        Returns
-        -------
-        str
-            What was seen, on one line.
-
-        Raises
-        ------
-        CheckFailed
-            It does not hold.
-        CheckSkipped
-            It means nothing here.
-        PartFailure
-            The part itself raised something, and where.
-        """
+        """Test the statement."""
         return self.run()
 
     def __str__(self) -> str:
@@ -69,16 +45,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A part under test and the configuration it is tried in.
-
-    Attributes
-    ----------
-    part : Part
-    settings : dict
-        Keys of the configuration, `{"participation.keep": 0.3}`: the part's options and what else its runs need.
-    """
+    """A part under test and the configuration it is tried in."""
 
     part: Part
+    # Keys of the configuration, `{"participation.keep": 0.3}`: the part's options and what else its runs need
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -125,13 +95,7 @@ def demand(holds: bool, problem: str) -> None:
 
 
 def leaves_generators_alone(exercise: Callable[[], object]) -> str:
-    """Run something; global generators of random, numpy and torch must be as before.
-
-    Raises
-    ------
-    CheckFailed
-        Naming those that were drawn from or seeded.
-    """
+    """Run something; global generators of random, numpy and torch must be as before."""
     with kept_generators():
         before = generator_states()
         exercise()

@@ -22,18 +22,6 @@ LITTLE = (0.01, 1 << 20)
 def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
     """Use a part on 1,000, 10,000 and 100,000 clients, or things of another name; stops where ten times more would cost
     too much.
-
-    Parameters
-    ----------
-    prepare : callable
-        prepare(number of them) makes what it is used on; not counted.
-    use : callable
-        Uses the part once, as in one round.
-
-    Raises
-    ------
-    CheckFailed
-        More than SECONDS processor seconds or BYTES of memory, measured or, as they have grown so far, to be expected.
     """
     before, spent = LITTLE, LITTLE
     for clients in (CLIENTS // 100, CLIENTS // 10, CLIENTS):

@@ -49,37 +49,13 @@ Settings = Mapping[str, Any]
 def checks(
     choice: Any, settings: Settings | None = None, kind: str | None = None, *, runs: bool = True
 ) -> Iterator[Check]:
-    """The checks of a part.
-
-    Parameters
-    ----------
-    choice : str, function, class or Part
-        "mine:loudest", a built-in name, the object, or one of `fedmpi.parts()`.
-    settings : mapping, optional
-        Its options and what else its runs need, as keys of the configuration: `{"participation.keep": 0.3}`.
-    kind : str, optional
-        "client sampler", "row rule", "weights", …; told by the decorator, where there is one.
-    runs : bool
-        Whether to include those that start runs, which take most of the time.
-
-    Raises
-    ------
-    UserError
-        There is no such part, or an option of it is missing.
-    """
+    """The checks of a part."""
     subject = _subject(choice, settings or {}, kind)
     return _checks(subject, Starts([subject]) if runs else None)
 
 
 def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, runs: bool = True) -> Any:
     """A pytest decorator: the test is called with every `check` of every part, and skipped where one means nothing.
-
-    Parameters
-    ----------
-    choices : iterable
-        Parts as in `checks`, or pairs of a part and its settings.
-    runs : bool
-        As in `checks`; the runs of all parts share their starts.
 
     Examples
     --------
@@ -108,20 +84,11 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check.
-
-    Attributes
-    ----------
-    check : Check
-    outcome : {"ok", "FAILED", "skipped"}
-    remark : str
-        What was seen, or what is wrong.
-    seconds : float
-    """
+    """What became of a check."""
 
     check: Check
     outcome: Literal["ok", "FAILED", "skipped"]
-    remark: str
+    remark: str  # What was seen, or what is wrong
     seconds: float
 
     def __str__(self) -> str:
@@ -145,13 +112,7 @@ def perform(wanted: Iterable[Check]) -> Iterator[Result]:
 
 
 def part_of(choice: Any, kind: str | None = None) -> Part:
-    """The part behind a choice.
-
-    Raises
-    ------
-    UserError
-        There is no such part, or nothing tells its kind.
-    """
+    """The part behind a choice."""
     if kind is not None and kind not in KINDS:
         raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(KINDS)}")
     part: Part = choice

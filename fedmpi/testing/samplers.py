@@ -36,18 +36,7 @@ def sampler_checks(subject: Subject) -> Iterator[Check]:
 
 
 def world(clients: int = CLIENTS, round: int = 7, *, away: bool = True, fresh: bool = False) -> View:
-    """A made-up round: sizes from 1 to 40, every seventh client away, numbers of two thirds of them.
-
-    Parameters
-    ----------
-    clients : int
-        N.
-    round : int
-    away : bool
-        Whether anybody is.
-    fresh : bool
-        Whether nobody has taken part yet.
-    """
+    """A made-up round: sizes from 1 to 40, every seventh client away, numbers of two thirds of them."""
     k = np.arange(clients)
     numbers = ClientNumbers(NAMES, clients)
     if not fresh:

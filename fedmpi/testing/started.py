@@ -56,27 +56,14 @@ LAST_LINES = 6
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes
-    ----------
-    model : float64 (d,)
-    records : list of dict
-        What is `COMPARED` of every round.
-    """
-
-    model: Floats
-    records: list[dict[str, Any]]
+    model: Floats  # (d,)
+    records: list[dict[str, Any]]  # What is `COMPARED` of every round
 
 
 class Starts:
-    """The started runs of some parts, each done once, when first asked for.
-
-    Parameters
-    ----------
-    subjects : sequence of Subject
-        Their runs share starts.
-    """
+    """The started runs of some parts, each done once, when first asked for."""
 
     def __init__(self, subjects: Sequence[Subject]):
         self.subjects = [subject for subject in subjects if startable(subject.part) is None]
@@ -84,15 +71,7 @@ class Starts:
         self._tried: set[tuple[int, bool]] = set()
 
     def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> RunOutcome:
-        """The outcome of a part's run.
-
-        Raises
-        ------
-        CheckFailed
-            The run failed: what it said.
-        CheckSkipped
-            There is no mpiexec, or the part is in no file.
-        """
+        """The outcome of a part's run."""
         if (reason := startable(subject.part)) is not None:
             raise CheckSkipped(reason)
         if resumed:

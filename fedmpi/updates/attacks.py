@@ -49,18 +49,7 @@ def attackers(config: Config, streams: Streams, clients: int) -> Ints:
 
 
 class AttackedUpdates:
-    """What attackers send instead of their updates.
-
-    Parameters
-    ----------
-    kind : {"sign-flip", "noise"}
-    scale : float
-        Length of the flipped update in that of the honest one, or the noise's standard deviation.
-    attackers : int64 (a,)
-        From `attackers`.
-    streams : Streams
-        Noise is drawn from (ATTACK, 1 + round, client).
-    """
+    """What attackers send instead of their updates."""
 
     def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, attackers: Ints, streams: Streams):
         self.kind, self.scale, self.streams = kind, scale, streams
@@ -77,14 +66,7 @@ class AttackedUpdates:
 
 
 class FlippedLabels:
-    """The clients' samples as they train on them: an attacker's labels y are C − 1 − y.
-
-    Parameters
-    ----------
-    data : ClientData or AugmentedData
-    attackers : int64 (a,)
-        From `attackers`.
-    """
+    """The clients' samples as they train on them: an attacker's labels y are C − 1 − y."""
 
     def __init__(self, data: FlippableSource, attackers: Ints):
         self._data = data

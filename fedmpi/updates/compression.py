@@ -33,33 +33,14 @@ LARGEST_FLOAT16 = 65504.0
 
 
 class Transport:
-    """What arrives at the server of the updates that clients send.
-
-    Parameters
-    ----------
-    kind : {"float16", "bfloat16", "int8", "topk"}
-        Sixteen bits a value; eight bits and a float32 scale every BUCKET values; the largest values only, as float32
-        with their places.
-    fraction : float
-        Share of the values that topk sends, at least one.
-    error_feedback : bool
-        A client adds what got lost of its last update to its next one. Its residual stays on this rank.
-    streams : Streams
-        Rounding is drawn from (TRANSPORT, round, client).
-    """
+    """What arrives at the server of the updates that clients send."""
 
     def __init__(self, kind: TransportKind, fraction: float, error_feedback: bool, streams: Streams):
         self.kind, self.fraction, self.streams = kind, fraction, streams
         self.residuals: dict[int, Tensor] | None = {} if error_feedback else None
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
-        """Turn a client's Δ (d,) into what the server receives, in place; returns it.
-
-        Raises
-        ------
-        FloatingPointError
-            A value is beyond the range of float16.
-        """
+        """Turn a client's Δ (d,) into what the server receives, in place; returns it."""
         if self.residuals is None:
             return self._arrive(round, client, update)
         residual = self.residuals.get(client)
@@ -139,15 +120,7 @@ def quantise(update: Tensor, draws: Tensor) -> Tensor:
 
 
 def round_to_format(update: Tensor, draws: Tensor, kind: TransportKind) -> Tensor:
-    """Round to one of the two neighbouring values of a 16-bit float format, in place.
-
-    Parameters
-    ----------
-    update : Tensor (d,)
-    draws : float32 Tensor (d,)
-        Uniform in [0, 1).
-    kind : {"float16", "bfloat16"}
-    """
+    """Round to one of the two neighbouring values of a 16-bit float format, in place."""
     if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
         raise FloatingPointError('a value of the update exceeds the range of float16: set transport.kind = "bfloat16"')
     exponent = torch.frexp(update).exponent.sub_(1).clamp_(min=LOWEST_EXPONENT[kind]).sub_(MANTISSA[kind])
@@ -165,13 +138,7 @@ def _round_at_random(values: Tensor, step: Tensor, draws: Tensor) -> None:
 
 
 def check_residuals(clients: int, values: int) -> None:
-    """Refuse error feedback for more clients than memory and checkpoints can hold.
-
-    Raises
-    ------
-    UserError
-        When c residuals of d values take more than RESIDUAL_BYTES.
-    """
+    """Refuse error feedback for more clients than memory and checkpoints can hold."""
     needed = 4 * clients * values
     if needed > RESIDUAL_BYTES:
         raise UserError(

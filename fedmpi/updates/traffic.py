@@ -18,19 +18,11 @@ Bits = float | Fraction
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """Bytes of one round, or of a part of it; add with +.
+    """Bytes of one round, or of a part of it; add with +."""
 
-    Attributes
-    ----------
-    client_up, client_down : int
-        From and to the clients; the other end is their mediator, or the server in a star.
-    mediator_up, mediator_down : int
-        From and to the mediators; the other end is the server.
-    """
-
-    client_up: int = 0
+    client_up: int = 0  # From and to the clients; the other end is their mediator, or the server in a star
     client_down: int = 0
-    mediator_up: int = 0
+    mediator_up: int = 0  # From and to the mediators; the other end is the server
     mediator_down: int = 0
 
     def __add__(self, other: RoundTraffic) -> RoundTraffic:
@@ -43,17 +35,7 @@ class RoundTraffic:
 
 
 def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8 * BYTES_PER_VALUE) -> RoundTraffic:
-    """Models of a round in a star.
-
-    Parameters
-    ----------
-    values : int
-        d, values of the model.
-    received, returned : int
-        Clients that received the model, and clients whose update came back (fewer when some drop out).
-    upload_bits : float or Fraction
-        Bits that the transport spends on one value of an update.
-    """
+    """Models of a round in a star."""
     return RoundTraffic(
         client_up=returned * _bytes_of(values, upload_bits), client_down=received * values * BYTES_PER_VALUE
     )
@@ -157,23 +139,7 @@ class TargetCost(NamedTuple):
 def cost_to_target(
     accuracies: Sequence[float | None], round_bytes: Sequence[int], target: float, initial_bytes: int = 0
 ) -> TargetCost | None:
-    """Rounds and traffic up to the first evaluation that reaches the target (Table III).
-
-    Parameters
-    ----------
-    accuracies : sequence of float or None
-        Test accuracy after every round; None where none was measured.
-    round_bytes : sequence of int
-        Bytes of every round.
-    target : float
-    initial_bytes : int
-        Bytes sent before the first round.
-
-    Returns
-    -------
-    TargetCost or None
-        None if the target is never reached.
-    """
+    """Rounds and traffic up to the first evaluation that reaches the target (Table III)."""
     for index, accuracy in enumerate(accuracies):
         if accuracy is not None and accuracy >= target:
             return TargetCost(index + 1, (initial_bytes + sum(round_bytes[: index + 1])) / MEGABYTE)

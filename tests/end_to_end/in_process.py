@@ -21,24 +21,12 @@ QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left.
+    """What a run left."""
 
-    Attributes
-    ----------
-    experiment : Experiment
-        After the last round.
-    records : list of dict
-        One a round.
-    test_losses : float64 (T,)
-        After every round, where they were asked for.
-    start, model : Tensor (d,)
-        First and last global model.
-    """
-
-    experiment: Experiment
-    records: list[dict[str, Any]]
-    test_losses: np.ndarray
-    start: torch.Tensor
+    experiment: Experiment  # After the last round
+    records: list[dict[str, Any]]  # One a round
+    test_losses: np.ndarray  # (T,): After every round, where they were asked for
+    start: torch.Tensor  # (d,): First and last global model
     model: torch.Tensor
 
 

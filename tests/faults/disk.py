@@ -23,19 +23,7 @@ DIED = 9
 
 
 class Disk:
-    """The calls below a folder, and what becomes of the one with the number `at`.
-
-    Parameters
-    ----------
-    folder : Path
-    mode : {"count", "crash", "torn", "power", "full"}
-    at : int
-
-    Attributes
-    ----------
-    calls : list of str
-        What was called so far, with the name of the file.
-    """
+    """The calls below a folder, and what becomes of the one with the number `at`."""
 
     def __init__(self, folder: Path, mode: Mode = "count", at: int = -1):
         self.folder, self.mode, self.at = os.path.abspath(folder), mode, at

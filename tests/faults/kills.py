@@ -62,30 +62,14 @@ LINGER = 120.0
 
 @dataclass
 class Report:
-    """What was tried.
+    """What was tried."""
 
-    Attributes
-    ----------
-    kills : Counter
-        By victim.
-    rounds : list of int
-        Records in the folder when it was struck.
-    moments : Counter
-        Start-up, training, writing.
-    slowest : float
-        Most seconds from a kill to the end of the last process of the job.
-    runs : int
-        Finished.
-    wrong : list of str
-        What went wrong, if anything.
-    """
-
-    kills: Counter[str] = field(default_factory=Counter)
-    rounds: list[int] = field(default_factory=list)
-    moments: Counter[str] = field(default_factory=Counter)
-    slowest: float = 0.0
-    runs: int = 0
-    wrong: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)  # By victim
+    rounds: list[int] = field(default_factory=list)  # Records in the folder when it was struck
+    moments: Counter[str] = field(default_factory=Counter)  # Start-up, training, writing
+    slowest: float = 0.0  # Most seconds from a kill to the end of the last process of the job
+    runs: int = 0  # Finished
+    wrong: list[str] = field(default_factory=list)  # What went wrong, if anything
 
     def __str__(self) -> str:
         return (

@@ -52,14 +52,9 @@ SECONDS = 36000
 
 @dataclass
 class Memory:
-    """Resident bytes of the ranks over the rounds.
+    """Resident bytes of the ranks over the rounds."""
 
-    Attributes
-    ----------
-    starts : list of dict of str to list of (int, int)
-        For every start of the job and rank: rounds recorded, and bytes.
-    """
-
+    # (int, int): For every start of the job and rank: rounds recorded, and bytes
     starts: list[dict[str, list[tuple[int, int]]]] = field(default_factory=list)
 
     def watch(self, job: Job, run: Path) -> None:

@@ -30,18 +30,7 @@ CLEAN.set_forkserver_preload(["torch", "scipy", "sklearn.cluster", "h5py", "fedm
 
 
 class Beside:
-    """A process that tries one input after another; a new one follows where it died.
-
-    Parameters
-    ----------
-    attempt : callable
-        A module's function: ``attempt(case)`` raises an exception where the case is a finding, and returns a word for
-        the counts otherwise.
-    work : float
-        CPU seconds that each may take.
-    idle : float
-        Seconds after which one that does nothing is given up.
-    """
+    """A process that tries one input after another; a new one follows where it died."""
 
     def __init__(self, attempt: Callable[[Any], str], work: float = CPU_SECONDS, idle: float = IDLE_SECONDS):
         self._attempt, self._work, self._idle = attempt, work, idle
@@ -55,13 +44,7 @@ class Beside:
         self._end()
 
     def __call__(self, case: Any) -> str:
-        """Try a case.
-
-        Raises
-        ------
-        Finding
-            It is one, or the process died of it, or it took too long.
-        """
+        """Try a case."""
         if self._process is None:
             self._start()
         self._pipe.send(case)

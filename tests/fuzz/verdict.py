@@ -18,19 +18,7 @@ class Finding(AssertionError):
 
 
 def outcome(use: Callable[[], Result], failures: bool = False) -> Result | str:
-    """What comes of an input: the result, or `REFUSED`.
-
-    Parameters
-    ----------
-    use : callable
-    failures : bool
-        Whether a part may fail by its name, and a client may diverge.
-
-    Raises
-    ------
-    Finding
-        On any other exception, and where the sentence is none.
-    """
+    """What comes of an input: the result, or `REFUSED`."""
     try:
         return use()
     except UserError as error:

@@ -17,22 +17,12 @@ Promise = Callable[[Seen, Seen], bool]
 
 @dataclass(frozen=True)
 class Key:
-    """Two runs that differ in one key.
+    """Two runs that differ in one key."""
 
-    Attributes
-    ----------
-    base : str
-        Settings under which the key matters.
-    values : (str, str)
-    first : str
-        The first link of a run (`watched.LINKS`) that they change; those before it stay the same.
-    promise : callable or None
-        Whether the two runs are what the key says, where more can be said than that they differ.
-    """
-
-    base: str
-    values: tuple[str, str]
-    first: str
+    base: str  # Settings under which the key matters
+    values: tuple[str, str]  # (str, str)
+    first: str  # The first link of a run (`watched.LINKS`) that they change; those before it stay the same
+    # Whether the two runs are what the key says, where more can be said than that they differ
     promise: Promise | None = None
 
 

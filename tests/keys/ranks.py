@@ -32,13 +32,7 @@ class KeepsLines(logging.Handler):
 
 
 def watched(settings: str) -> dict[str, Any] | None:
-    """What a run did on all ranks; None on ranks other than 0.
-
-    Returns
-    -------
-    dict
-        `trained` int64 (visits, 3): round, client, rank; `model` (d,); `records`, `log` and `owned` as JSON.
-    """
+    """What a run did on all ranks; None on ranks other than 0."""
     log, handler = logging.getLogger("fedmpi"), KeepsLines()
     log.addHandler(handler)
     log.setLevel(logging.INFO)

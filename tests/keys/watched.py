@@ -40,46 +40,27 @@ LINKS = (
 
 @dataclass(repr=False)
 class Seen:
-    """One run.
-
-    Attributes
-    ----------
-    refusal : str
-        Why it was refused; "" where it ran.
-    plans : list of Plan
-        One a round.
-    strata, cohort, mediators, rows, factors, state : list
-        One entry a round, of everything that a link holds.
-    model : list of float32 (d,)
-        After every round; `start` before them.
-    record : list of dict
-        metrics.jsonl without what is timed.
-    batches : list of int
-        Numbers of samples that went through the network in evaluation mode at once.
-    files : list of str
-        What the folder holds.
-    log, shown : list of str
-        Lines of run.log without their times, and what was printed.
-    """
+    """One run."""
 
     settings: str
     folder: Path
-    refusal: str = ""
+    refusal: str = ""  # Why it was refused; "" where it ran
     threads: int = 0
     start: np.ndarray = field(default_factory=lambda: np.empty(0))
-    plans: list[Plan] = field(default_factory=list)
-    strata: list[Any] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)  # One a round
+    strata: list[Any] = field(default_factory=list)  # One entry a round, of everything that a link holds
     cohort: list[Any] = field(default_factory=list)
     mediators: list[Any] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     factors: list[Any] = field(default_factory=list)
     state: list[Any] = field(default_factory=list)
-    model: list[Any] = field(default_factory=list)
-    record: list[dict[str, Any]] = field(default_factory=list)
+    model: list[Any] = field(default_factory=list)  # (d,): After every round; `start` before them
+    record: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl without what is timed
+    # Numbers of samples that went through the network in evaluation mode at once
     batches: list[int] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # What the folder holds
+    log: list[str] = field(default_factory=list)  # Lines of run.log without their times, and what was printed
     shown: list[str] = field(default_factory=list)
     sizes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     class_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

@@ -22,15 +22,7 @@ STREAMS = Streams(7)
 
 
 class InMemorySource:
-    """Clients of the given sizes with random samples of the described kind; the labels depend on the samples.
-
-    Parameters
-    ----------
-    description : DataDescription
-    sizes : sequence of int
-    dtype : torch.dtype
-        Of features that are no tokens.
-    """
+    """Clients of the given sizes with random samples of the described kind; the labels depend on the samples."""
 
     def __init__(self, description: DataDescription, sizes: Sequence[int], dtype: torch.dtype = torch.float32):
         generator = np.random.default_rng(11)

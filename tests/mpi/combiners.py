@@ -9,13 +9,7 @@ from fedmpi import combiner
 
 @combiner
 class spread:
-    """Updates count the less the longer they are.
-
-    Parameters
-    ----------
-    power : float
-        How much less.
-    """
+    """Updates count the less the longer they are."""
 
     def __init__(self, *, power: float = 1.0):
         self.power = power

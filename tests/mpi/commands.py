@@ -22,27 +22,7 @@ Commands = Mapping[str, Sequence[str | Path]]
 def run_commands(
     ranks: int | None, commands: Commands, folder: Path, timeout: float, cwd: Path | None = None
 ) -> dict[str, CompletedProcess[str]]:
-    """Run `fedmpi ARGUMENTS` for each of the commands on so many ranks of one job, one after another.
-
-    Parameters
-    ----------
-    ranks : int or None
-        None runs them without a launcher.
-    commands : mapping
-        The arguments of each command by its name.
-    folder : Path
-        An empty one.
-    timeout : float
-        Seconds, of all together.
-    cwd : Path, optional
-        Working folder; the repository by default.
-
-    Returns
-    -------
-    dict
-        By name the exit code in which all ranks ended (-1 where they were not of one mind, or some were not at its
-        end) and what they printed, rank by rank. The last command's are those of the job.
-    """
+    """Run `fedmpi ARGUMENTS` for each of the commands on so many ranks of one job, one after another."""
     asked = {name: list(map(str, arguments)) for name, arguments in commands.items()}
     (folder / "commands.json").write_text(json.dumps(asked))
     program = ["-m", "tests.mpi.commands", folder]

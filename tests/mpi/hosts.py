@@ -43,13 +43,7 @@ class Hosts:
 
 @contextmanager
 def emulated_hosts(count: int) -> Iterator[Hosts]:
-    """So many hosts, gone afterwards.
-
-    Raises
-    ------
-    NoHosts
-        If this machine, or this user, cannot have network namespaces, or mpiexec is not MPICH's.
-    """
+    """So many hosts, gone afterwards."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         raise NoHosts("no network namespaces: iproute2 and util-linux are not installed")
     if "hydra" not in subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True).stdout.lower():

@@ -110,26 +110,7 @@ def run_mpi(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `mpiexec -n N python ARGS` to its end.
-
-    Parameters
-    ----------
-    n : int
-        Number of ranks.
-    args : sequence
-        What follows `python`: a script and its arguments, `-c CODE`, or `-m MODULE` and its arguments.
-    timeout : float
-        Seconds; then every process of the job is killed and the test fails.
-    env : mapping, optional
-        Environment variables beside the inherited ones (OMP_NUM_THREADS is 1 unless given).
-    cwd : Path, optional
-        Working folder; the repository by default.
-
-    Returns
-    -------
-    CompletedProcess
-        Exit code, stdout and stderr (text).
-    """
+    """Run `mpiexec -n N python ARGS` to its end."""
     done = finish_job(start_mpi_job(n, args, env, cwd), timeout)
     for _ in range(LAUNCHES - 1):
         if not done.returncode or NEVER_BEGAN not in done.stderr:

@@ -561,15 +561,7 @@ REPLACED = (
 
 
 def run_programs(programs: Mapping[str, Any], replaced: Sequence[tuple[Any, str]]) -> int | None:
-    """Run what the command line names, one after another; returns what the last one does.
-
-    Parameters
-    ----------
-    programs : mapping
-        All there are, by name.
-    replaced : sequence
-        Owners and names of what programs put other values into.
-    """
+    """Run what the command line names, one after another; returns what the last one does."""
     asked: list[list[str]] = [[]]
     for word in sys.argv[1:]:
         asked.append([]) if word == "+" else asked[-1].append(word)

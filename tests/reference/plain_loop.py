@@ -994,13 +994,7 @@ class Used:
 
 
 class PlainLoop:
-    """A run of a star, round after round.
-
-    Parameters
-    ----------
-    config : Config
-        Any configuration with topology.kind = "star" and local.precision = "float32".
-    """
+    """A run of a star, round after round."""
 
     def __init__(self, config: Config):
         if config.topology.kind != "star" or config.local.precision != "float32":

@@ -23,15 +23,7 @@ from tests.quick_end import end_quickly
 
 
 def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
-    """A run of `config` into `folder`; None on ranks other than 0.
-
-    Returns
-    -------
-    dict
-        `cohorts` int64 (rounds + participants): −1 − t, then the participants of round t; `rows` int64 (r, 3): round,
-        client, local row; `factors` float64 (f, 3): round, client, factor in the sum; `normalised` (rounds,); `models`
-        (rounds, d); `records`: the text of metrics.jsonl.
-    """
+    """A run of `config` into `folder`; None on ranks other than 0."""
     experiment = Experiment.connect(config)
     cohorts, rows, factors, normalised, models = [], [], [], [], []
     trainer, train = experiment.trainer, experiment.trainer.train

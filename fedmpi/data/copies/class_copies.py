@@ -68,21 +68,11 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
 
 @dataclass(frozen=True)
 class Rebalancing:
-    """The augmentation of a whole population.
+    """The augmentation of a whole population."""
 
-    Attributes
-    ----------
-    copies : float64 (C,)
-        Expected copies of one sample of every class.
-    class_counts : int64 (N, C)
-        Samples of every client and class, copies included.
-    original_counts : int64 (N, C)
-        The same without the copies.
-    """
-
-    copies: Floats
-    class_counts: Ints
-    original_counts: Ints
+    copies: Floats  # (C,): Expected copies of one sample of every class
+    class_counts: Ints  # (N, C): Samples of every client and class, copies included
+    original_counts: Ints  # (N, C): The same without the copies
 
     @cached_property
     def sizes(self) -> Ints:
@@ -148,25 +138,7 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
 
 
 def copies_of(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
-    """How many copies each sample of one client gets.
-
-    Parameters
-    ----------
-    labels : int (n_k,)
-        The client's labels in stored order.
-    copies : float64 (C,)
-        From `copies_per_sample`.
-    streams : Streams
-        The run's streams.
-    client : int
-        The client's index.
-
-    Returns
-    -------
-    int64 (n_k,)
-        Their sums per class are those counted by `rebalance`: the Bernoulli draws are taken class after class, and in
-        stored order within a class, so that the server can count them without the labels' order.
-    """
+    """How many copies each sample of one client gets."""
     numbers: Ints = np.floor(copies).astype(np.int64)[labels]
     by_class = np.argsort(labels, kind="stable")
     drawn = by_class[(copies % 1 > 0)[labels[by_class]]]
@@ -175,18 +147,7 @@ def copies_of(labels: NDArray[np.integer], copies: Floats, streams: Streams, cli
 
 
 def source_rows(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
-    """The stored row that each augmented row of one client is a copy of.
-
-    Parameters
-    ----------
-    labels, copies, streams, client
-        See `copies_of`.
-
-    Returns
-    -------
-    int64 (a_k,)
-        Sorted; copy j of the client is effective row n_k + j.
-    """
+    """The stored row that each augmented row of one client is a copy of."""
     return np.repeat(np.arange(len(labels)), copies_of(labels, copies, streams, client))
 
 

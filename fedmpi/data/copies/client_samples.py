@@ -32,19 +32,11 @@ SampleSource = ClientData | AugmentedData
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """What the engines read, and what rebalancing did to it.
-
-    Attributes
-    ----------
-    data : ClientData or AugmentedData
-    rebalancing : Rebalancing or None
-        None when rebalancing is off.
-    weight_sizes : int64 (N,) or None
-        The n_k of the aggregation weights where they leave the copies out: the first n_k rows of a client count.
-    """
+    """What the engines read, and what rebalancing did to it."""
 
     data: SampleSource
-    rebalancing: Rebalancing | None = None
+    rebalancing: Rebalancing | None = None  # None when rebalancing is off
+    # (N,): The n_k of the aggregation weights where they leave the copies out: the first n_k rows of a client count
     weight_sizes: Ints | None = None
 
     @property
@@ -71,14 +63,7 @@ class ClientSamples:
 
 
 def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
-    """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on.
-
-    Raises
-    ------
-    UserError
-        The data are no images, or are augmented although the copies are to be virtual, or are not although the copies
-        are to be stored ones, or were augmented with another α or reading than the configuration has.
-    """
+    """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on."""
     data, part = ClientData(store, device, standardise=config.data.normalise), config.rebalance
     if not part.enabled:
         return ClientSamples(data)
@@ -96,13 +81,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
 
 
 def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
-    """The augmentation that the store's shards were written with.
-
-    Raises
-    ------
-    UserError
-        See `client_samples`.
-    """
+    """The augmentation that the store's shards were written with."""
     if ORIGINAL_COUNTS not in store.extras:
         raise UserError(
             'rebalance.mode = "stored" trains on copies written by `python -m data_prep.augment SHARDS --out OTHER`, '

@@ -52,13 +52,7 @@ class WarpRanges:
 
 
 def check_images(description: DataDescription) -> None:
-    """Refuse data that cannot be warped.
-
-    Raises
-    ------
-    UserError
-        The data are no images.
-    """
+    """Refuse data that cannot be warped."""
     if description.task != "image" or len(description.feature_shape) != 3:
         raise UserError(
             f"rebalance.enabled = true makes copies of images by warping them, but the data have task "
@@ -67,25 +61,7 @@ def check_images(description: DataDescription) -> None:
 
 
 def warps_of(count: int, height: int, width: int, ranges: WarpRanges, streams: Streams, client: int) -> Floats:
-    """The affine maps of a client's copies.
-
-    Parameters
-    ----------
-    count : int
-        Copies of the client, a_k.
-    height, width : int
-        Pixels of an image.
-    ranges : WarpRanges
-    streams : Streams
-        Drawn from (AUGMENT_WARP, 0, client), six numbers a copy.
-    client : int
-
-    Returns
-    -------
-    float64 (a_k, 2, 3)
-        Output to input coordinates as `torch.nn.functional.affine_grid` takes them: both axes from -1 to 1, x first.
-        About the image's centre, in pixels: rotation · shear · zoom, then the shift.
-    """
+    """The affine maps of a client's copies."""
     drawn = streams.generator(Purpose.AUGMENT_WARP, 0, client).random((count, _PARAMETERS)) * 2 - 1
     angle, slant = np.deg2rad(drawn[:, 0] * ranges.rotation), np.deg2rad(drawn[:, 1] * ranges.shear)
     zoom = 1 + drawn[:, 2:4] * ranges.zoom
@@ -100,19 +76,7 @@ def warps_of(count: int, height: int, width: int, ranges: WarpRanges, streams: S
 
 
 def warp(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Warp every image by its own affine map, bilinearly; what lies outside repeats the border.
-
-    Parameters
-    ----------
-    images : uint8 or float32 tensor (r, channels, height, width)
-    maps : tensor (r, 2, 3)
-        From `warps_of`.
-
-    Returns
-    -------
-    tensor (r, channels, height, width)
-        On the device and in the dtype of `images`; whole numbers are rounded, as storing the copies would.
-    """
+    """Warp every image by its own affine map, bilinearly; what lies outside repeats the border."""
     warped = torch.empty_like(images)
     for start in range(0, len(images), IMAGES_AT_ONCE):
         part = images[start : start + IMAGES_AT_ONCE].to(torch.float32)
@@ -126,32 +90,7 @@ def warp(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 class AugmentedRows:
-    """The samples of a store followed, client by client, by its augmented copies; in the stored dtype.
-
-    Parameters
-    ----------
-    store : ShardStore
-        Holds the original samples, which must be images.
-    rebalancing : Rebalancing
-        How many copies each client has.
-    streams : Streams
-        The streams that `rebalancing` was drawn from; the warps are drawn from them too.
-    ranges : WarpRanges
-    device : torch.device or str
-        Where images are warped.
-
-    Attributes
-    ----------
-    sizes : int64 (N,)
-        Samples of every client with its copies: row n_k + j of client k is its copy j.
-    offsets : int64 (N + 1,)
-        Effective global positions, client after client.
-
-    Raises
-    ------
-    UserError
-        The data are no images.
-    """
+    """The samples of a store followed, client by client, by its augmented copies; in the stored dtype."""
 
     def __init__(
         self,
@@ -212,25 +151,6 @@ class AugmentedData:
     """What engines read when rebalancing is on: `ClientData` with every client's augmented copies behind its samples.
 
     Tensors returned may share memory with later calls: treat them as read-only.
-
-    Parameters
-    ----------
-    data : ClientData
-        The original samples.
-    rebalancing, streams, ranges
-        See `AugmentedRows`.
-    resident_bytes : int, optional
-        Memory that normalised samples may occupy, as of `ClientData`.
-
-    Attributes
-    ----------
-    sizes : int64 (N,)
-        Effective sizes, copies included.
-    class_counts : int64 (N, C)
-        Copies included.
-    overhead : float
-        Copies as a share of the original samples.
-    description : DataDescription
     """
 
     def __init__(

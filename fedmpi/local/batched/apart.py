@@ -62,17 +62,7 @@ class KeptApart:
         drift.on = True
 
     def add(self, weight: Tensor, correction: Tensor, start: Tensor, moves: Tensor) -> None:
-        """Add the next client: make its v, and the products of its samples with it.
-
-        Parameters
-        ----------
-        weight : Tensor (outputs · inputs,)
-            Its value in the stack.
-        correction, start : Tensor, same shape
-            c, and what the server sent.
-        moves : Tensor, same shape
-            Receives v.
-        """
+        """Add the next client: make its v, and the products of its samples with it."""
         number = len(self.weights)
         self.optimizer.prepare(correction, start, moves)
         products = self.products[self.firsts[number] : self.firsts[number + 1]]

@@ -46,32 +46,7 @@ MOST_CLIENTS_DEVICE = 512
 
 
 class BatchedEngine:
-    """Trains chunks of clients side by side.
-
-    Parameters
-    ----------
-    model : FlatModel
-        Of a module that `why_not_side_by_side` accepts.
-    source : DataSource
-        The clients' samples, on the model's device.
-    streams : Streams
-        Batch order and dropout masks.
-    rank : int
-        Named in failures.
-    observe : callable, optional
-        observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
-    chunk : int, optional
-        Clients side by side; chosen by `chunk_size` when not given.
-    hooks : Hooks, optional
-        Of a local algorithm that has some, but no loss of its own.
-    on_divergence : OnDivergence, optional
-        By default a client whose training diverges ends the run.
-
-    Raises
-    ------
-    NotStackable
-        The model has no stacked form.
-    """
+    """Trains chunks of clients side by side."""
 
     name = "batched"
 
@@ -356,17 +331,6 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
     On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, at least two but where one
     client's activations exceed them: more clients spread the cost of a call, but values that leave the cache cost more.
     On a GPU as many as fit in DEVICE_SHARE of the free memory.
-
-    Parameters
-    ----------
-    net : StackedNet
-    rows : int
-        Samples of the largest batch.
-    rule : LocalRule
-    start : Tensor (d,)
-        Gives dtype and device.
-    extra : int
-        Further values of each client.
     """
     copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row

@@ -16,18 +16,10 @@ from fedmpi.local.batched.stack import BoundNet, client_by_client
 
 @dataclass(frozen=True)
 class Timetable:
-    """Who takes which step with how many samples; clients are sorted by steps, longest first.
+    """Who takes which step with how many samples; clients are sorted by steps, longest first."""
 
-    Parameters
-    ----------
-    batches : list of list
-        For every client the local rows of each of its steps, None = all of them.
-    counts : int64 (T, K)
-        Samples in the step, 0 when the client has finished.
-    """
-
-    batches: list[list[Ints | None]]
-    counts: Ints
+    batches: list[list[Ints | None]]  # For every client the local rows of each of its steps, None = all of them
+    counts: Ints  # (T, K): Samples in the step, 0 when the client has finished
 
     @classmethod
     def of(cls, batches: list[list[Ints | None]], sizes: Sequence[int]) -> Timetable:
@@ -152,14 +144,7 @@ class Feed:
 
 
 class MaskFeed:
-    """Fills the masks of a bound network from each client's own stream.
-
-    Parameters
-    ----------
-    generators : list of Generator or None
-        Streams (DROPOUT, round, client); None where nothing is to be dropped.
-    timetable : Timetable
-    """
+    """Fills the masks of a bound network from each client's own stream."""
 
     def __init__(self, generators: Sequence[np.random.Generator] | None, timetable: Timetable):
         self._generators = generators

@@ -39,17 +39,7 @@ class _Gradient:
 
 
 class BatchedProbe:
-    """Mean gradients of clients side by side.
-
-    Parameters
-    ----------
-    model : FlatModel
-        That `why_not_side_by_side` accepts; used for its shape, its buffers and its loss.
-    source : DataSource
-        The clients' samples.
-    rank : int
-        Named in failures.
-    """
+    """Mean gradients of clients side by side."""
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.model, self.source, self.rank = model, source, rank
@@ -59,33 +49,7 @@ class BatchedProbe:
     def gradients(
         self, clients: Ints, rows_of: Sequence[Ints | None], sizes: Ints, w: Tensor, most: int
     ) -> Iterator[tuple[Ints, Tensor]]:
-        """Every client's gradient of its mean loss at `w`.
-
-        Parameters
-        ----------
-        clients : int64 (k,)
-            Each with at least one row.
-        rows_of : k entries, int64 (r,) or None
-            The rows that count; None for all.
-        sizes : int64 (k,)
-            How many rows that are.
-        w : Tensor (d,)
-            Left as it is.
-        most : int
-            Clients in a chunk.
-
-        Yields
-        ------
-        clients : int64 (c,)
-            Chunks of clients of similar size.
-        gradients : Tensor (c, d)
-            Memory of their own, on the CPU.
-
-        Raises
-        ------
-        ClientFailure
-            When a client's samples cannot be read or its gradient is not finite.
-        """
+        """Every client's gradient of its mean loss at `w`."""
         if not len(clients):
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())

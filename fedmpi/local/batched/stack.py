@@ -33,29 +33,7 @@ def client_by_client(samples: Tensor) -> bool:
 
 
 class Stack:
-    """Values (K, d') of up to K clients, and everything that their steps need, kept from round to round.
-
-    Parameters
-    ----------
-    net : StackedNet
-    capacity, rows : int
-        K, and the largest batch B.
-    fused : bool
-        Whether gradients are never formed (plain SGD).
-    dtype, device
-        Of the values.
-    loss : Loss
-        What is trained on.
-
-    Attributes
-    ----------
-    losses : Tensor
-        Its sum is that of the losses of all rows seen since `open`.
-    apart : KeptApart or None
-        The first layer's weights where they are stored as two parts (module `apart`).
-    ahead : ProductsAhead
-        The first layer's products with the samples, where those of several steps are made at once.
-    """
+    """Values (K, d') of up to K clients, and everything that their steps need, kept from round to round."""
 
     def __init__(
         self,
@@ -101,24 +79,7 @@ class Stack:
         corrections: Iterable[Tensor | None] | None = None,
         apart: bool = False,
     ) -> list[Tensor]:
-        """Begin the work of some clients at the server's values.
-
-        Parameters
-        ----------
-        features : list of Tensor (n_j, …)
-            The samples of each client.
-        start : Tensor (d,)
-        optimizer : StackOptimizer
-        corrections : iterable of Tensor (d,) or None, optional
-            What is added to each client's gradients; None = nothing. Each is read before the next one is asked for.
-        apart : bool
-            Whether the first layer's weights are stored as two parts (module `apart`).
-
-        Returns
-        -------
-        list of Tensor
-            What the steps read of each client: rows (n_j, values), or the rows of its words in the stacked table.
-        """
+        """Begin the work of some clients at the server's values."""
         self.clients = len(features)
         self.losses.zero_()
         self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
@@ -149,14 +110,7 @@ class Stack:
         return self.tables.ids
 
     def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
-        """Have the first layer's products with the open clients' samples made for so many steps at once.
-
-        Parameters
-        ----------
-        samples : list of Tensor (n_j, inputs)
-        order, rows, steps
-            See `ProductsAhead.open`.
-        """
+        """Have the first layer's products with the open clients' samples made for so many steps at once."""
         head = self.net.head
         assert head is not None
         weights = head.weight.of_stack(self.values[: self.clients], (head.outputs, head.inputs))
@@ -170,13 +124,7 @@ class Stack:
             self.apart.begin_step(number)
 
     def settle(self, steps: Sequence[int]) -> None:
-        """After the last step: complete the values that `ahead` and `apart` keep in parts.
-
-        Parameters
-        ----------
-        steps : list of int
-            How many steps each client has taken.
-        """
+        """After the last step: complete the values that `ahead` and `apart` keep in parts."""
         if self.ahead.on:
             self.ahead.settle()
         if self.apart is not None:
@@ -258,15 +206,7 @@ class Stack:
             check_update((self.tables.values - self.tables.start).flatten(), lr)
 
     def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
-        """The update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last.
-
-        Parameters
-        ----------
-        client : int
-            Its place in the stack.
-        drift : Tensor (d,), optional
-            The change of the vectors of words that its texts do not use; by default they have not changed.
-        """
+        """The update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last."""
         whole = self.net.stack_size == self.size  # the slots fill all of it
         delta = (torch.empty if whole else torch.zeros)(self.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
@@ -312,19 +252,7 @@ class _Parameters:
 
 
 class BoundNet:
-    """The network on k clients and batches of b samples: `read` or `read_all`, fill labels and masks, take a step.
-
-    Attributes
-    ----------
-    x : Tensor (k, b, values)
-        The batches; int64 rows of the stacked table for texts. Of images that a convolution reads client by client all
-        clients' lie in one place, one after another: each goes on as columns at once.
-    dropouts : list of DropoutOp
-        In the order in which a client's stream serves them.
-    own_padding : bool
-        Whether smaller batches are filled up with a sample of the client instead of zeros: a user's model may give NaN
-        for zeros, which a weight of zero does not remove.
-    """
+    """The network on k clients and batches of b samples: `read` or `read_all`, fill labels and masks, take a step."""
 
     def __init__(self, stack: Stack, clients: int, rows: int):
         net, take = stack.net, stack.workspace.take

@@ -18,27 +18,15 @@ LEAST_PULL = 1e-15
 
 @dataclass(frozen=True)
 class Block:
-    """Values of several clients that are updated together.
+    """Values of several clients that are updated together."""
 
-    Parameters
-    ----------
-    values, gradient : Tensor, same shape
-        `gradient` is unused by SGD.
-    start : Tensor
-        What the server sent; broadcasts over `values`.
-    first, second, scratch : Tensor, same shape
-        Adam's moments and working memory; unused by SGD.
-    correction : Tensor, same shape, or None
-        What an algorithm adds to every gradient, as `StackOptimizer.prepare` writes it.
-    """
-
-    values: Tensor
+    values: Tensor  # `gradient` is unused by SGD
     gradient: Tensor
-    start: Tensor
-    first: Tensor
+    start: Tensor  # What the server sent; broadcasts over `values`
+    first: Tensor  # Adam's moments and working memory; unused by SGD
     second: Tensor
     scratch: Tensor
-    correction: Tensor | None = None
+    correction: Tensor | None = None  # What an algorithm adds to every gradient, as `StackOptimizer.prepare` writes it
 
     @classmethod
     def of(
@@ -84,15 +72,7 @@ class StackOptimizer(Protocol):
         """What the layers do with a gradient."""
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
-        """Before the first step: write corrections into a block's, as `finish` needs them.
-
-        Parameters
-        ----------
-        corrections, start : Tensor
-            Of the same shape: what is added to the gradients, and what the server sent.
-        into : Tensor
-            Another tensor of that shape, or `corrections` itself.
-        """
+        """Before the first step: write corrections into a block's, as `finish` needs them."""
 
     def finish(self, block: Block, number: int) -> None:
         """After the layers' part of step `number` (from 1)."""
@@ -105,11 +85,6 @@ class StackSGD:
     layers compute w − η/(1 − ημ) ∇ℓ(w), and `finish` (1 − ημ) w + v, or without corrections a linear interpolation
     towards w_start: one pass over the values where the other way takes two. Else the layers compute
     (1 − ημ) w − η ∇ℓ(w), and `finish` adds the rest.
-
-    Attributes
-    ----------
-    keep, rate : float
-        1 − ημ and −η.
     """
 
     fused = True

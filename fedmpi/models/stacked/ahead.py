@@ -32,20 +32,7 @@ LEAST_VALUES, LEAST_OUTPUTS = 1 << 16, 96
 
 
 class ProductsAhead:
-    """The first layer's products of the clients side by side.
-
-    Parameters
-    ----------
-    step : Step
-    drift : Drift
-        Where it is on, the products made ahead are those with `value`, the part that gradients change.
-    workspace : Workspace
-
-    Attributes
-    ----------
-    on : bool
-        Off, the layer makes its products step by step.
-    """
+    """The first layer's products of the clients side by side."""
 
     def __init__(self, step: Step, drift: Drift, workspace: Workspace):
         self.on = False
@@ -56,18 +43,7 @@ class ProductsAhead:
         self._views_of_client: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def open(self, weights: Tensor, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
-        """Begin the work of some clients.
-
-        Parameters
-        ----------
-        weights : Tensor (k, outputs, inputs)
-            Of these clients.
-        samples : list of Tensor (n_j, inputs)
-        order : list of int64 Tensor (T_j · rows,)
-            The samples of each client's steps, `rows` a step; which ones fill up smaller batches does not matter.
-        rows, steps : int
-            B, and the steps m whose products are made at once.
-        """
+        """Begin the work of some clients."""
         clients, outputs, inputs = weights.shape
         together, take = steps * rows, self._workspace.take
         self.on, self._rows, self._steps = True, rows, steps
@@ -169,17 +145,7 @@ class ProductsAhead:
 
 
 def steps_at_once(layer: Linear | None, batch: int | None, steps: int) -> int:
-    """The steps whose products with a first layer are made at once; 0 where making them step by step is quicker.
-
-    Parameters
-    ----------
-    layer : Linear or None
-        None: the first layer is another one.
-    batch : int or None
-        Samples of a step; None = as many as a client has.
-    steps : int
-        That are to be taken.
-    """
+    """The steps whose products with a first layer are made at once; 0 where making them step by step is quicker."""
     if layer is None or batch is None or layer.outputs < LEAST_OUTPUTS:
         return 0
     together = ROWS_AHEAD // batch

@@ -27,24 +27,12 @@ class NotStackable(Exception):
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in the flat vector and in a client's row of the stack.
+    """Where one parameter lies in the flat vector and in a client's row of the stack."""
 
-    Parameters
-    ----------
-    offset : int
-        Of its first value in the flat vector.
-    shape : tuple of int
-        Of the parameter.
-    start : int
-        Of its first value in the stack's row.
-    axes : tuple of int or None
-        The parameter's axes in the order of the stack; None = as they are.
-    """
-
-    offset: int
-    shape: tuple[int, ...]
-    start: int
-    axes: tuple[int, ...] | None = None
+    offset: int  # Of its first value in the flat vector
+    shape: tuple[int, ...]  # Of the parameter
+    start: int  # Of its first value in the stack's row
+    axes: tuple[int, ...] | None = None  # The parameter's axes in the order of the stack; None = as they are
 
     @property
     def size(self) -> int:
@@ -96,13 +84,6 @@ class Drift:
     The weight is scale · value + shift · v, and its update value += rate · gradient. What the layer makes of the
     samples is then scale · (x · value) + shift · (x · v), and the products with v, the same in every step, can be made
     for all samples before the first one: no step has to read or write the whole of weight and v.
-
-    Attributes
-    ----------
-    on : bool
-        Off, the weight is the value.
-    scale, shift, rate : float
-        Of the step at hand.
     """
 
     def __init__(self) -> None:
@@ -174,27 +155,14 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What a layer is bound to: the clients, their batches, buffers and parameters.
+    """What a layer is bound to: the clients, their batches, buffers and parameters."""
 
-    Parameters
-    ----------
-    clients, rows : int
-        k and b.
-    workspace : Workspace
-    parameters : Parameters
-        The values of the k clients.
-    number : hashable
-        Of the layer: names its buffers.
-    first : bool
-        Whether nothing before it has parameters: no gradient of the input is needed.
-    """
-
-    clients: int
+    clients: int  # k and b
     rows: int
     workspace: Workspace
-    parameters: Parameters
-    number: Hashable = 0
-    first: bool = False
+    parameters: Parameters  # The values of the k clients
+    number: Hashable = 0  # Of the layer: names its buffers
+    first: bool = False  # Whether nothing before it has parameters: no gradient of the input is needed
 
     def take(self, name: str, *shape: int, guard: int = 0, dtype: torch.dtype | None = None) -> Tensor:
         return self.workspace.take((self.number, name), *shape, guard=guard, dtype=dtype)

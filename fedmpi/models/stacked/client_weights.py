@@ -15,18 +15,6 @@ class Weight:
 
     A weight that one layer alone reads is updated in the backward pass of that layer, where its gradient is a matrix
     product that need not be formed; others get their gradients from autograd.
-
-    Parameters
-    ----------
-    value : Tensor (k, *shape)
-        Shares memory with the stack, not its count of changes: what the backward pass changes is not read again in it.
-    target : Tensor (k, *shape)
-        What the gradient changes.
-    step : Step
-    alone : bool
-        Whether only one layer reads it, once in a forward pass: the update can then be part of its backward pass.
-    axes : tuple of int or None
-        The parameter's axes in the order in which they lie here; None = as they are.
     """
 
     __slots__ = ("alone", "axes", "done", "owner", "step", "target", "value")

@@ -15,16 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ColumnOrder:
-    """Rows of images in so many parts: the columns of remainder 0, then those of remainder 1, …
+    """Rows of images in so many parts: the columns of remainder 0, then those of remainder 1, …"""
 
-    Parameters
-    ----------
-    width : int
-        Of an image; a multiple of `parts`.
-    parts : int
-    """
-
-    width: int = 1
+    width: int = 1  # Of an image; a multiple of `parts`
     parts: int = 1
 
     def in_order(self, values: Tensor) -> Tensor:

@@ -22,19 +22,12 @@ from fedmpi.models.word_convolution import WordConvolution
 
 @dataclass(frozen=True)
 class TextWindow:
-    """What a filter sees of a text.
-
-    Parameters
-    ----------
-    width, stride, dilation : int
-    before, after : int
-        Zeros around the text.
-    """
+    """What a filter sees of a text."""
 
     width: int
     stride: int
     dilation: int
-    before: int
+    before: int  # Zeros around the text
     after: int
 
     def outputs(self, length: int) -> int:
@@ -62,18 +55,7 @@ def zeros_around(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
 
 
 def mirrored(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Samples with values of their own around them, where the layer pads with these.
-
-    Parameters
-    ----------
-    layer : nn.Conv1d or nn.Conv2d
-    x : Tensor (samples, channels, …)
-
-    Returns
-    -------
-    Tensor (samples, channels, …)
-        The last axes are longer by `sizes_around`; of a layer that pads with zeros, x itself.
-    """
+    """Samples with values of their own around them, where the layer pads with these."""
     around = sizes_around(layer)
     if layer.padding_mode == "zeros" or not any(map(any, around)):
         return x

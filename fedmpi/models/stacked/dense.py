@@ -111,18 +111,12 @@ def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
 class Squash:
     """tanh or the logistic function, in place; its outputs are copied for the backward pass, since a later layer may
     overwrite them.
-
-    Parameters
-    ----------
-    kind : {"tanh", "sigmoid"}
-    values : int
-        Values of a row.
     """
 
     trained: ClassVar[bool] = False
 
     kind: str
-    values: int
+    values: int  # Values of a row
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _SquashOp(self.kind, place, x)
@@ -144,26 +138,14 @@ class _SquashOp:
 
 @dataclass(frozen=True)
 class StackedDropout:
-    """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place.
-
-    Parameters
-    ----------
-    units : int
-        Values of a row, in the module's order.
-    p : float
-        Probability of a zero.
-    columns : bool
-        Whether the input lies as columns.
-    order : ColumnOrder
-        In which these lie.
-    """
+    """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place."""
 
     trained: ClassVar[bool] = False
 
-    units: int
-    p: float
-    columns: bool
-    order: ColumnOrder = AS_GIVEN
+    units: int  # Values of a row, in the module's order
+    p: float  # Probability of a zero
+    columns: bool  # Whether the input lies as columns
+    order: ColumnOrder = AS_GIVEN  # In which these lie
 
     @property
     def values(self) -> int:
@@ -178,11 +160,6 @@ class DropoutOp:
 
     On a processor a mask is drawn where it lies or, where it lies as columns or in double precision, into a page that
     all clients use, and goes to its place while the page is in the cache.
-
-    Attributes
-    ----------
-    mask : Tensor (k, b, units) or, of columns, (k, units, b)
-        What the values are multiplied by.
     """
 
     def __init__(self, layer: StackedDropout, place: Place, x: Tensor):

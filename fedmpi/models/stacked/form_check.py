@@ -53,13 +53,7 @@ class _Values:
 
 
 def check_form(net: StackedNet, module: nn.Module, description: DataDescription) -> None:
-    """Compare outputs and gradients of a stacked form with the module's own.
-
-    Raises
-    ------
-    NotStackable
-        They differ: the module's samples see one another, or what it computes depends on how many they are.
-    """
+    """Compare outputs and gradients of a stacked form with the module's own."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(0)
     own = torch.cat([parameter.detach().reshape(-1).cpu() for parameter in parameters])

@@ -34,20 +34,7 @@ ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
 
 
 def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the function below it computes layers of this class for many clients at once.
-
-    Parameters
-    ----------
-    kind : type
-        A class of layers, exactly: classes derived from it are others.
-
-    Returns
-    -------
-    decorator
-        Of function(layer, values, *inputs): `layer` is the module, `values` maps the names of its parameters to tensors
-        (k, …), one client's values after another's; inputs and result are (k, b, …) where the layer's own forward has
-        (b, …). It is written in operations that autograd differentiates.
-    """
+    """A decorator: the function below it computes layers of this class for many clients at once."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def form(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:

@@ -26,57 +26,27 @@ for all clients; a number that is computed from the number of samples."""
 
 @dataclass(frozen=True, eq=False)
 class GraphLayer:
-    """A whole model, or what follows its look-up of words.
-
-    Parameters
-    ----------
-    run : callable
-        run(bound, samples, words) -> outputs (k · b, …).
-    slots : dict
-        Parameter (by id) -> where it lies.
-    alone : set of int
-        Parameters (by id) that one layer alone reads.
-    dropouts : tuple of (units, p)
-        In the order in which they are met.
-    values : int
-        Floats that one row needs.
-    outputs : int
-        Values of one row's outputs.
-    token_dtype : torch.dtype or None
-        Where the samples are token ids.
-    feature_shape : tuple of int
-    words : bool
-        Whether the input is the vectors of the words.
-    reads_tokens : bool
-        Whether the token ids are read beside them.
-    """
+    """A whole model, or what follows its look-up of words."""
 
     trained: ClassVar[bool] = True
 
-    run: Callable[..., Tensor]
-    slots: dict[int, Slot]
-    alone: frozenset[int]
-    dropouts: tuple[tuple[int, float], ...]
-    values: int
-    outputs: int
-    token_dtype: torch.dtype | None
+    run: Callable[..., Tensor]  # run(bound, samples, words) -> outputs (k · b, …)
+    slots: dict[int, Slot]  # Parameter (by id) -> where it lies
+    alone: frozenset[int]  # Parameters (by id) that one layer alone reads
+    dropouts: tuple[tuple[int, float], ...]  # (units, p): In the order in which they are met
+    values: int  # Floats that one row needs
+    outputs: int  # Values of one row's outputs
+    token_dtype: torch.dtype | None  # Where the samples are token ids
     feature_shape: tuple[int, ...]
-    words: bool
-    reads_tokens: bool
+    words: bool  # Whether the input is the vectors of the words
+    reads_tokens: bool  # Whether the token ids are read beside them
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return GraphOp(self, place, x)
 
 
 class GraphOp:
-    """The graph bound to k clients of b rows.
-
-    Attributes
-    ----------
-    weights : dict
-        Parameter (by id) -> `Weight`.
-    dropouts : list of DropoutOp
-    """
+    """The graph bound to k clients of b rows."""
 
     def __init__(self, layer: GraphLayer, place: Place, x: Tensor):
         self.layer, self.clients, self.rows = layer, place.clients, place.rows
@@ -153,21 +123,7 @@ def without_samples(along: Any) -> bool:
 
 
 class Call:
-    """Computes a node that reads parameters, or values made of them: with the client as first axis of everything.
-
-    Parameters
-    ----------
-    function : callable
-        function(bound, *args, **kwargs) on (k, …).
-    args, kwargs
-        Of the node.
-    kinds : list
-        Of the nodes among them: an `Along`, CLIENT, SHARED or NUMBER.
-    along
-        Where the samples lie in the result.
-    joined : bool
-        Whether the function takes and gives (k · b, …).
-    """
+    """Computes a node that reads parameters, or values made of them: with the client as first axis of everything."""
 
     def __init__(
         self, function: Callable[..., Any], node: fx.Node, inputs: dict[fx.Node, Any], along: Any, joined: bool = False
@@ -203,16 +159,7 @@ class Call:
 
 
 class Drops:
-    """Dropout within a call: the masks of one bound graph, in the order in which the call asks for them.
-
-    Parameters
-    ----------
-    bound : GraphOp
-    places : list of int
-        Of the call's masks among the graph's.
-    channels : bool
-        Whether whole channels are dropped.
-    """
+    """Dropout within a call: the masks of one bound graph, in the order in which the call asks for them."""
 
     def __init__(self, bound: GraphOp, places: Sequence[int], channels: bool = False):
         self.masks, self.channels = [bound.dropouts[place].mask for place in places], channels

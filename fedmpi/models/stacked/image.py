@@ -26,22 +26,14 @@ with patches of 63 values as with 64."""
 
 @dataclass(frozen=True)
 class ImageColumns:
-    """Rows become columns: the images as they are read, before the first convolution.
-
-    Parameters
-    ----------
-    image : (channels, height, width)
-    padding : (vertical, horizontal)
-        Rows and columns of zeros on each side of the columns' images.
-    parts : int
-        In how many parts their rows lie (`ColumnOrder`).
-    """
+    """Rows become columns: the images as they are read, before the first convolution."""
 
     trained: ClassVar[bool] = False
 
-    image: tuple[int, int, int]
+    image: tuple[int, int, int]  # (channels, height, width)
+    # (vertical, horizontal): Rows and columns of zeros on each side of the columns' images
     padding: tuple[int, int] = (0, 0)
-    parts: int = 1
+    parts: int = 1  # In how many parts their rows lie (`ColumnOrder`)
 
     @property
     def padded(self) -> tuple[int, int, int]:
@@ -92,25 +84,14 @@ class ColumnsOp:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Which input values every output of a convolution sees.
+    """Which input values every output of a convolution sees."""
 
-    Parameters
-    ----------
-    image : (channels, height, width)
-        Of the input.
-    kernel, stride, padding : (vertical, horizontal)
-    height : int or None
-        Of the output, from the top; None = as far as the image goes.
-    reads, writes : int
-        In how many parts of equal width the rows of the input and of the output lie (`ColumnOrder`).
-    """
-
-    image: tuple[int, int, int]
-    kernel: tuple[int, int]
+    image: tuple[int, int, int]  # (channels, height, width): Of the input
+    kernel: tuple[int, int]  # (vertical, horizontal)
     stride: tuple[int, int]
     padding: tuple[int, int]
-    height: int | None = None
-    reads: int = 1
+    height: int | None = None  # Of the output, from the top; None = as far as the image goes
+    reads: int = 1  # In how many parts of equal width the rows of the input and of the output lie (`ColumnOrder`)
     writes: int = 1
 
     @cached_property
@@ -185,17 +166,7 @@ class Maps:
 
 
 class Patches:
-    """The images of k clients unfolded, as the products with filters and those of the weights' gradients take them.
-
-    Attributes
-    ----------
-    of_clients : Tensor (k, patch, positions)
-    filled : Tensor (k, ≥ patch, positions)
-        The patches with as many rows of what lies behind them, the next client's, as make a multiple of `BLOCK`; what
-        is made of those is not read.
-    gradient : Tensor (k, patch, positions)
-        To be filled before `fold`; only where an earlier layer is trained.
-    """
+    """The images of k clients unfolded, as the products with filters and those of the weights' gradients take them."""
 
     def __init__(self, maps: Maps, place: Place, x: Tensor):
         at, clients, rows = maps.geometry, place.clients, place.rows
@@ -345,26 +316,16 @@ class _MaxPoolOp:
 
 @dataclass(frozen=True)
 class MeanPool:
-    """nn.AvgPool2d: PyTorch's own kernel, on columns as `MaxPool`.
-
-    Parameters
-    ----------
-    image : (channels, height, width)
-        Of the input.
-    output : (height, width)
-    kernel, stride, padding : (vertical, horizontal)
-    padding_counts : bool
-        Whether the zeros around the image are among what the mean is taken of.
-    """
+    """nn.AvgPool2d: PyTorch's own kernel, on columns as `MaxPool`."""
 
     trained: ClassVar[bool] = False
 
-    image: tuple[int, int, int]
-    output: tuple[int, int]
-    kernel: tuple[int, int]
+    image: tuple[int, int, int]  # (channels, height, width): Of the input
+    output: tuple[int, int]  # (height, width)
+    kernel: tuple[int, int]  # (vertical, horizontal)
     stride: tuple[int, int]
     padding: tuple[int, int]
-    padding_counts: bool = True
+    padding_counts: bool = True  # Whether the zeros around the image are among what the mean is taken of
 
     @property
     def values(self) -> int:

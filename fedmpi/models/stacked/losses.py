@@ -35,13 +35,7 @@ def stacked_loss(loss: Loss, place: Place, outputs: Tensor, description: DataDes
 
 
 class CrossEntropy:
-    """Softmax cross-entropy of the logits (k, b, C), and its gradient.
-
-    Attributes
-    ----------
-    labels : int64 (k, b)
-        To be filled before every step.
-    """
+    """Softmax cross-entropy of the logits (k, b, C), and its gradient."""
 
     def __init__(self, place: Place, logits: Tensor):
         clients, rows = place.clients, place.rows
@@ -80,13 +74,7 @@ class CrossEntropy:
 
 
 class PerSampleLoss:
-    """Any loss per sample: the clients' rows are flattened for it, without the padding.
-
-    Attributes
-    ----------
-    labels : int64 or float32 (k, b, …)
-        To be filled before every step.
-    """
+    """Any loss per sample: the clients' rows are flattened for it, without the padding."""
 
     def __init__(self, place: Place, outputs: Tensor, loss: Loss, description: DataDescription):
         self.loss, self.outputs = loss, outputs

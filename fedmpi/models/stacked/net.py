@@ -50,22 +50,7 @@ def why_not_stackable(
 def translate(
     module: nn.Module, description: DataDescription, known: MutableMapping[Any, Any] | None = None
 ) -> StackedNet:
-    """The stacked form of a model.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Any whose forward pass can be followed (`trace`) and whose samples do not see one another.
-    description : DataDescription
-        Shape and type of a sample.
-    known : mapping, optional
-        Keeps the form of a graph, or why there is none: making it and trying it against the module takes some passes.
-
-    Raises
-    ------
-    NotStackable
-        Naming what has no stacked form.
-    """
+    """The stacked form of a model."""
     try:
         return sequence(module, description, parts_of(module))
     except NotStackable:

@@ -40,15 +40,7 @@ def gives_its_own(traced: Traced, node: fx.Node) -> bool:
 def overwriting(
     traced: Traced, node: fx.Node, own: Collection[fx.Node]
 ) -> tuple[Callable[..., Tensor], list[fx.Node]] | None:
-    """The function that computes a node over its first operand, and the operands; None where that may not be done.
-
-    Parameters
-    ----------
-    traced : Traced
-    node : fx.Node
-    own : collection of fx.Node
-        Nodes that make a new tensor which their own backward passes do not read.
-    """
+    """The function that computes a node over its first operand, and the operands; None where that may not be done."""
     free = [given for given in node.all_input_nodes if given in own and list(given.users) == [node]]
     if not free:
         return None

@@ -24,14 +24,7 @@ MOST_FILTERS = 2
 
 
 class Peaks:
-    """The gradients of filters and words, for k clients of b texts each and filters over windows of `width` words.
-
-    Parameters
-    ----------
-    clients, rows, length, width, filters : int
-        k, b, L, w, F.
-    device : torch.device
-    """
+    """The gradients of filters and words, for k clients of b texts each and filters over windows of `width` words."""
 
     def __init__(self, clients: int, rows: int, length: int, width: int, filters: int, device: torch.device):
         self.clients, self.rows, self.length, self.filters, self.width = clients, rows, length, filters, width
@@ -68,16 +61,7 @@ class Peaks:
         scratch: Callable[..., Tensor],
         add: bool = False,
     ) -> None:
-        """The gradient of the words: replaces what is in `into` (k, b, L, E), or is added to it.
-
-        Parameters
-        ----------
-        where, gradient : Tensor (k, b, F)
-            As for `of_filters`.
-        filters : Tensor (k, F, w · E)
-        scratch : callable
-            scratch(*shape) -> a tensor of any values.
-        """
+        """The gradient of the words: replaces what is in `into` (k, b, L, E), or is added to it."""
         if self.filters > MOST_FILTERS * into.shape[3]:
             self._add_patch_gradients(where, gradient, filters, into, scratch, add)
             return

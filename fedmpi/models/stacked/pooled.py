@@ -54,28 +54,16 @@ class EvenColumnsFirst(Geometry):
 
 @dataclass(frozen=True)
 class PooledConvolution:
-    """nn.Conv2d and nn.MaxPool2d(2), or nn.AvgPool2d(2) with ReLU between the two or not.
-
-    Parameters
-    ----------
-    geometry : Geometry
-        Of the convolution alone, but that `writes` counts the parts of the pooled rows.
-    filters : int
-    weight, bias : Slot
-    largest : bool
-        Whether the largest value of four is taken, else their mean.
-    cut : bool
-        Whether ReLU goes before the mean.
-    """
+    """nn.Conv2d and nn.MaxPool2d(2), or nn.AvgPool2d(2) with ReLU between the two or not."""
 
     trained: ClassVar[bool] = True
 
-    geometry: Geometry
+    geometry: Geometry  # Of the convolution alone, but that `writes` counts the parts of the pooled rows
     filters: int
     weight: Slot
     bias: Slot | None
-    largest: bool
-    cut: bool = False
+    largest: bool  # Whether the largest value of four is taken, else their mean
+    cut: bool = False  # Whether ReLU goes before the mean
 
     @property
     def copies(self) -> tuple[int, int]:

@@ -29,24 +29,13 @@ it is with 147,000 and 259,000, the same with 51,000, and takes up to twice as l
 
 @dataclass(frozen=True)
 class StackedNet:
-    """A model as a list of stacked layers.
-
-    Parameters
-    ----------
-    layers : tuple of Layer
-    slots : tuple of Slot
-        Of all parameters that lie in the stack: all but the word vectors.
-    size, stack_size : int
-        Values of the flat vector; of a client's row in the stack, alignment included.
-    description : DataDescription
-        Of the samples and their targets.
-    """
+    """A model as a list of stacked layers."""
 
     layers: tuple[Layer, ...]
-    slots: tuple[Slot, ...]
-    size: int
+    slots: tuple[Slot, ...]  # Of all parameters that lie in the stack: all but the word vectors
+    size: int  # Values of the flat vector; of a client's row in the stack, alignment included
     stack_size: int
-    description: DataDescription
+    description: DataDescription  # Of the samples and their targets
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -80,23 +69,7 @@ class StackedNet:
 
 
 def sequence(module: nn.Module, description: DataDescription, parts: Iterable[nn.Module]) -> StackedNet:
-    """The stacked form of layers one after another.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Has all parameters.
-    description : DataDescription
-        Shape and type of a sample.
-    parts : iterable of nn.Module
-        Linear, ReLU, Tanh, Sigmoid, Dropout, Flatten, Conv2d, MaxPool2d, means of images, Embedding, the convolutions
-        with max over time of `text_layers`.
-
-    Raises
-    ------
-    NotStackable
-        Naming the layer that has no stacked form of this kind.
-    """
+    """The stacked form of layers one after another."""
     translation = _Translation(module, description)
     for part in parts:
         translation.add(part)

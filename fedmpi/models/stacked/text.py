@@ -22,19 +22,7 @@ BLOCK = 256
 
 
 class Tables:
-    """The word vectors of the clients of one chunk, one client's words after another's.
-
-    Attributes
-    ----------
-    rows : int64 (R,)
-        The word of every row.
-    bounds : list of int (K + 1)
-        Client j holds the rows bounds[j] … bounds[j + 1] − 1.
-    start, values : Tensor (R, E)
-        As sent by the server, and as trained.
-    gradient : Tensor (R, E)
-        The sum of the gradients of a step.
-    """
+    """The word vectors of the clients of one chunk, one client's words after another's."""
 
     def __init__(self, texts: Sequence[Tensor], table: Tensor):
         words, self.ids, self.bounds = [], [], [0]
@@ -83,25 +71,13 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Looks up the words of a text: nn.Embedding (with a slot) or constant vectors.
+    """Looks up the words of a text: nn.Embedding (with a slot) or constant vectors."""
 
-    Parameters
-    ----------
-    length, dimension : int
-        L and E.
-    weight : Slot or None
-        Of the table in the flat vector; None = the vectors never change.
-    vectors : Tensor (V, E) or None
-        The constant vectors.
-    padding : int or None
-        The word whose vector is never trained (padding_idx of nn.Embedding).
-    """
-
-    length: int
+    length: int  # L and E
     dimension: int
-    weight: Slot | None
-    vectors: Tensor | None = None
-    padding: int | None = None
+    weight: Slot | None  # Of the table in the flat vector; None = the vectors never change
+    vectors: Tensor | None = None  # (V, E): The constant vectors
+    padding: int | None = None  # The word whose vector is never trained (padding_idx of nn.Embedding)
 
     @property
     def trained(self) -> bool:
@@ -143,24 +119,15 @@ class EmbeddingOp:
 
 @dataclass(frozen=True)
 class StackedMaxOverTime:
-    """Filters of several widths over the words, the maximum over the positions, ReLU; the result lies as rows.
-
-    Parameters
-    ----------
-    length, dimension, filters : int
-        L, E, F.
-    widths : tuple of int
-    weights, biases : tuple of Slot
-        One a width; the weights' axes are (filter, word, dimension).
-    """
+    """Filters of several widths over the words, the maximum over the positions, ReLU; the result lies as rows."""
 
     trained: ClassVar[bool] = True
 
-    length: int
+    length: int  # L, E, F
     dimension: int
     filters: int
     widths: tuple[int, ...]
-    weights: tuple[Slot, ...]
+    weights: tuple[Slot, ...]  # One a width; the weights' axes are (filter, word, dimension)
     biases: tuple[Slot, ...]
 
     @property

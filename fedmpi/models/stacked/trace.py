@@ -55,39 +55,21 @@ DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(frozen=True)
 class Along:
-    """The axis of a tensor along which the samples lie.
+    """The axis of a tensor along which the samples lie."""
 
-    Parameters
-    ----------
-    axis : int
-        −1 where several axes depend on the number of samples.
-    times : int
-        Entries a sample: more than 1 where the axis was joined with another one.
-    """
-
-    axis: int
-    times: int
+    axis: int  # −1 where several axes depend on the number of samples
+    times: int  # Entries a sample: more than 1 where the axis was joined with another one
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The forward pass of a module.
-
-    Parameters
-    ----------
-    module : nn.Module
-    graph : fx.Graph
-        One placeholder: the samples.
-    examples : dict
-        The two values of every node.
-    masks : dict
-        Of nodes that drop values without being a layer for it: (units a sample, p) of every mask, in the order in which
-        they are asked for.
-    """
+    """The forward pass of a module."""
 
     module: nn.Module
-    graph: fx.Graph
-    examples: dict[fx.Node, tuple[Any, Any]]
+    graph: fx.Graph  # One placeholder: the samples
+    examples: dict[fx.Node, tuple[Any, Any]]  # The two values of every node
+    # Of nodes that drop values without being a layer for it: (units a sample, p) of every mask, in the order in which
+    # they are asked for
     masks: dict[fx.Node, list[tuple[int, float]]]
 
     @property
@@ -131,22 +113,7 @@ def _along(one: Any, other: Any) -> Any:
 
 
 def trace(module: nn.Module, description: DataDescription, leaves: Collection[type[nn.Module]]) -> Traced:
-    """The graph of a module's forward pass in training mode.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Left as it is.
-    description : DataDescription
-        Shape and type of a sample.
-    leaves : collection of type
-        Layers that are one node each, beside torch's own; others are followed into.
-
-    Raises
-    ------
-    NotStackable
-        The forward pass cannot be followed; says which line and why.
-    """
+    """The graph of a module's forward pass in training mode."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise NotStackable(f"{type(module).__name__} is compiled by TorchScript, whole or in part")
     if any(map(_hooked, module.modules())):
@@ -398,13 +365,7 @@ class _AskedMasks:
         return torch.ones(rows, units)
 
     def taken(self) -> list[tuple[int, float]]:
-        """Units a sample and p of each mask.
-
-        Raises
-        ------
-        NotStackable
-            Values are dropped whose first axis is not the samples.
-        """
+        """Units a sample and p of each mask."""
         found = []
         for (rows, units, p), (more, same, _) in zip(*self._of, strict=True):
             times = rows // ROWS[0]

@@ -25,12 +25,7 @@ _SAMPLES = object()
 
 
 class Left:
-    """What forward passes have changed in a module and its parts since this was made.
-
-    Parameters
-    ----------
-    module : nn.Module
-    """
+    """What forward passes have changed in a module and its parts since this was made."""
 
     def __init__(self, module: nn.Module):
         parts = list(module.modules())
@@ -138,13 +133,7 @@ def alike(one: Any, other: Any) -> bool:
 
 @contextmanager
 def undone(module: nn.Module) -> Iterator[Left]:
-    """Within: attributes may be set on the module and its parts, buffers changed; afterwards they are as before.
-
-    Raises
-    ------
-    NotStackable
-        Some were: the module keeps something from call to call.
-    """
+    """Within: attributes may be set on the module and its parts, buffers changed; afterwards they are as before."""
     left, changed = Left(module), ""
     try:
         yield left

@@ -23,11 +23,6 @@ _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", 
 class Untouched(Watching):
     """Within: operations on a module's parameters and travelling buffers raise, other than those that the graph notes;
     what these change of parameters is put back at the end.
-
-    Attributes
-    ----------
-    noting : bool
-        Whether an operation of the graph is being computed, of which its writer knows what it does.
     """
 
     def __init__(self, module: nn.Module):

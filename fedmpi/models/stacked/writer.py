@@ -49,50 +49,25 @@ OWN: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: a
 
 @dataclass
 class Writer:
-    """Turns a traced graph into a `GraphLayer`.
-
-    Parameters
-    ----------
-    traced : Traced
-    slots : dict
-        Parameter (by id) -> where it lies.
-    words : fx.Node or None
-        The look-up that the layer before does.
-
-    Attributes
-    ----------
-    lines, names
-        The function's source so far, and the objects that it refers to.
-    kinds : dict
-        Of every written node what its value is: an `Along`, CLIENT, SHARED or NUMBER.
-    uses : Counter
-        How often each parameter (by id) is read.
-    peaks, passed
-        Convolutions computed together with the maximum behind them (`find_peaks`), and the nodes up to the maximum.
-    own : set of fx.Node
-        Those that make a tensor of their own which no backward pass of theirs reads (`overwriting`).
-    """
+    """Turns a traced graph into a `GraphLayer`."""
 
     traced: Traced
-    slots: dict[int, Slot]
-    words: fx.Node | None
-    lines: list[str] = field(default_factory=list)
+    slots: dict[int, Slot]  # Parameter (by id) -> where it lies
+    words: fx.Node | None  # The look-up that the layer before does
+    lines: list[str] = field(default_factory=list)  # The function's source so far, and the objects that it refers to
     names: dict[str, Any] = field(default_factory=dict)
+    # Of every written node what its value is: an `Along`, CLIENT, SHARED or NUMBER
     kinds: dict[fx.Node, Any] = field(default_factory=dict)
     dropouts: list[tuple[int, float]] = field(default_factory=list)
-    uses: Counter[int] = field(default_factory=Counter)
+    uses: Counter[int] = field(default_factory=Counter)  # How often each parameter (by id) is read
+    # Convolutions computed together with the maximum behind them (`find_peaks`), and the nodes up to the maximum
     peaks: dict[fx.Node, tuple[list[fx.Node], bool]] = field(default_factory=dict)
     passed: set[fx.Node] = field(default_factory=set)
+    # Those that make a tensor of their own which no backward pass of theirs reads (`overwriting`)
     own: set[fx.Node] = field(default_factory=set)
 
     def layer(self, outputs: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
-        """The graph as a layer.
-
-        Raises
-        ------
-        NotStackable
-            Naming the node that has no stacked form, and its line.
-        """
+        """The graph as a layer."""
         self._count_uses()
         self.peaks = find_peaks(self.traced)
         self.passed = {node for nodes, _ in self.peaks.values() for node in nodes}
