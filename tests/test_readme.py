@@ -1,6 +1,11 @@
 """The README says what the program does."""
 
+import importlib
+import re
+import sys
 from pathlib import Path
+
+import pytest
 
 from fedmpi import presets
 
@@ -12,3 +17,16 @@ def test_the_table_of_presets_is_the_one_of_the_program():
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     listed = {name.strip(" `"): (title.strip(), paper.strip()) for name, title, paper in rows}
     assert listed == {preset.name: (preset.title, preset.paper) for preset in presets()}
+
+
+def test_the_sampler_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a file, as a component's source is kept with the run."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "mine.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    importlib.import_module("mine")
+    assert float(capsys.readouterr().out.split()[-1]) > 0.8
