@@ -454,6 +454,7 @@ def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_memory_stays_flat_over_two_hundred_runs():
     """Within 2 % from the twentieth run to the last, in a process of its own; pages of libraries' files left out, which
     the system takes in and gives up as it likes."""
