@@ -16,7 +16,7 @@ from fedmpi.config.keys import all_keys
 from fedmpi.config.layers import assignments
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "jobs" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "jobs" / "README.md"])
 BLOCK = re.compile(r"^```sh.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTIONS_OF_PARTS = ("model.", "participation.", "samples.", "local.", "aggregation.", "system.", "topology.")
 

@@ -3,8 +3,8 @@
     python -m benchmarks.studies.cohort_classes runs/fedsso-fig3-small/shards/mnist-two,seed=*
 
 Clients of equally many samples; strata are the clients with the same set of classes, which is what FedSSO's clusters
-come to (docs/results.md); even cohorts are those of jobs/experiments/even_cohorts.py. The distance is half the sum of
-absolute differences of class shares. Nothing is trained.
+come to (docs/papers/fedsso.md); even cohorts are those of jobs/experiments/even_cohorts.py. The distance is half the
+sum of absolute differences of class shares. Nothing is trained.
 """
 
 from __future__ import annotations

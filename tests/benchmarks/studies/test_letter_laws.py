@@ -27,4 +27,4 @@ def test_a_row_tells_what_augmentation_takes_off() -> None:
     assert pooled == pytest.approx(0.277, abs=0.005), "set by the totals alone"
     assert copied_off == pytest.approx(clients - copied, abs=0.0011)
     assert counted_off == pytest.approx(clients - counted, abs=0.0011)
-    assert cells[8:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5), "the shares of docs/results.md"
+    assert cells[8:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5), "as in docs/papers/data"
