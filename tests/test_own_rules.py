@@ -1,4 +1,4 @@
-"""docs/design.md: "Where to put your own", every bullet followed as it says; data_prep imports what the page says."""
+"""docs/dev/architecture.md: "Where to put your own", every bullet followed as it says; data_prep imports what the page says."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ DATA = "digits:clients=9,alpha=0.5"
 
 def guide() -> str:
     """The section on where to put one's own, up to its first subsection."""
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
     return page.partition("## Where to put your own\n")[2].partition("\n##")[0]
 
 
@@ -186,7 +186,7 @@ def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks:
 
 
 def test_the_guide_names_all_that_data_prep_imports_of_fedmpi() -> None:
-    row = next(line for line in (ROOT / "docs" / "design.md").read_text().splitlines() if "**`data_prep/`**" in line)
+    row = next(line for line in (ROOT / "docs" / "dev" / "architecture.md").read_text().splitlines() if "**`data_prep/`**" in line)
     used = set()
     for path in (ROOT / "data_prep").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
