@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-PAGES = ("tutorial.md", "epsilon.md")
+PAGES = ("tutorial.md", "howto/private-sizes.md")
 BLOCK = re.compile(r"^```(?P<kind>sh|toml|python|text)(?P<skip> skip)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.-]+\.(?:toml|py))\n")
-PICTURE = re.compile(r"\(images/tutorial/([\w-]+\.png)\)")
+PICTURE = re.compile(r"\((?:\.\./)?images/tutorial/([\w-]+\.png)\)")
 WIDTH = 110
 
 

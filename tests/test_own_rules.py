@@ -1,4 +1,4 @@
-"""docs/design.md: "Where to put your own", every bullet followed as it says; data_prep imports what the page says."""
+"""docs/dev/architecture.md: every bullet of "Where to put your own" works; data_prep imports what the page says."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from data_prep.__main__ import run as data_prep
 from tests.mpi.launch import run_alone, run_mpi
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "dev" / "architecture.md"
 
 OWN = """
 import numpy as np
@@ -106,7 +107,7 @@ DATA = "digits:clients=9,alpha=0.5"
 
 def guide() -> str:
     """The section on where to put one's own, up to its first subsection."""
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = PAGE.read_text()
     return page.partition("## Where to put your own\n")[2].partition("\n##")[0]
 
 
@@ -186,7 +187,7 @@ def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks:
 
 
 def test_the_guide_names_all_that_data_prep_imports_of_fedmpi() -> None:
-    row = next(line for line in (ROOT / "docs" / "design.md").read_text().splitlines() if "**`data_prep/`**" in line)
+    row = next(line for line in PAGE.read_text().splitlines() if "**`data_prep/`**" in line)
     used = set()
     for path in (ROOT / "data_prep").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

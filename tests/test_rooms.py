@@ -204,7 +204,7 @@ def test_what_the_package_itself_names_is_looked_up_when_asked_for() -> None:
 
 
 def test_the_guides_table_of_rooms_points_downwards_too() -> None:
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
     first_cells = re.findall(r"^\| (`[^|]+) \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.MULTILINE)
     line = {name: number for number, cell in enumerate(first_cells) for name in re.findall(r"`(\w+)[/.]", cell)}
     assert {name for arrow in between_rooms() for name in arrow.rooms} - {"__main__"} <= line.keys()
@@ -213,7 +213,7 @@ def test_the_guides_table_of_rooms_points_downwards_too() -> None:
 
 
 def test_the_files_that_the_guide_finds_in_the_larger_rooms_are_there() -> None:
-    page = (ROOT / "docs" / "design.md").read_text()
+    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
     larger = page.partition("### The larger rooms")[2].partition("\n## ")[0]
     _, *pieces = re.split(r"\*\*`(\w+)/`\*\*", larger)
     found = dict(zip(pieces[::2], pieces[1::2], strict=True))

@@ -23,7 +23,7 @@ from fedmpi.common.options import REQUIRED
 from fedmpi.config import key_descriptions
 
 INCLUDED = {
-    "jobs/README": "site/clusters",
+    "jobs/README": "howto/slurm",
     "jobs/experiments/README": "site/experiments",
     "benchmarks/README": "site/benchmarks",
     "CHANGELOG": "site/changelog",

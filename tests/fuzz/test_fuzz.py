@@ -1,4 +1,4 @@
-"""A short run of the fuzzers; `python -m tests.fuzz` runs them as long as wished, see docs/operation.md."""
+"""A short run of the fuzzers; `python -m tests.fuzz` runs them as long as wished, see docs/dev/decisions.md."""
 
 from __future__ import annotations
 
