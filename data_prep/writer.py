@@ -32,8 +32,6 @@ from data_prep.shard import (
     write_training,
     write_validation,
 )
-from fedmpi.cluster import Cluster, read_launch
-from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -52,6 +50,8 @@ from fedmpi.data.schema import (
     ShardFile,
     read_manifest,
 )
+from fedmpi.mpi import Cluster, read_launch
+from fedmpi.mpi.on_server import on_server
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 

@@ -25,7 +25,7 @@ from fedmpi.clients.clustering import DROPPED, optics
 from fedmpi.clients.features import gradient_features
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
+from fedmpi.core.assemble import Experiment
 
 COLUMNS = 3
 GREY = "0.75"

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.exact import Accumulator, ReducedValues
-from fedmpi.cluster import Cluster
 from fedmpi.common.calling import refuse_result
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
+from fedmpi.mpi import Cluster
 
 BLOCK_VALUES = 1 << 22
 """Values of a block over all participants, 16 MiB as float32, where m and d allow."""

@@ -15,12 +15,12 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum, ReducedValues
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.clients.cohort import Cohort
-from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
 from fedmpi.common.types import Floats, Ints
+from fedmpi.mpi import Cluster
 
 GRID = 2.0**40
 """Weights that are multiples of 1/GRID add up to the same bits in any order."""

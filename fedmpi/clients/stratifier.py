@@ -21,11 +21,11 @@ from fedmpi.clients.features import (
     refreshed,
 )
 from fedmpi.clients.strata import Strata, make_strata
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
+from fedmpi.mpi import Cluster
 
 log = logging.getLogger("fedmpi")
 ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.cluster import Cluster, RankGroup
 from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.mediators.relay_plan import Leg, RelayPlan
+from fedmpi.mpi import Cluster, RankGroup
 
 
 @dataclass

@@ -15,9 +15,9 @@ from fedmpi import PartFailure, UserError, combiner
 from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.dealt import CombinedSum, block_width
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
-from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
+from fedmpi.mpi import Cluster
 
 Rows = list[list[float]]
 

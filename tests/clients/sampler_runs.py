@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.config import load_config
+from fedmpi.core.assemble import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.quick_end import end_quickly
 
 ROUNDS, STOP = 5, 3

@@ -11,9 +11,9 @@ from fedmpi import UserError
 from fedmpi.clients import clustering
 from fedmpi.clients.clustering import kmeans, optics, strata_of_clusters
 from fedmpi.clients.stratifier import Stratifier
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
+from fedmpi.mpi import Cluster
 
 GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)

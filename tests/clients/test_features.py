@@ -18,9 +18,9 @@ from fedmpi.clients.features import (
 )
 from fedmpi.clients.gradient_codes import compress, restore
 from fedmpi.clients.stratifier import Stratifier
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.mpi import Cluster
 
 GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
 BLOCKS = [

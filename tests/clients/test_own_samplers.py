@@ -15,11 +15,11 @@ from fedmpi import UserError
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
+from fedmpi.core.assemble import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.client_numbers import ClientMeasures
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.mpi.launch import run_alone, run_mpi
 
 MINE = """

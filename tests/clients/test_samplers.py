@@ -18,11 +18,11 @@ from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.sampling_designs import clustered_by_size
 from fedmpi.clients.view import View, asked_count
-from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.rounds.inquiry import Inquiry
+from fedmpi.core.inquiry import Inquiry
+from fedmpi.mpi import Cluster
 
 SIZES = np.array([40, 3, 0, 17, 8, 8, 60, 1, 25, 9], np.int64)
 FALSE_ALARM = 1e-4

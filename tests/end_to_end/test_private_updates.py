@@ -18,7 +18,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.server import Planner
 from tests.end_to_end.in_process import Run, run, run_into
 from tests.privacy.test_gaussian_dp import gaussian_epsilon
 

@@ -15,6 +15,9 @@ from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
+from fedmpi.core import assemble
+from fedmpi.core.assemble import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.probes import BatchedProbe
@@ -26,9 +29,6 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
-from fedmpi.rounds import assemble
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.local import any_modules, dropping_modules, stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, board, pages, reduction_choice, waiting, world
-from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
+from fedmpi.mpi import Cluster, board, pages, reduction_choice, waiting, world
+from fedmpi.mpi.buffers import HEADER
 from fedmpi.process.exit_codes import run_guarded
 from tests.mpi.programs import check_sum, run_programs
 from tests.quick_end import end_quickly
@@ -191,8 +191,8 @@ def rounds(*runs: str) -> None:
 
 def one_run(number: int, settings: list[str]) -> None:
     from fedmpi.config.loading import load_config
-    from fedmpi.rounds.assemble import Experiment  # loads torch, which no other program here needs
-    from fedmpi.rounds.loop import Simulation
+    from fedmpi.core.assemble import Experiment  # loads torch, which no other program here needs
+    from fedmpi.core.loop import Simulation
 
     experiment = Experiment.connect(load_config(None, settings))
     cluster = experiment.cluster

@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi import ClientFailure, UserError
-from fedmpi.cluster import Cluster, buffers, group_communicators, rank_group, sums, waiting, window
-from fedmpi.cluster.board import Board
-from fedmpi.cluster.communicators import Communicators
-from fedmpi.cluster.device import agree_on_device, cuda_aware
+from fedmpi.mpi import Cluster, buffers, group_communicators, rank_group, sums, waiting, window
+from fedmpi.mpi.board import Board
+from fedmpi.mpi.communicators import Communicators
+from fedmpi.mpi.device import agree_on_device, cuda_aware
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
 
@@ -132,8 +132,8 @@ def round_sums() -> None:
     import torch
 
     from fedmpi.common.plan import Plan
+    from fedmpi.core.round_sum import RankWork, RoundSum
     from fedmpi.local.work import WorkReport
-    from fedmpi.rounds.round_sum import RankWork, RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
@@ -168,9 +168,9 @@ def combined_updates(folder: str) -> None:
     from fedmpi.aggregation.combiners import Combiner
     from fedmpi.aggregation.dealt import CombinedSum
     from fedmpi.aggregation.exact import FloatSum
-    from fedmpi.cluster import dealt_rows
     from fedmpi.common.plan import Plan
     from fedmpi.common.registry import resolve
+    from fedmpi.mpi import dealt_rows
 
     rules = {
         "median": {},

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from fedmpi.cluster import semaphore
-from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
+from fedmpi.mpi import semaphore
+from fedmpi.mpi.semaphore import BYTES, Semaphore, semaphores_work
 from tests.mpi.launch import run_mpi
 
 pytestmark = [

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.cluster import waiting
-from fedmpi.cluster.device import sums_on_device
-from fedmpi.cluster.launcher import (
+from fedmpi.mpi import waiting
+from fedmpi.mpi.device import sums_on_device
+from fedmpi.mpi.launcher import (
     Launch,
     LauncherMismatch,
     check_process_manager,
@@ -22,10 +22,10 @@ from fedmpi.cluster.launcher import (
     read_launches,
     short_version,
 )
-from fedmpi.cluster.reduction_choice import choose_reduction
-from fedmpi.cluster.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
-from fedmpi.cluster.waiting import wait_until
-from fedmpi.cluster.window import CACHE_LINE, slice_of
+from fedmpi.mpi.reduction_choice import choose_reduction
+from fedmpi.mpi.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
+from fedmpi.mpi.waiting import wait_until
+from fedmpi.mpi.window import CACHE_LINE, slice_of
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"

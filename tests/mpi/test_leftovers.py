@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.cluster import leftovers
 from fedmpi.common.processes import Process
+from fedmpi.mpi import leftovers
 from tests.mpi.launch import run_alone, run_mpi
 
 KILLED = """
 import os, signal
-from fedmpi.cluster import Cluster, leftovers
+from fedmpi.mpi import Cluster, leftovers
 cluster = Cluster.connect()
 os.write(1, " ".join([*sorted(leftovers._mapped("self")), "\\n"]).encode())  # one write: the ranks' lines do not mix
 cluster.barrier()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-NEXT = "from fedmpi.cluster import Cluster; Cluster.connect().close()"
+NEXT = "from fedmpi.mpi import Cluster; Cluster.connect().close()"
 
 
 def note_of(process: Process, folder: Path, *files: str, processes: str = "") -> Path:

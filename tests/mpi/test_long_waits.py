@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fedmpi.cluster import waiting
+from fedmpi.mpi import waiting
 
 
 @pytest.mark.parametrize(("long", "asked", "yields"), [(True, 1 + 4, 0), (False, 200 + 4, 1)])

@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 from fedmpi import UserError
-from fedmpi.cluster import namesakes
-from fedmpi.cluster.namesakes import fnv1a, remove_namesakes
-from fedmpi.cluster.starting import SECONDS, limited, seconds_to_start
 from fedmpi.common.processes import ancestors
+from fedmpi.mpi import namesakes
+from fedmpi.mpi.namesakes import fnv1a, remove_namesakes
+from fedmpi.mpi.starting import SECONDS, limited, seconds_to_start
 from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start_job
 
 LONELY = """
 import os, time
-from fedmpi.cluster import start_mpi
+from fedmpi.mpi import start_mpi
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
     time.sleep(600)
 start_mpi()
 """
 ALIVE = """
 import os, threading, time
-from fedmpi.cluster import read_launch, start_mpi
+from fedmpi.mpi import read_launch, start_mpi
 
 ticks = 0
 def tick():
@@ -61,7 +61,7 @@ def test_ranks_that_wait_for_one_that_never_comes_end_with_a_sentence() -> None:
 
 def test_exit_code_and_mark_say_that_mpi_did_not_start(tmp_path: Path) -> None:
     mark = tmp_path / "RUN" / "not-started"
-    alone = "from fedmpi.cluster.starting import limited\nimport time\nwith limited(0.1, 3, 0): time.sleep(600)"
+    alone = "from fedmpi.mpi.starting import limited\nimport time\nwith limited(0.1, 3, 0): time.sleep(600)"
     job = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(mark)})
     assert job.returncode == 76 and job.stderr.count("\n") == 1, job.stderr
     assert mark.exists()
@@ -155,21 +155,21 @@ def test_it_is_removed_before_mpi_starts() -> None:
     job = f"test-{os.getpid()}"
     file = make(namesakes.SHARED_MEMORY / f"mpich_shm_{fnv1a(job):x}_0", 3600)
     try:
-        done = run_alone(["-c", "from fedmpi.cluster import start_mpi; start_mpi()"], env={"PMI_JOBID": job})
+        done = run_alone(["-c", "from fedmpi.mpi import start_mpi; start_mpi()"], env={"PMI_JOBID": job})
         assert done.returncode == 0 and not file.exists(), done.stderr
     finally:
         file.unlink(missing_ok=True)
 
 
 def test_a_closed_terminal_ends_a_program_after_mpi_has_started_as_before() -> None:
-    before = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from fedmpi.cluster import start_mpi"
+    before = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from fedmpi.mpi import start_mpi"
     job = run_alone(["-c", f"{before}; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"])
     assert job.returncode == -signal.SIGHUP
 
 
 def test_ranks_without_room_to_meet_end_with_a_sentence() -> None:
     within = "mount -t tmpfs -o size=64k none /dev/shm || exit 77; exec "
-    ranks = [find_mpiexec(), "-n", "2", sys.executable, "-c", "from fedmpi.cluster import start_mpi; start_mpi()"]
+    ranks = [find_mpiexec(), "-n", "2", sys.executable, "-c", "from fedmpi.mpi import start_mpi; start_mpi()"]
     words = ["unshare", "--mount", "bash", "-c", within + shlex.join(ranks)]
     job = finish_job(start_job(words), 100)
     if job.returncode in (1, 77) and "error: MPI" not in job.stderr:

@@ -20,20 +20,20 @@ import torch
 
 from fedmpi import UserError
 from fedmpi.aggregation import fused_metrics
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
+from fedmpi.core import agreement, layout
+from fedmpi.core.assemble import Experiment
+from fedmpi.core.layout import agree_on_work
+from fedmpi.core.loop import Simulation
+from fedmpi.core.worker import Worker
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
+from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds import agreement, layout
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.layout import agree_on_work
-from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.worker import Worker
 from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
@@ -113,7 +113,7 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
     own = layout.agree_on_work
-    patch.setattr("fedmpi.rounds.assemble.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    patch.setattr("fedmpi.core.assemble.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
     return run(f"{FEDAVG} server.trains=never")
 
 

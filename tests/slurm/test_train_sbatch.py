@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedmpi.cluster.namesakes import fnv1a
+from fedmpi.mpi.namesakes import fnv1a
 from tests.end_to_end.runs import (
     RICH,
     ROUNDS,

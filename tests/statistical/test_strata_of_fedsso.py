@@ -15,7 +15,7 @@ from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.server import Planner
 from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmpi import UserError
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.core.assemble import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import ClientTask
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
+from fedmpi.mpi import Cluster
 from fedmpi.updates.compression import (
     BUCKET,
     LEVELS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.rounds.traffic_count import keeps_moments, round_links
+from fedmpi.core.traffic_count import keeps_moments, round_links
 from fedmpi.updates.traffic import (
     RoundTraffic,
     TargetCost,
