@@ -26,8 +26,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
-from fedmpi.mediators.relay import run_relay
-from fedmpi.mediators.relay_plan import RelayPlan, place_mediators, plan_relay
+from fedmpi.mediators.relay import RelayPlan, place_mediators, plan_relay, run_relay
 from fedmpi.mediators.scheduling import random_groups
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel

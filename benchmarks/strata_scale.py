@@ -23,7 +23,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
-from fedmpi.core.server import Planner
+from fedmpi.core.plan import Planner
 from fedmpi.mpi import Cluster
 
 KINDS = 10

@@ -30,15 +30,14 @@ from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.layers import read_toml
 from fedmpi.config.loading import given_config
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.listener import OnRound
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Ending, Simulation
-from fedmpi.core.round_record import log_setup, opening_lines
+from fedmpi.core.records import OnRound, log_setup, opening_lines
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.mpi import Cluster
-from fedmpi.mpi.on_server import on_server
+from fedmpi.mpi.ranks import on_server
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
 from fedmpi.records.client_table import Columns, concatenated, read_clients

@@ -41,7 +41,7 @@ DOORS = {"mpi4py": ("fedmpi.mpi",), "h5py": ("fedmpi.data", "data_prep")}
 TWICE = {"Adam", "stratified", "uniform"}
 """Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
-SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
+SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}
 """What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
 description."""
 

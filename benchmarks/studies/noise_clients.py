@@ -25,7 +25,7 @@ from torch.nn.utils import parameters_to_vector
 import fedmpi
 from fedmpi.common.types import Floats
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.results.intervals import paired
 
 PARTITIONS = {

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, FloatSum, ReducedValues
-from fedmpi.aggregation.fair_weights import ClientWork
-from fedmpi.aggregation.fused_metrics import LARGEST
+from fedmpi.aggregation.exact import LARGEST, Accumulator, FloatSum, ReducedValues
+from fedmpi.aggregation.weights import ClientWork
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import PartFailure, UserError

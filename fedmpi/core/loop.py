@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from typing import Literal
 
 from fedmpi.common.plan import Plan
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.clients_view import facts_of
-from fedmpi.core.listener import Listener, OnRound
-from fedmpi.core.round_record import round_record, summary_facts
-from fedmpi.core.round_sum import RankWork, RoundSum, RoundTotals
-from fedmpi.core.saved_state import SavedState
+from fedmpi.core.evaluation import facts_of
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.records import Listener, OnRound, SavedState, round_record, summary_facts
+from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
 from fedmpi.local.failures import check_model, enter_round
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
@@ -94,14 +92,17 @@ class Simulation:
             facts.watch.look()
             plan = self._plan(t)
             work = self._work(plan)
-            self._inquire(plan)
-            totals = self._reduce()
+            if self.decisions.inquires:
+                with self._phase("inquire"):
+                    self.decisions.inquire(plan, self.model)  # measured before the server step
+            with self._phase("reduce"):
+                totals = self.sums.reduce()
             self.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
             seen = self._view_clients(plan)
             self._note(plan, totals, started, seen)
-            if work.steady:
-                self._learn(totals)
+            if work.steady and self.cluster.is_server:
+                self.decisions.learn(totals)
             enough = self._enough(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
@@ -116,14 +117,11 @@ class Simulation:
         return ending
 
     def _plan(self, t: int) -> Plan:
-        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them.
-
-        A plan that was announced lies where the workers see it: they go on while rank 0 still enters it in its books.
-        """
+        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
         with self._phase("plan"):
             self.decisions.observe(t, self.model)
             plan = self.decisions.plan(t) if self.cluster.is_server else None
-            arrays = self.cluster.announced(t) or self.cluster.broadcast(plan.arrays() if plan else None)
+            arrays = self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
     def _work(self, plan: Plan) -> RankWork:
@@ -138,16 +136,6 @@ class Simulation:
         busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
         self.sums.close(work, busy, self.stop(), self.trainer.observer, self.local_state.numbers)
         return work
-
-    def _inquire(self, plan: Plan) -> None:
-        """Send rank 0 the numbers that its sampler uses, measured before the server step."""
-        if self.decisions.inquires:
-            with self._phase("inquire"):
-                self.decisions.inquire(plan, self.model)
-
-    def _reduce(self) -> RoundTotals:
-        with self._phase("reduce"):
-            return self.sums.reduce()
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2); it ends the run where it diverges."""
@@ -184,11 +172,6 @@ class Simulation:
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record
-
-    def _learn(self, totals: RoundTotals) -> None:
-        """Rank 0 learns from the round's seconds how work is best spread."""
-        if self.cluster.is_server:
-            self.decisions.learn(totals)
 
     def _enough(self, plan: Plan) -> bool:
         """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""

@@ -9,7 +9,7 @@ from typing import Any
 from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.data.arrays import arrays_of
-from fedmpi.data.embedded import open_digits
+from fedmpi.data.digits import open_digits
 from fedmpi.data.shards import ShardStore, open_folder
 
 

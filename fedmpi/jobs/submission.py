@@ -26,7 +26,7 @@ from fedmpi.jobs.script import (
     tasks_of,
 )
 from fedmpi.jobs.site import Site, load_site, site_file
-from fedmpi.mpi.launcher import library_version
+from fedmpi.mpi.launch import library_version
 
 SCRIPT, CONFIGURATION = "job.sbatch", "job.toml"
 """What a job leaves in its run's folder: the script, and the configuration as it was when it was submitted."""

@@ -13,8 +13,8 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, made
 from fedmpi.data.copies.class_copies import Rebalancing
-from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mpi import Cluster
 
 

@@ -1,110 +1,120 @@
-"""Sums of tensors where they lie, by MPI's Allreduce on the device's memory, and when that is possible.
-
-On GPUs it takes an MPI that reads device memory (CUDA-aware); without one, updates are staged through host memory. NCCL
-has no part: MPI is the one transport, for one rank or many, with and without GPUs.
-"""
+"""What of the machine belongs to a rank: CPU cores, threads and the device."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
+import os
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
-from fedmpi.mpi.communicators import Communicators, total
-from fedmpi.mpi.counters import BytesMoved
-from fedmpi.mpi.sums import Reduction, pieces
-from fedmpi.mpi.waiting import meet
 
 if TYPE_CHECKING:
     import torch
-    from mpi4py import MPI
 
 log = logging.getLogger(__name__)
 
-CUDA = 0
-"""MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
+MOST_CORES = 4096
+LEAST_SECONDS_OF_LOAD = 0.2
+MOST_THREADS = "FEDMPI_MOST_THREADS"
+"""The variable by which a sweep tells the ranks of runs side by side how many threads there is room for."""
 
 
-class DeviceSum:
-    """The sum of tensors on their device; MPI is given their addresses."""
-
-    def __init__(
-        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
-    ):
-        import torch
-
-        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
-        self.result = torch.zeros_like(self.slot)
-        self._comm = comm
-        self._moved = moved
-
-    def reduce(self) -> None:
-        if self._comm is None:
-            self.result.copy_(self.slot)
-            return
-        self._finish_kernels()
-        meet(self._comm)
-        for part in pieces(len(self.slot)):
-            self._comm.Allreduce(self.slot[part], self.result[part])
-        self._moved.allreduce += self.result.numel() * self.result.element_size()
-
-    def close(self) -> None:
-        pass
-
-    def _finish_kernels(self) -> None:
-        """MPI knows no stream: what writes the slot or reads the last result has to be done before it starts."""
-        if self.slot.is_cuda:
-            import torch
-
-            torch.cuda.synchronize(self.slot.device)
+def core_mask() -> NDArray[np.bool_]:
+    """The cores that this process may run on, bool (4096,)."""
+    mask = np.zeros(MOST_CORES, bool)
+    mask[[core for core in os.sched_getaffinity(0) if core < MOST_CORES]] = True
+    return mask
 
 
-def cuda_aware() -> bool:
-    """Whether the MPI library that mpi4py has loaded reads and writes GPU memory, by its own account.
+def cores_allowed() -> int:
+    """Cores that this process may keep busy at once: its affinity, limited by the quota of its control group."""
+    import joblib  # type: ignore[import-untyped]
 
-    Open MPI and MPICH answer MPIX_Query_cuda_support; MPICH from 4 on, and what is made of it, MPIX_GPU_query_support.
+    return int(joblib.cpu_count())
+
+
+def fair_threads(masks: NDArray[np.bool_], node_rank: int, allowed: int, environ: Mapping[str, str]) -> int:
+    """Threads for one of the ranks of a node.
+
+    A core that several ranks may use is divided among them, so that ranks bound to cores of their own keep them whole.
+    An explicit OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK and FEDMPI_MOST_THREADS are upper limits.
     """
-    from mpi4py import MPI
+    if explicit := explicit_threads(environ):
+        return explicit
+    own = masks[node_rank]
+    share = float((1 / masks.sum(axis=0)[own]).sum())
+    if allowed < own.sum():
+        share = min(share, allowed / len(masks))
+    for limit in (environ.get("SLURM_CPUS_PER_TASK", ""), environ.get(MOST_THREADS, "")):
+        if limit.isdigit():
+            share = min(share, int(limit))
+    return max(1, int(share + 1e-9))
 
-    library = ctypes.CDLL(MPI.__file__)  # loaded long since; symbols of the libraries it is linked to are found, too
-    ask = getattr(library, "MPIX_Query_cuda_support", None)
-    if ask is not None and ask():
-        return True
-    ask, supported = getattr(library, "MPIX_GPU_query_support", None), ctypes.c_int(0)
-    return ask is not None and ask(CUDA, ctypes.byref(supported)) == 0 and supported.value != 0
+
+def explicit_threads(environ: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS, or 0 where it is not set to a number."""
+    explicit = environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(explicit) if explicit.isdigit() else 0
 
 
-def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: bool, library: str) -> tuple[bool, str]:
-    """Decide whether tensors are summed where they lie."""
-    if ranks == 1:
-        return wanted == "device" or accelerators == 1, "there is one process"
-    if wanted == "device":
-        if not readable:
+class Load:
+    """What some cores work, and what this process does of it, from the making of this object on."""
+
+    def __init__(self, mask: NDArray[np.bool_]):
+        self._mask = mask
+        self._busy, self._own, self._since = busy_seconds(mask), time.process_time(), time.monotonic()
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds since the start (a few tenths at least), and core seconds of all processes and of this one."""
+        time.sleep(max(0.0, LEAST_SECONDS_OF_LOAD - (time.monotonic() - self._since)))
+        passed = time.monotonic() - self._since
+        return passed, busy_seconds(self._mask) - self._busy, time.process_time() - self._own
+
+
+def busy_seconds(mask: NDArray[np.bool_]) -> float:
+    """What the cores of the mask have worked since the machine started, in seconds, by /proc/stat; 0 without one."""
+    try:
+        with open("/proc/stat") as file:
+            lines = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
+    except OSError:
+        return 0.0
+    counted = (line for line in lines if int(line[0][3:]) < len(mask) and mask[int(line[0][3:])])
+    # user, nice, system, (idle, waiting for disks,) interrupts, soft interrupts
+    return sum(float(line[i]) for line in counted for i in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+
+
+def threads_beside_others(fair: int, cores: int, others: float, ranks: int) -> int:
+    """Threads of a rank where other processes keep `others` of the node's `cores` busy: its share of those left.
+
+    Threads that wait for one another on a core that something else uses make a step many times slower, not by a share.
+    """
+    return max(1, min(fair, int((cores - others) / ranks + 0.5)))
+
+
+def choose_device(request: str, node_rank: int) -> torch.device:
+    """The device of a rank."""
+    import torch
+
+    if request in ("auto", "cuda"):
+        visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if visible:
+            return torch.device("cuda", node_rank % visible)
+        if request == "cuda":
             raise UserError(
-                f'cluster.reduction = "device" needs a CUDA-aware MPI where tensors are on GPUs, which {library} is '
-                'not: choose "auto"'
+                "the device is to be 'cuda', but torch sees no CUDA device here: set the device to 'auto' or 'cpu'"
             )
-        return True, "as asked for"
-    if wanted != "auto":
-        return False, f'cluster.reduction = "{wanted}"'
-    if not readable:
-        return False, f"{library} is not CUDA-aware"
-    return accelerators == ranks, f"{library} is CUDA-aware, {accelerators} of {ranks} ranks have a GPU"
-
-
-def agree_on_device(comms: Communicators | None, wanted: Reduction, device: torch.device | None, library: str) -> bool:
-    """`sums_on_device` for all ranks together, logged by rank 0 where there is anything to decide; collective."""
-    kind = "cpu" if device is None else device.type
-    if comms is None:
-        return sums_on_device(wanted, 1, int(kind != "cpu"), True, library)[0]
-    ranks, accelerators = comms.world.size, total(comms.world, int(kind != "cpu"))
-    readable = kind == "cpu" or (kind == "cuda" and cuda_aware())
-    everywhere = total(comms.world, int(readable)) == ranks
-    decided, reason = sums_on_device(wanted, ranks, accelerators, everywhere, library)
-    if accelerators and comms.world.rank == 0:
-        way = "summed where they lie" if decided else "staged through pinned host memory"
-        log.info("sums: device tensors %s: %s", way, reason)
-    return decided
+        return torch.device("cpu")
+    try:
+        device = torch.device(request)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"the device '{request}' cannot be used ({reason}): set the device to 'auto', 'cpu' or 'cuda'"
+        ) from None
+    return device

@@ -1,7 +1,7 @@
 """The top of every command: no error on any rank may leave the other ranks waiting.
 
 Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 76 MPI did not start (which
-`fedmpi.mpi.starting` sees to), 141 nobody reads the output, 1 anything else.
+`fedmpi.mpi.launch` sees to), 141 nobody reads the output, 1 anything else.
 """
 
 from __future__ import annotations

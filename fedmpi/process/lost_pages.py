@@ -11,7 +11,7 @@ import os
 import signal
 
 from fedmpi.common.errors import RunFailure
-from fedmpi.data.watch import DataWatch
+from fedmpi.data.source import DataWatch
 from fedmpi.mpi import world_rank
 
 OUR_FAULT = 1

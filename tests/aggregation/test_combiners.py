@@ -13,7 +13,7 @@ import torch
 
 from fedmpi import PartFailure, UserError, combiner
 from fedmpi.aggregation.combiners import Combiner
-from fedmpi.aggregation.dealt import CombinedSum, block_width
+from fedmpi.aggregation.combining import CombinedSum, block_width
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.records.recorder import open_recorder
 from tests.quick_end import end_quickly

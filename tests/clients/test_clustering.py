@@ -8,9 +8,8 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from fedmpi import UserError
-from fedmpi.clients import clustering
-from fedmpi.clients.clustering import kmeans, optics, strata_of_clusters
-from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients import stratifier
+from fedmpi.clients.stratifier import Stratifier, kmeans, optics, strata_of_clusters
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.mpi import Cluster
@@ -62,7 +61,7 @@ def test_optics_finds_groups_without_knowing_their_number(
     distances_up_to: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether all distances are computed at once or, of many clients, as they are needed."""
-    monkeypatch.setattr(clustering, "DISTANCES_UP_TO", distances_up_to)
+    monkeypatch.setattr(stratifier, "DISTANCES_UP_TO", distances_up_to)
     assert adjusted_rand_score(GROUPS, optics(CLOUDS)) == 1.0
     assert optics(LONERS, min_samples=3)[40:].tolist() == [-1, -1, -1]
     apart = np.array([[0.0], [1.0], [10.0], [11.0]], np.float32)

@@ -9,7 +9,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from fedmpi import UserError
-from fedmpi.clients.gradient_codes import CELLS, compress, norms, restore
+from fedmpi.clients.features import CELLS, compress, norms, restore
 
 LAWS = ["normal", "heavy-tailed", "mostly zero", "far from zero", "two scales"]
 

@@ -10,13 +10,14 @@ from scipy.spatial.distance import pdist
 from fedmpi import UserError
 from fedmpi.clients.features import (
     Features,
+    compress,
     gradient_features,
     label_histogram,
     merge,
     plan_features,
     refreshed,
+    restore,
 )
-from fedmpi.clients.gradient_codes import compress, restore
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config

@@ -15,7 +15,7 @@ from fedmpi import Cohort, UserError, client_sampler
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.models import build

@@ -15,7 +15,7 @@ from fedmpi import UserError
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData

@@ -12,16 +12,14 @@ import torch
 from scipy.stats import chisquare
 
 from fedmpi import Cohort, PartFailure, UserError, client_sampler, parts
-from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
 from fedmpi.clients.cohort import StrataSummary
-from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
-from fedmpi.clients.sampling_designs import clustered_by_size
-from fedmpi.clients.view import View, asked_count
+from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size, drawn_by_size
+from fedmpi.clients.view import ClientNumbers, View, asked_count
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.core.inquiry import Inquiry
+from fedmpi.core.plan import Inquiry
 from fedmpi.mpi import Cluster
 
 SIZES = np.array([40, 3, 0, 17, 8, 8, 60, 1, 25, 9], np.int64)

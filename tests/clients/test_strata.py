@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedmpi.clients.devices import first_to_arrive
-from fedmpi.clients.sampling_designs import stratified_clients
+from fedmpi.clients.samplers import stratified_clients
 from fedmpi.clients.strata import Strata, make_strata, stratified
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config

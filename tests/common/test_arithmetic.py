@@ -13,7 +13,7 @@ from torch import nn
 
 from fedmpi.common.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.config import load_config
-from fedmpi.core.layout import prepare_device
+from fedmpi.core.placement import prepare_device
 from fedmpi.local.traits import forward_traits
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster

@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.balance import LIKELY, MEMORY, MOST_STEP_ROWS, NOISE, STATE, Balance, BalanceLearner
-from fedmpi.core.placement import STEP_ROWS, equal_parts, longest_first
-from fedmpi.core.round_sum import RankWork
-from fedmpi.core.saved_state import SavedState
-from fedmpi.core.training import Trainer
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.placement import (
+    LIKELY,
+    MEMORY,
+    MOST_STEP_ROWS,
+    NOISE,
+    STATE,
+    STEP_ROWS,
+    Balance,
+    BalanceLearner,
+    equal_parts,
+    longest_first,
+)
+from fedmpi.core.records import SavedState
+from fedmpi.core.reduce import RankWork
+from fedmpi.core.worker import Trainer
 from fedmpi.records.checkpoint import Checkpoint
 from tests.end_to_end.in_process import run
 

@@ -19,19 +19,18 @@ from torch import nn
 import fedmpi
 from fedmpi import ClientArrays, PartFailure, UserError
 from fedmpi.common.errors import RunFailure
+from fedmpi.common.fairness import SPREADS, spread_over_clients
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.clients_view import ClientsView
+from fedmpi.core.evaluation import ClientsView
+from fedmpi.core.experiment import Experiment
 from fedmpi.mpi import Cluster
 from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, read_clients
-from fedmpi.tasks.by_client import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, has_accuracy
-from fedmpi.tasks.evaluation import evaluate
+from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, evaluate, has_accuracy
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
-from fedmpi.tasks.spread import SPREADS, spread_over_clients
 from tests.end_to_end.in_process import QUIET, run, run_into
 from tests.reference.batch_norm import batch_norm_mlp
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmpi.core.layout import lay_out
+from fedmpi.core.placement import lay_out
 
 SIZES = np.array([5, 3, 9, 1], np.int64)
 ONE_SHARD = np.array([0, 4], np.int64)

@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.layout import Layout, server_trains, shares_data
-from fedmpi.core.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.placement import (
+    LONGEST_FIRST_UP_TO,
+    STEP_ROWS,
+    Layout,
+    equal_parts,
+    longest_first,
+    planned_cost,
+    server_trains,
+    shares_data,
+)
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.schedule import schedule
 from fedmpi.local.work import LocalRule

@@ -5,14 +5,14 @@ import logging
 import numpy as np
 import pytest
 
+from fedmpi.clients.cohort import inclusion_by_norm
 from fedmpi.clients.devices import DROP_OUT
-from fedmpi.clients.draws import inclusion_by_norm
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.core.server import Planner
+from fedmpi.core.plan import Planner
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)

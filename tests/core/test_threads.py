@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedmpi.config import load_config
-from fedmpi.core.layout import WORK_WORTH_THREADS, prepare_device, settle_threads
+from fedmpi.core.placement import WORK_WORTH_THREADS, prepare_device, settle_threads
 from fedmpi.mpi import Cluster
 
 SIZES = np.full(20, 50)

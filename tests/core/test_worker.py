@@ -10,9 +10,8 @@ import pytest
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.balance import Balance
-from fedmpi.core.layout import lay_out
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.placement import Balance, lay_out
 from fedmpi.core.worker import Worker
 from fedmpi.local.work import ClientTask
 

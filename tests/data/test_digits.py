@@ -16,7 +16,7 @@ from fedmpi import UserError
 from fedmpi.common.registry import describe
 from fedmpi.config import build_config, config_table, config_toml, load_config
 from fedmpi.config.choices import data_options
-from fedmpi.data.embedded import load_digits_split
+from fedmpi.data.digits import load_digits_split
 from fedmpi.data.opening import open_store
 from fedmpi.inspect.parts import list_parts, show_part
 
@@ -94,7 +94,7 @@ def test_the_digits_are_listed_among_what_can_be_chosen(capsys: pytest.CaptureFi
     list_parts("data source")
     listed = capsys.readouterr().out
     assert "data source  (data.shards)" in listed and "clients (int, default: 20)  N, at most" in listed
-    assert "source: fedmpi.data.digits_options" in listed
+    assert "source: fedmpi.data.digits" in listed
     show_part("digits:clients=50", "data source")
     assert "data.alpha (float, default: 1.0)" in capsys.readouterr().out
     with pytest.raises(UserError, match="digits' names a data source and a data set: say which, as with --kind \"data"):

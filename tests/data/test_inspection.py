@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedmpi import UserError
-from fedmpi.common.evenness import gini
+from fedmpi.common.fairness import gini
 from fedmpi.inspect.report import divergences, inspect_folder, label_distances, measure
 
 

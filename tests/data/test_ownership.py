@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.data.ownership import ownership
+from fedmpi.data.assignment import ownership
 
 sizes_of = st.lists(st.integers(0, 50), min_size=1, max_size=60).map(lambda sizes: np.array(sizes, np.int64))
 

@@ -16,11 +16,11 @@ from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.data.copies.warps import WarpRanges
-from fedmpi.data.divergence import kl_divergence
 from fedmpi.data.shards import open_folder
+from fedmpi.data.statistics import kl_divergence
 from tests.end_to_end.astraea_runs import run_here
 
 ALPHA = 0.67

@@ -21,9 +21,8 @@ from fedmpi import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest
+from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest, wrong_target
 from fedmpi.data.source import ClientData
-from fedmpi.data.targets import wrong_target
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.testing.check import CheckFailed, Subject
 from fedmpi.testing.preparation import as_stated

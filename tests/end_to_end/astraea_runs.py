@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.records.recorder import open_recorder
 from tests.end_to_end.runs import Record, records

@@ -12,7 +12,7 @@ import torch
 
 import fedmpi
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi import UserError
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.data.opening import open_store
 from fedmpi.tasks.evaluation import evaluate
 from tests.data_prep.command import main

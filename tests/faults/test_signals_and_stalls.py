@@ -30,9 +30,9 @@ for when in ("before", "while", "after"):
         assert not [name for name in sys.modules if name.startswith(("fedmpi.mpi", "numpy", "torch"))]
         os.kill(os.getpid(), signal.SIGUSR1)
     else:
-        from fedmpi.mpi import launcher, start_mpi
+        from fedmpi.mpi import launch, start_mpi
         if when == "while":
-            with launcher.kept_handlers():
+            with launch.kept_handlers():
                 os.kill(os.getpid(), signal.SIGUSR1)
                 signal.signal(signal.SIGUSR1, lambda *_: heard.append("lost"))  # as a library does that starts
         else:

@@ -21,7 +21,7 @@ from fedmpi import ClientFailure, PartFailure, UserError
 from fedmpi.common.imported import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
-from fedmpi.core.layout import check_threads
+from fedmpi.core.placement import check_threads
 from fedmpi.data.opening import open_store
 from fedmpi.inspect.report import inspect_store
 from fedmpi.process.exit_codes import run_guarded

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
 from tests.keys.watched import QUIET

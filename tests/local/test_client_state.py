@@ -20,10 +20,9 @@ import torch
 from safetensors.numpy import load_file
 
 from fedmpi import UserError
-from fedmpi.core import homes as homes_module
-from fedmpi.core.homes import Homes
-from fedmpi.core.layout import Layout
-from fedmpi.core.local_state import LocalState
+from fedmpi.core import worker as homes_module
+from fedmpi.core.placement import Layout
+from fedmpi.core.worker import Homes, LocalState
 from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
 from fedmpi.records import client_records

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.core.evaluated import EvaluatedParts
+from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients

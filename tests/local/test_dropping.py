@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fedmpi.common.streams import Streams
-from fedmpi.core.agreement import agree_on_traits
+from fedmpi.core.experiment import agree_on_traits
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine

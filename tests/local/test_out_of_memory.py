@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmpi import Config, UserError
-from fedmpi.core.evaluated import EvaluatedParts
+from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedmpi
 from fedmpi.common.registry import resolve
-from fedmpi.core.evaluated import rows_evaluated
+from fedmpi.core.evaluation import rows_evaluated
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses

@@ -18,7 +18,7 @@ import fedmpi
 from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.config import build_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.mediators.relay_plan import Leg, RelayPlan, place_mediators, plan_relay, visiting_order
+from fedmpi.mediators.relay import Leg, RelayPlan, place_mediators, plan_relay, visiting_order
 from fedmpi.mediators.scheduling import random_groups
 
 

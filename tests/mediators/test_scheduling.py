@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from fedmpi import UserError
-from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import _divergence, assign_mediators, exchange, greedy, random_groups
 
 GENERATOR = np.random.default_rng

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder

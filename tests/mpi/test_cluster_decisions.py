@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.mpi import waiting
-from fedmpi.mpi.device import sums_on_device
-from fedmpi.mpi.launcher import (
+from fedmpi.mpi import collectives
+from fedmpi.mpi.collectives import wait_until
+from fedmpi.mpi.device import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
+from fedmpi.mpi.launch import (
     Launch,
     LauncherMismatch,
     check_process_manager,
@@ -22,10 +23,7 @@ from fedmpi.mpi.launcher import (
     read_launches,
     short_version,
 )
-from fedmpi.mpi.reduction_choice import choose_reduction
-from fedmpi.mpi.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
-from fedmpi.mpi.waiting import wait_until
-from fedmpi.mpi.window import CACHE_LINE, slice_of
+from fedmpi.mpi.window import CACHE_LINE, choose_reduction, slice_of, sums_on_device
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"
@@ -200,10 +198,10 @@ class Clock:
 @pytest.mark.parametrize("seconds", [0.1, 2.5])
 def test_a_long_wait_is_nearly_all_sleep_and_no_sleep_is_long(seconds: float, monkeypatch: pytest.MonkeyPatch):
     clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setattr(waiting, "os", clock)
+    monkeypatch.setattr(collectives, "time", clock)
+    monkeypatch.setattr(collectives, "os", clock)
     assert wait_until(lambda: clock.test() or clock.now > seconds)
-    assert clock.now < seconds + waiting.LONGEST_SLEEP + 1e-4
+    assert clock.now < seconds + collectives.LONGEST_SLEEP + 1e-4
     assert clock.slept > 0.95 * seconds
 
 

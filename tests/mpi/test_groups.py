@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fedmpi.mediators.scheduling import random_groups
 from fedmpi.mpi import Cluster
-from fedmpi.mpi.group_communicators import MOST_COMMUNICATORS, Recent
-from fedmpi.mpi.pending_sends import TESTS_PER_PUSH, PendingSends, progress_beside_work
+from fedmpi.mpi.groups import MOST_COMMUNICATORS, TESTS_PER_PUSH, PendingSends, Recent, progress_beside_work
 
 A, B, C, D = (0, 1), (1, 2), (0, 2), (0, 1, 2)
 CONTEXTS_OF_MPICH = 2048
@@ -127,8 +126,8 @@ def test_what_mpi_calls_sent_is_pushed_on_until_the_round_ends(tests: int) -> No
 
 
 def test_the_thread_wakes_for_each_message_and_for_the_end_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmpi.mpi.pending_sends.SLEEP_BESIDE_WORK", 600.0)
-    monkeypatch.setattr("fedmpi.mpi.pending_sends.LONGEST_SLEEP_AFTER", 600.0)
+    monkeypatch.setattr("fedmpi.mpi.groups.SLEEP_BESIDE_WORK", 600.0)
+    monkeypatch.setattr("fedmpi.mpi.groups.LONGEST_SLEEP_AFTER", 600.0)
     pending, sends = PendingSends(lambda: None), [Send(5), Send(5)]
     for send in sends:
         pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
@@ -188,7 +187,7 @@ def test_mpi_is_called_beside_the_work_only_where_it_allows_that(
             self.asked.append(source)
             return False
 
-    monkeypatch.setattr("fedmpi.mpi.pending_sends.calls_from_threads", lambda: allowed)
+    monkeypatch.setattr("fedmpi.mpi.groups.calls_from_threads", lambda: allowed)
     world = World()
     progress = progress_beside_work(world)  # type: ignore[arg-type]
     assert progress_beside_work(None) is None and (progress is not None) == allowed

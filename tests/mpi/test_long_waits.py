@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fedmpi.mpi import waiting
+from fedmpi.mpi.collectives import wait_until
 
 
 @pytest.mark.parametrize(("long", "asked", "yields"), [(True, 1 + 4, 0), (False, 200 + 4, 1)])
@@ -18,7 +18,7 @@ def test_a_long_wait_sleeps_at_once(long: bool, asked: int, yields: int, monkeyp
         calls.append(len(slept))
         return bool(slept)
 
-    assert waiting.wait_until(arrived, pause=slept.append, long=long)
+    assert wait_until(arrived, pause=slept.append, long=long)
     assert len(slept) == 1
     assert calls.count(0) >= asked and (calls.count(0) == asked) == long
     assert bool(yielded) == bool(yields)

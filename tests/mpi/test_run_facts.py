@@ -18,7 +18,7 @@ import pytest
 
 import fedmpi
 from fedmpi.config import load_config
-from fedmpi.core.run_facts import _difference, _sources, facts_of_run
+from fedmpi.core.experiment import _difference, _sources, facts_of_run
 from fedmpi.data.opening import open_store
 from fedmpi.records.plugin_files import plugin_files
 from tests.end_to_end.runs import TRAIN, choices
@@ -73,7 +73,7 @@ CONNECTING = """
 import json, sys
 from fedmpi.config import load_config
 from fedmpi import UserError
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 
 common, mine = map(json.loads, sys.argv[2:])
 told = []

@@ -83,7 +83,6 @@ def test_processors_and_gpus_in_one_job_are_refused(found: dict):
     "scenario, words",
     [
         ("another_layout", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
-        ("swapped", "round 1: the ranks took 7 participants for theirs, but some of them twice and others not"),
         ("left_out", "round 0: 7 participants have samples to train on, but 6 were trained"),
         ("no_samples", "round 0: 7 participants have samples to train on, but [56] were trained"),
         ("visited_once_too_often", r"round 0: 12 visits of mediators are planned, but there were 1[3-9]"),

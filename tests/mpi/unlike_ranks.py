@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from fedmpi import UserError
-from fedmpi.aggregation import fused_metrics
+from fedmpi.aggregation import exact
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core import agreement, layout
-from fedmpi.core.assemble import Experiment
-from fedmpi.core.layout import agree_on_work
+from fedmpi.core import experiment, placement
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
+from fedmpi.core.placement import agree_on_work
 from fedmpi.core.worker import Worker
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
@@ -46,16 +46,16 @@ Patch = pytest.MonkeyPatch
 
 def run(settings: str) -> dict[str, Any]:
     """Run it here; what engine and layout this rank has, and the bits of its model."""
-    experiment = Experiment.connect(load_config(None, settings.split()))
-    simulation = Simulation(experiment, None)
+    parts = Experiment.connect(load_config(None, settings.split()))
+    simulation = Simulation(parts, None)
     code = simulation.run()
     assert code == "finished"
     facts = {
-        "layout": experiment.layout.description,
-        "engine": experiment.trainer.engine.description.split("; so far")[0],
+        "layout": parts.layout.description,
+        "engine": parts.trainer.engine.description.split("; so far")[0],
         "model": crc32(simulation.model.numpy().tobytes()),
     }
-    experiment.close()
+    parts.close()
     return facts
 
 
@@ -65,13 +65,13 @@ def alike(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 would say of itself that the server trains; the others that it does not."""
-    patch.setattr(layout, "server_trains", lambda *_: rank == 1)
+    patch.setattr(placement, "server_trains", lambda *_: rank == 1)
     return run(f"{FEDAVG} topology.placement=shared")
 
 
 def another_opinion_of_sharing(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 2 would say of itself that data is shared; the others that it is not."""
-    patch.setattr(layout, "shares_data", lambda *_: rank == 2)
+    patch.setattr(placement, "shares_data", lambda *_: rank == 2)
     return run(f"{FEDAVG} server.trains=never")
 
 
@@ -86,12 +86,12 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
 def draws_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
@@ -112,24 +112,9 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
-    own = layout.agree_on_work
-    patch.setattr("fedmpi.core.assemble.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    own = placement.agree_on_work
+    patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
     return run(f"{FEDAVG} server.trains=never")
-
-
-def swapped(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 takes the first participant in the place of its own first one, which nobody trains then."""
-    own = Worker.assigned
-
-    def assigned(worker: Worker, plan: Plan) -> np.ndarray:
-        places = own(worker, plan)
-        if rank == 1 and plan.round == 1:
-            others = np.setdiff1d(np.arange(len(plan.clients)), places)
-            places = np.sort(np.append(places[1:], others[0]))
-        return places
-
-    patch.setattr(Worker, "assigned", assigned)
-    return run(FEDAVG)
 
 
 def left_out(rank: int, patch: Patch) -> dict[str, Any]:
@@ -209,7 +194,7 @@ def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
 
 
 def too_many(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(fused_metrics, "MOST_RANKS", 2)
+    patch.setattr(exact, "MOST_RANKS", 2)
     return run(FEDAVG)
 
 
@@ -223,7 +208,6 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     engines_timed_unlike,
     a_gpu_on_one,
     another_layout,
-    swapped,
     left_out,
     no_samples,
     visited_once_too_often,

@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.privacy.gaussian import GaussianAccountant, _leading, add_noise, clip
+from fedmpi.privacy.updates import GaussianAccountant, _leading, add_noise, clip
 
 
 def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():

@@ -10,13 +10,11 @@ import pytest
 from fedmpi import UserError
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
+from fedmpi.common.apportionment import BLOCK
 from fedmpi.common.streams import Streams
-from fedmpi.common.whole_numbers import BLOCK
 from fedmpi.config import load_config
-from fedmpi.core.server import Planner
-from fedmpi.privacy.exposure import exposure
-from fedmpi.privacy.mechanisms import RandomisedResponse
-from fedmpi.privacy.size_estimates import estimate_total, saturations
+from fedmpi.core.plan import Planner
+from fedmpi.privacy.sizes import RandomisedResponse, estimate_total, exposure, saturations
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = (

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.core.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import ClientTask

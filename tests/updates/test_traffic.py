@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core.traffic_count import keeps_moments, round_links
 from fedmpi.updates.traffic import (
     RoundTraffic,
     TargetCost,
@@ -21,8 +20,10 @@ from fedmpi.updates.traffic import (
     cost_to_target,
     fedavg_formula,
     full_probes,
+    keeps_moments,
     mediator_models,
     rebalancing,
+    round_links,
     size_answers,
     star_models,
 )
