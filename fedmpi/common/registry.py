@@ -84,7 +84,7 @@ KINDS = {
             ),
             late=True,
         ),
-        Kind(SOURCE, "data.shards", ("fedmpi.data.digits",)),
+        Kind(SOURCE, "data.shards", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "system.availability", ("fedmpi.clients.availability",)),

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpi.config import load_config
-from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import (
     LIKELY,
     MEMORY,
@@ -18,13 +16,10 @@ from fedmpi.core.placement import (
     STEP_ROWS,
     Balance,
     BalanceLearner,
-    equal_parts,
     longest_first,
 )
-from fedmpi.core.records import SavedState
 from fedmpi.core.reduce import RankWork
 from fedmpi.core.worker import Trainer
-from fedmpi.records.checkpoint import Checkpoint
 from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5
@@ -89,18 +84,6 @@ def test_the_step_cost_is_the_least_squares_fit_drawn_towards_what_is_assumed():
     assert learner.as_array() == pytest.approx([step / row, 1.0], rel=1e-6)
 
 
-def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():
-    shares = Machine(8.0, [1.0, 0.5, 1.0]).run(BalanceLearner(3), 12)
-    assert shares == pytest.approx([0.4, 0.2, 0.4], rel=0.1)
-
-
-def test_a_change_of_speed_is_followed():
-    machine, learner = Machine(8.0, [1.0, 1.0]), BalanceLearner(2)
-    assert machine.run(learner, 30) == pytest.approx([0.5, 0.5], abs=0.03)
-    machine.speeds = np.array([1.0, 3.0])
-    assert machine.run(learner, 80) == pytest.approx([0.25, 0.75], abs=0.04)
-
-
 def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
     """After 60 rounds at new speeds the 200 before them weigh 0.95 ** 60 = 5 %; unforgotten they would decide."""
     learner, generator = BalanceLearner(2), np.random.default_rng(2)
@@ -155,30 +138,6 @@ def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_work
     assert learner.state()[STATE].shape == (3, 6)
     assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
     assert more.as_array()[1:] == pytest.approx(np.ones(5))
-
-
-def test_a_resumed_run_goes_on_with_what_was_learned():
-    config = load_config(None, ["data.shards=digits:clients=6", "model.hidden=[4]", "participation.clients=all"])
-    first, second = (Experiment.connect(config) for _ in range(2))
-    for experiment in (first, second):
-        experiment.decisions.balance = BalanceLearner(3)
-    Machine(40.0, [1.5, 1.0, 0.5]).run(first.decisions.balance, 20)
-    tensors, header = SavedState(first, None).gathered()
-    SavedState(second, None).share(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
-    first.close()
-    second.close()
-    assert second.decisions.balance.as_array() == pytest.approx(first.decisions.balance.as_array(), rel=1e-3)
-
-
-def test_what_is_sent_is_received():
-    received = Balance.from_array(Balance(12.5, np.array([0.5, 1.5])).as_array())
-    assert received.step_rows == 12.5 and received.speeds is not None and received.speeds.tolist() == [0.5, 1.5]
-    assert received.facts() == {"step_rows": 12.5, "worker_speeds": [0.5, 1.5]}
-
-
-def test_equal_parts_follow_the_learned_speeds_of_their_workers():
-    offsets = np.arange(0, 6001, 10)
-    assert np.diff(offsets[equal_parts(offsets, 3, speeds=np.array([1.5, 0.75, 0.75]))]).tolist() == [3000, 1500, 1500]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "auto"])

@@ -33,14 +33,6 @@ def test_nobody_has_more_than_the_largest_cost_above_anybody_else(costs: np.ndar
     assert loads.max() - loads.min() <= costs.max()
 
 
-def test_a_large_cohort_is_dealt_out_as_evenly():
-    costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
-    loads = np.bincount(longest_first(costs, 7), costs)
-    assert loads.max() < 1.001 * loads.mean()
-    falling = np.arange(5.0 * LONGEST_FIRST_UP_TO, 0, -1)
-    assert np.ptp(np.bincount(longest_first(falling, 8), falling)) < 50
-
-
 def test_the_head_start_of_worker_0_is_made_up_for():
     owners = longest_first(np.ones(30), 3, head_start=6.0)
     assert np.bincount(owners).tolist() == [6, 12, 12]
@@ -59,21 +51,7 @@ def test_parts_cover_the_cohort_and_miss_their_share_by_less_than_a_client(sizes
         assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
 
 
-def test_a_worker_with_much_else_to_do_gets_no_part():
-    assert equal_parts(np.arange(11), 3, head_start=40.0).tolist() == [0, 0, 5, 10]
-
-
 SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
-
-
-@settings(max_examples=60, deadline=None)
-@given(COSTS, st.integers(1, 9), st.floats(0, 500))
-def test_equal_speeds_change_nothing(costs: np.ndarray, workers: int, head: float):
-    for speed in (1.0, 0.25):
-        alike = np.full(workers, speed)
-        assert np.array_equal(longest_first(costs, workers, head, alike), longest_first(costs, workers, head))
-        offsets = np.concatenate([[0], np.cumsum(costs + 1)]).astype(np.int64)
-        assert np.array_equal(equal_parts(offsets, workers, head, alike), equal_parts(offsets, workers, head))
 
 
 @settings(max_examples=60, deadline=None)
@@ -174,15 +152,3 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
         rows.append(300 * sizes[worker.assigned(plan)].sum() / sizes.sum())
     experiment.close()
     assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
-
-
-def test_only_in_rounds_that_begin_with_an_evaluation_does_its_worker_train_less():
-    """Every third round's model is evaluated in the round that follows: rounds 3 and 6, counted from 0."""
-    shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=3")
-    experiment = Experiment.connect(load_config(None, [*shards, "rounds=9", "model.hidden=[8]"]))
-    worker, fewer = experiment.trainer.worker, []
-    worker.layout, worker.index, worker.evaluation_cost = Layout(np.arange(3) * 30, 0, True, True), 0, 500.0
-    for t in range(8):
-        fewer.append(len(worker.members(experiment.decisions.plan(t))) < 28)
-    experiment.close()
-    assert np.flatnonzero(fewer).tolist() == [3, 6]

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 
-from fedmpi.clients.cohort import inclusion_by_norm
 from fedmpi.clients.devices import DROP_OUT
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
@@ -29,14 +28,6 @@ def test_fedavg_weights_participants_by_their_size():
     weights = plan.coefficients * SIZES[plan.clients]
     assert plan.per_sample and plan.normalise
     assert np.allclose(weights / weights.sum(), SIZES[plan.clients] / SIZES[plan.clients].sum())
-
-
-def test_the_weighted_preset_counts_a_client_drawn_twice_twice():
-    plan = planner("preset=fedavg-weighted", "participation.count=8").plan(0)
-    assert not plan.per_sample
-    assert np.isclose(plan.coefficients.sum(), 1)
-    assert np.allclose(plan.coefficients * 8, np.rint(plan.coefficients * 8))
-    assert len(plan.clients) < 8
 
 
 def test_fedsampling_uses_all_clients_and_divides_by_the_samples_wanted():
@@ -82,12 +73,6 @@ def test_the_accounts_count_the_rows_that_are_drawn_in_the_round():
         assert np.flatnonzero(after - before).tolist() == drawn.tolist()
 
 
-def test_the_accounts_count_a_client_as_often_as_it_is_drawn():
-    drawn = planner("preset=fedavg-weighted", "participation.count=8", "logging.diagnostics=true")
-    assert len(drawn.plan(0).clients) < 8
-    assert drawn.accounts.usage.clients.sum() == 8  # type: ignore[union-attr]
-
-
 def test_accounts_go_on_where_a_checkpoint_left_them():
     settings = ["preset=fedsampling", "samples.wanted=25", "samples.threshold=40", "logging.diagnostics=true"]
     first, second = planner(*settings), planner(*settings)
@@ -131,12 +116,6 @@ def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings:
     assert not silent.sends_coming and not silent.plan(0).coming.size
 
 
-def test_a_plan_made_ahead_for_another_round_is_not_used():
-    made = planner("preset=fedavg-weighted", "participation.count=4")
-    made.prepare(1)
-    assert made.plan(2).round == 2
-
-
 @pytest.mark.parametrize(
     "settings, values",
     [
@@ -153,22 +132,6 @@ def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | 
     assert np.array_equal(received.coefficients, plan.coefficients)
     if values is not None:
         assert arrays[2].size + arrays[3].size == values
-
-
-def test_a_plan_survives_the_way_to_another_rank():
-    plan = planner("preset=fedavg", "participation.count=3").plan(5)
-    received = Plan.from_arrays(plan.arrays())
-    assert (received.round, received.lr, received.probability) == (5, plan.lr, plan.probability)
-    assert np.array_equal(received.clients, plan.clients)
-    assert np.array_equal(received.coefficients, plan.coefficients)
-    assert (received.per_sample, received.normalise) == (plan.per_sample, plan.normalise)
-
-
-def test_cohorts_differ_between_rounds_and_repeat_for_a_seed():
-    first, second = planner("preset=fedavg", "participation.count=4"), planner("preset=fedavg", "participation.count=4")
-    cohorts = [first.plan(t).clients.tolist() for t in range(10)]
-    assert cohorts == [second.plan(t).clients.tolist() for t in range(10)]
-    assert len({tuple(c) for c in cohorts}) > 1
 
 
 @pytest.mark.parametrize(
@@ -250,14 +213,6 @@ def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
     first, second = (opened.plan(t, strata).facts for t in range(2))
     assert first["samples_used"] == first["sample_use_effective"] == 1.0
     assert second["sample_use_effective"] < 1.0
-
-
-@pytest.mark.parametrize("design", ["systematic", "sequential"])
-def test_importance_draws_follow_the_design_asked_for(design: str):
-    made = planner("participation.clients=importance", "participation.count=3", f"participation.design={design}")
-    norms = np.array([1.0, 8.0, 2.0, 0.5, 3.0, 1.0, 4.0, 2.0])
-    cohort = made.cohorts.draw(4, make_strata(np.zeros(8, np.int64), None, norms)).cohort
-    assert cohort.inclusion == pytest.approx(inclusion_by_norm(norms, 3, design)[cohort.clients])
 
 
 def test_who_drops_out_is_decided_anew_in_every_round_by_the_rounds_own_stream():

@@ -13,8 +13,7 @@ from data_prep.partitions import Partition
 from data_prep.writer import write_shards
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.data import shards
-from fedmpi.data.digits import open_digits
-from fedmpi.data.opening import open_store
+from fedmpi.data.opening import open_digits, open_store
 from fedmpi.data.shardfile import MOST_BYTES, MOST_RANGES, NEIGHBOURS, ReadRequest, read_ahead
 from tests.data.conftest import small_raw
 

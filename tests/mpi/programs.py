@@ -210,45 +210,6 @@ def combined_updates(folder: str) -> None:
     cluster.close()
 
 
-def combined_memory() -> None:
-    """All updates of a round come from rank 1: every rank's memory grows by its share of them, and by few vectors."""
-    import torch
-
-    from fedmpi.aggregation.combiners import Combiner
-    from fedmpi.aggregation.combining import CombinedSum
-    from fedmpi.aggregation.exact import FloatSum
-    from fedmpi.common.plan import Plan
-    from fedmpi.common.registry import resolve
-
-    cluster, values, clients = Cluster.connect(), 1 << 20, 90
-    total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-    base = torch.randn(values, generator=torch.Generator().manual_seed(5))
-    before = 0
-    for name, options in {"krum": {"byzantine": 2}, "norm-clip": {"bound": 3.0}}.items():
-        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
-        for taking_part in (7, clients):  # the small round touches what a round needs whatever its size
-            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts again
-            kept.reset()
-            kept.begin(Plan(0, 0.1, np.arange(taking_part), np.zeros(taking_part), False, True), torch.zeros(values))
-            for client in range(taking_part if cluster.rank == 1 else 0):
-                kept.add(base * (1 + client / 100), 1.0, client)
-            kept.flush()
-            cluster.reduce_tensor()
-            before = before or _resident("VmRSS")
-        grown, vector = _resident("VmHWM") - before, 4 * values
-        share, block = clients * vector / cluster.size, clients * vector / 64
-        line = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
-        sys.stdout.write(f"{line}\n")
-        assert 0.9 * share < grown < share + 4 * vector + 16 * block, line
-    cluster.close()
-
-
-def _resident(name: str) -> int:
-    """Bytes of this process's memory, as the system counts it under this name."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name))
-
-
 def gpus_without_cuda_aware_mpi() -> None:
     """What all ranks decide when their tensors lie on GPUs and this MPI does not read them; no GPU is touched."""
     import torch

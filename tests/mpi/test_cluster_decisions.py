@@ -1,4 +1,7 @@
-"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours."""
+"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours.
+
+A wait that is known to be long takes no core: asleep at once, and woken by what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -208,3 +211,18 @@ def test_a_long_wait_is_nearly_all_sleep_and_no_sleep_is_long(seconds: float, mo
 def test_waiting_gives_up_at_its_limit():
     assert wait_until(lambda: True)
     assert not wait_until(lambda: False, limit=0.01)
+
+
+@pytest.mark.parametrize(("long", "asked", "yields"), [(True, 1 + 4, 0), (False, 200 + 4, 1)])
+def test_a_long_wait_sleeps_at_once(long: bool, asked: int, yields: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, yielded, slept = [], [], []
+    monkeypatch.setattr(os, "sched_yield", lambda: yielded.append(len(calls)))
+
+    def arrived() -> bool:
+        calls.append(len(slept))
+        return bool(slept)
+
+    assert wait_until(arrived, pause=slept.append, long=long)
+    assert len(slept) == 1
+    assert calls.count(0) >= asked and (calls.count(0) == asked) == long
+    assert bool(yielded) == bool(yields)

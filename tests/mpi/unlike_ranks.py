@@ -27,7 +27,6 @@ from fedmpi.core import experiment, placement
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.core.placement import agree_on_work
-from fedmpi.core.worker import Worker
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
@@ -69,12 +68,6 @@ def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     return run(f"{FEDAVG} topology.placement=shared")
 
 
-def another_opinion_of_sharing(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 2 would say of itself that data is shared; the others that it is not."""
-    patch.setattr(placement, "shares_data", lambda *_: rank == 2)
-    return run(f"{FEDAVG} server.trains=never")
-
-
 def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 0 sees 8 GPUs, rank 2 only 2: too few for the 3 ranks of its node."""
     patch.setattr(torch.cuda, "device_count", lambda: 8 - 3 * rank)
@@ -87,11 +80,6 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
     patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
-    return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
-
-
-def draws_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
@@ -128,13 +116,6 @@ def left_out(rank: int, patch: Patch) -> dict[str, Any]:
     return run(FEDAVG)
 
 
-def no_samples(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 believes that a participant of its own has no samples."""
-    own = Worker.tasks
-    patch.setattr(Worker, "tasks", lambda *about: own(*about)[: -1 if rank == 1 else None])
-    return run(FEDAVG)
-
-
 def visited_once_too_often(rank: int, patch: Patch) -> dict[str, Any]:
     own = relay._Relay.visit
 
@@ -158,19 +139,6 @@ def another_model(rank: int, patch: Patch) -> dict[str, Any]:
 
     patch.setattr(Simulation, "_apply", apply)
     return run(f"{FEDAVG} checkpoint.every=1")
-
-
-def another_model_at_the_end(rank: int, patch: Patch) -> dict[str, Any]:
-    """The same in a run that saves no checkpoint."""
-    own = Simulation._apply
-
-    def apply(simulation: Simulation, plan: Plan, totals: Any) -> None:
-        own(simulation, plan, totals)
-        if rank == 1 and plan.round == 1:
-            simulation.model[0] += 1
-
-    patch.setattr(Simulation, "_apply", apply)
-    return run(f"{FEDAVG} checkpoint.every=0")
 
 
 def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
@@ -201,18 +169,14 @@ def too_many(rank: int, patch: Patch) -> dict[str, Any]:
 SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     alike,
     another_opinion_of_the_server,
-    another_opinion_of_sharing,
     unlike_numbers_of_gpus,
     coupling_found_by_one,
-    draws_found_by_one,
     engines_timed_unlike,
     a_gpu_on_one,
     another_layout,
     left_out,
-    no_samples,
     visited_once_too_often,
     another_model,
-    another_model_at_the_end,
     another_vector_of_the_server,
     a_part_of_ones_own_by_rank,
     too_many,
