@@ -26,6 +26,15 @@ SHORT = 64
 """Terms that are summed in float32 before their sum goes into one of float64."""
 
 
+FRACTION_BITS = 40
+LIMB_BITS = 12
+WHOLE_LIMBS = 5
+FRACTION_LIMBS = 4
+MOST_RANKS = 2 ** (24 - LIMB_BITS)
+LARGEST = 2.0**50
+Reducible = NDArray[np.float32] | Ints
+
+
 class Accumulator(Protocol):
     """A running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
 
@@ -228,16 +237,6 @@ class Staging:
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
-
-
-FRACTION_BITS = 40
-LIMB_BITS = 12
-WHOLE_LIMBS = 5
-FRACTION_LIMBS = 4
-MOST_RANKS = 2 ** (24 - LIMB_BITS)
-LARGEST = 2.0**50
-
-Reducible = NDArray[np.float32] | Ints
 
 
 def check_ranks(ranks: int) -> None:

@@ -55,6 +55,10 @@ Population = Literal["samples", "clients"]
 GRID_BITS = 40
 
 
+SMALLEST_LOSS = 1e-10
+"""Powers below zero of a loss that is zero would be infinite."""
+
+
 @weights(name="samples", per_sample=True)
 def samples(cohort: Cohort, sizes: Ints) -> Floats:
     """In proportion to the samples used (McMahan et al. 2017, Algorithm 1).
@@ -235,10 +239,6 @@ def _stratum_weights(cohort: Cohort) -> Floats:
     h = cohort.stratum
     weights: Floats = of_stratum[h] / (drawn[h] * represented[h])
     return weights
-
-
-SMALLEST_LOSS = 1e-10
-"""Powers below zero of a loss that is zero would be infinite."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
+Design = Literal["systematic", "sequential"]
+SEQUENTIAL_UP_TO = 1000  # clients of one population: the inclusion probabilities cost O(N²)
+
 
 @dataclass(frozen=True, eq=False)
 class StrataSummary:
@@ -247,11 +250,6 @@ def _without_replacement(generator: np.random.Generator, sizes: Ints, candidates
 
 def _indices(available: Ints | int) -> Ints:
     return np.arange(available, dtype=np.int64) if isinstance(available, int) else available
-
-
-Design = Literal["systematic", "sequential"]
-
-SEQUENTIAL_UP_TO = 1000  # clients of one population: the inclusion probabilities cost O(N²)
 
 
 def importance(

@@ -26,6 +26,11 @@ MAX_ITERATIONS = 300
 WORKING_VALUES = 1 << 20  # gradient values handled at once; working memory is about 32 bytes for each
 
 
+FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
+PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered as they are: 80 MB
+DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
+
+
 class Compressed(NamedTuple):
     """Compressed gradients of k clients."""
 
@@ -175,12 +180,6 @@ def _nearest(values: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArr
     for threshold in thresholds.T:
         index += values > threshold[:, None].astype(np.float32)
     return index
-
-
-FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
-
-PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered as they are: 80 MB
-DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
+Share = Annotated[float, Field(ge=0, le=1)]
+LEAST_UTILITY = 1e-12
+"""Of a client without any loss, which may be drawn all the same where it is among the best."""
+
 
 @client_sampler(name="all")
 def all_clients(view: View) -> Cohort:
@@ -128,11 +132,6 @@ def clustered_by_size(view: View) -> Cohort:
 def _by_size(sizes: Ints) -> Ints:
     """Places of the clients from the largest to the smallest, equal ones in their order."""
     return np.argsort(-sizes, kind="stable")
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-LEAST_UTILITY = 1e-12
-"""Of a client without any loss, which may be drawn all the same where it is among the best."""
 
 
 @client_sampler(name="power-of-choice", measures=("loss",))

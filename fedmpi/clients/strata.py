@@ -24,6 +24,9 @@ Rule = Literal["proportional", "neyman", "equal"]
 SpreadKind = Literal["std", "pairwise"]
 
 
+Draw = Literal["uniform", "importance"]
+
+
 @dataclass(frozen=True)
 class Allocation:
     """Participants per stratum."""
@@ -227,9 +230,6 @@ def _mean_distance(vectors: NDArray[np.floating]) -> float:
 
     total = sum(float(part.sum(dtype=np.float64)) for part in pairwise_distances_chunked(vectors))
     return total / (len(vectors) * (len(vectors) - 1))
-
-
-Draw = Literal["uniform", "importance"]
 
 
 @dataclass(frozen=True, eq=False)

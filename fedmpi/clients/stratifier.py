@@ -41,6 +41,12 @@ DROPPED = -1
 DISTANCES_UP_TO = 12_000  # clients whose distances to each other are computed at once (float32: 576 MB)
 
 
+log = logging.getLogger("fedmpi")
+ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
+MOST_NOISE = 0.25
+"""Share of clients in no cluster of OPTICS above which a run warns."""
+
+
 def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Ints:
     """Strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
 
@@ -147,13 +153,6 @@ def _numbered(labels: NDArray[np.integer]) -> Ints:
     """The same partition with its parts numbered 0, 1, … in order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse].astype(np.int64)
-
-
-log = logging.getLogger("fedmpi")
-ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
-
-MOST_NOISE = 0.25
-"""Share of clients in no cluster of OPTICS above which a run warns."""
 
 
 class Stratifier:

@@ -25,6 +25,11 @@ AT_MOST = 0.1
 """A difference above this is never taken for rounding."""
 
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+FIXED_WORKSPACE = ":4096:8"
+"""One of the two settings with which cuBLAS repeats its results; read when a process first uses cuBLAS."""
+
+
 def explained_by_rounding(apart: float, moved: Callable[[Tensor], float], values: Tensor) -> bool:
     """Whether a calculation alone, from values that are off by a rounding, moves about as far as two ways lie apart."""
     if not apart <= AT_MOST:
@@ -36,11 +41,6 @@ def explained_by_rounding(apart: float, moved: Callable[[Tensor], float], values
         if apart <= TIMES * moved(values * (1 + unit * sides.to(values))):
             return True
     return False
-
-
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-FIXED_WORKSPACE = ":4096:8"
-"""One of the two settings with which cuBLAS repeats its results; read when a process first uses cuBLAS."""
 
 
 def repeat_results() -> None:

@@ -11,6 +11,8 @@ import numpy as np
 
 from fedmpi.common.types import Floats, Ints
 
+SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
+
 
 @dataclass(frozen=True)
 class Evenness:
@@ -74,9 +76,6 @@ class Usage:
     def record_samples(self, positions: Ints) -> None:
         """Count the samples at these global positions, once for every occurrence."""
         np.add.at(self.samples, positions, 1)
-
-
-SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
 
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:

@@ -18,6 +18,13 @@ LAMBDA = "<lambda>"
 """What Python calls every lambda."""
 
 
+NOT_THEIRS = (
+    Path(__file__).resolve().parents[1],
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+)
+"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
+
+
 def object_name(chosen: Any) -> str:
     """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
     chosen = as_written(chosen)
@@ -83,13 +90,6 @@ def _lines_of_lambda(chosen: Any) -> str:
 def as_written(chosen: Any) -> Any:
     """What its author wrote, and perhaps decorated: of a partial what it binds."""
     return chosen.func if isinstance(chosen, partial) else chosen
-
-
-NOT_THEIRS = (
-    Path(__file__).resolve().parents[1],
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
-)
-"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
 
 
 def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:

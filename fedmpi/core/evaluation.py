@@ -65,6 +65,14 @@ MOST_ROWS = 2000
 NAMES = {"test": "test", "val": "validation"}
 
 
+log = logging.getLogger("fedmpi")
+FINE_TUNING = 1 << 24
+"""The visit whose random streams fine-tuning draws from: beyond those of any mediator."""
+CELLS_AT_ONCE = 1 << 22
+"""Class counts looked at together."""
+SumsOfClients = Callable[[Ints], Floats]
+
+
 def task_metrics(config: Config) -> list[Metric]:
     """What a run measures: what its kind of task always does, and what else `task.metrics` names."""
     always = KINDS[config.task.kind].metrics
@@ -143,16 +151,6 @@ class EvaluatedParts:
         if found[0].numel() * found[0].element_size() <= RESIDENT_BYTES:
             self._kept[part] = found
         return found
-
-
-log = logging.getLogger("fedmpi")
-
-FINE_TUNING = 1 << 24
-"""The visit whose random streams fine-tuning draws from: beyond those of any mediator."""
-CELLS_AT_ONCE = 1 << 22
-"""Class counts looked at together."""
-
-SumsOfClients = Callable[[Ints], Floats]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,30 @@ SHARED_BYTES = 2 << 30
 """Data of a node's ranks up to which "auto" lets every one of them keep all of it."""
 
 
+STEP_ROWS = 8.0
+"""A step costs as much as this many more rows in its batch (measured: 6 to 12 for small dense and convolutional
+networks)."""
+LONGEST_FIRST_UP_TO = 4096
+"""Participants up to which the exact rule's loop is worth its time; more are dealt out in turns, as evenly."""
+COMPARISONS = 1 << 14
+"""Participants times workers up to which the same holds where workers differ in speed and all have to be compared."""
+DEALS = 8
+"""Parts in which the others are then dealt out, each making up for what the one before left uneven."""
+MEMORY = 0.95
+"""Weight of a round in what is learned a round later: the last twenty rounds count most."""
+MOST_STEP_ROWS = 1000.0
+SLOWEST = 50.0
+"""A worker is taken to be at most this much slower or faster than the average one."""
+TRUST = 1e-4
+"""How much the values assumed beforehand weigh beside measured ones: they decide where measurements say nothing."""
+NOISE, LIKELY = 0.1, 30.0
+"""Assumed errors: of measured seconds, relative, and of STEP_ROWS, in rows. Where all batches are of one size, rows and
+steps tell too little apart, and noise alone would send the cost of a step from one bound to the other."""
+PASSES = 3
+"""Turns of the fit after a round; it goes on from the last one."""
+STATE = "balance.rounds"
+
+
 @dataclass(frozen=True)
 class Layout:
     """The workers of a job."""
@@ -218,17 +242,6 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
     return -cluster.maximum(-torch.cuda.device_count())
 
 
-STEP_ROWS = 8.0
-"""A step costs as much as this many more rows in its batch (measured: 6 to 12 for small dense and convolutional
-networks)."""
-LONGEST_FIRST_UP_TO = 4096
-"""Participants up to which the exact rule's loop is worth its time; more are dealt out in turns, as evenly."""
-COMPARISONS = 1 << 14
-"""Participants times workers up to which the same holds where workers differ in speed and all have to be compared."""
-DEALS = 8
-"""Parts in which the others are then dealt out, each making up for what the one before left uneven."""
-
-
 def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]:
     """The gradients of one sample and the steps that each participant is."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
@@ -322,21 +335,6 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
     boundaries: Ints = np.where(targets - offsets[before] < offsets[after] - targets, before, after)
     boundaries[0], boundaries[-1] = 0, len(offsets) - 1
     return boundaries
-
-
-MEMORY = 0.95
-"""Weight of a round in what is learned a round later: the last twenty rounds count most."""
-MOST_STEP_ROWS = 1000.0
-SLOWEST = 50.0
-"""A worker is taken to be at most this much slower or faster than the average one."""
-TRUST = 1e-4
-"""How much the values assumed beforehand weigh beside measured ones: they decide where measurements say nothing."""
-NOISE, LIKELY = 0.1, 30.0
-"""Assumed errors: of measured seconds, relative, and of STEP_ROWS, in rows. Where all batches are of one size, rows and
-steps tell too little apart, and noise alone would send the cost of a step from one bound to the other."""
-PASSES = 3
-"""Turns of the fit after a round; it goes on from the last one."""
-STATE = "balance.rounds"
 
 
 @dataclass(frozen=True)

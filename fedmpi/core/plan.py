@@ -53,6 +53,10 @@ from fedmpi.privacy.updates import GaussianAccountant, adds_noise, draws_in_secr
 from fedmpi.samples.built_in_rules import used_counts
 from fedmpi.samples.row_rule import RowRule
 
+log = logging.getLogger("fedmpi")
+Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
+TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
+
 
 class Accounts:
     """The server's accounts of a run."""
@@ -153,9 +157,6 @@ class Accounts:
 
 def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
     return {name.removeprefix(prefix): value.numpy() for name, value in state.items() if name.startswith(prefix)}
-
-
-log = logging.getLogger("fedmpi")
 
 
 def rate_of(config: Config, t: int) -> float:
@@ -395,10 +396,6 @@ class Planner:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("round %d: %s (said once)", t, message)
-
-
-Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
-TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 class Inquiry:

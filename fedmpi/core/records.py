@@ -43,6 +43,9 @@ from fedmpi.updates.traffic import paper_formula, round_links
 log = logging.getLogger("fedmpi")
 
 
+OnRound = Callable[[Record], Any]
+
+
 def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
     """The round's record, without what evaluation adds."""
     sums, facts = totals.sums, experiment.data_facts
@@ -152,9 +155,6 @@ def summary_facts(experiment: Experiment) -> Record:
         "versions": versions(cluster.mpi),
         "git_commit": git_commit(),
     }
-
-
-OnRound = Callable[[Record], Any]
 
 
 class Listener:

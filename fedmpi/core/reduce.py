@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,24 +38,16 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.privacy.updates import add_noise, adds_noise, planned_participants
 
-SUMS = (
-    "weight",
-    "clients",
-    "samples",
-    "steps",
-    "loss_sum",
-    "loss_count",
-    "stop",
-    "visits",
-    "hops",
-    "diverged",
-    "power",
-)
-ATTENDED = ("places", "due")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
+ATTENDED = ("power", "places", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
 """Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
+
+
+LARGEST_POWER = 1023
+"""Of two, among floats."""
 
 
 @dataclass(frozen=True)
@@ -166,32 +158,13 @@ class RoundSum:
         self.updates.flush()
         for vectors in self.further.values():
             vectors.flush()
-        judged = self.own if isinstance(self.own, JudgedSum) else None
-        sums = [
-            report.weight if judged is None else judged.weight,
-            report.clients,
-            report.samples,
-            report.steps,
-            report.loss_sum,
-            report.loss_count,
-            float(stop),
-            relayed.visits if relayed else 0,
-            relayed.hops if relayed else 0,
-            report.diverged,
-            0 if judged is None else judged.power,
-            work.places,
-            work.due,
-        ]
-        moments = observer.moments() if observer else UpdateMoments()
-        observed = [
-            observer.clipped if observer else 0,
-            moments.weight,
-            moments.weighted_squares,
-            moments.term_squares,
-            moments.weighted_gain,
-        ]
+        judged, moments = self.own, observer.moments() if observer else UpdateMoments()
+        weight, power = (judged.weight, judged.power) if isinstance(judged, JudgedSum) else (report.weight, 0)
+        visits, hops, idle_seconds = (relayed.visits, relayed.hops, relayed.idle_seconds) if relayed else (0, 0, 0.0)
+        done = [weight, report.clients, report.samples, report.steps, report.loss_sum, report.loss_count]
+        sums = [*done, float(stop), visits, hops, report.diverged, power, work.places, work.due]
+        observed = [observer.clipped if observer else 0, *astuple(moments)]
         ranks = np.zeros((PER_RANK, self.cluster.size))
-        idle_seconds = relayed.idle_seconds if relayed else 0.0
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.rows, work.steps
         further = [0.0 if numbers is None else numbers[name] for name in self.numbers]
         metrics = np.concatenate([sums, observed, ranks.ravel(), further])
@@ -253,10 +226,6 @@ def _disagree(plan: Plan, what: str) -> None:
     raise RanksDisagree(
         f"round {plan.round}: {what}: the ranks do not work on the same plan with the same data, and the run is ended"
     )
-
-
-LARGEST_POWER = 1023
-"""Of two, among floats."""
 
 
 class ServerStep:

@@ -45,6 +45,10 @@ MOVED_BYTES = 64 << 20
 """Of records that travel at once, over all ranks."""
 
 
+FORWARDS_PER_GRADIENT = 3
+"""Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
+
+
 class Homes:
     """The rank that keeps each client's record."""
 
@@ -367,10 +371,6 @@ class Worker:
             drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()))
             known = self._answered = plan, members, replace(drawn, members=members[drawn.members])
         return known[2]
-
-
-FORWARDS_PER_GRADIENT = 3
-"""Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
 
 
 class Trainer:

@@ -39,6 +39,16 @@ Targets = Literal["classification", "tokens", "multilabel", "regression"]
 MOST_CLASSES = 1 << 22
 
 
+WRITER = "data_prep.arrays_saved"
+"""What writes shards."""
+LARGEST_BYTE = 255.0
+CHANNELS = (1, 3, 4)
+"""Values that an axis of channels commonly has."""
+MOST_COUNTS = 1 << 31
+"""Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
+MOST_CLIENTS = 1 << 30
+
+
 def targets_like(y: AnyArray, declared: str | None) -> str:
     """What targets (n, …) are: as said, or as they look."""
     if declared is not None and declared not in TARGETS:
@@ -105,16 +115,6 @@ def _classes_of(what: str, y: AnyArray) -> Ints:
         wrong = y.min() if y.min() < 0 else y.max()
         raise UserError(f"{what} holds the label {wrong}: classes are numbered from 0 on without gaps")
     return y.astype(np.int64)
-
-
-WRITER = "data_prep.arrays_saved"
-"""What writes shards."""
-LARGEST_BYTE = 255.0
-CHANNELS = (1, 3, 4)
-"""Values that an axis of channels commonly has."""
-MOST_COUNTS = 1 << 31
-"""Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
-MOST_CLIENTS = 1 << 30
 
 
 class ArrayShard(ShardData):

@@ -42,6 +42,13 @@ MOST_BYTES = 256 << 20
 """What is asked for at once at most: pages that nobody has room for would be dropped before they are read."""
 
 
+WHOLE, NAMES, NUMBERS = "iu", "iuS", "biuf"
+KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts", NUMBERS: "numbers"}
+"""Kinds of dtypes, and their names."""
+H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
+"""What h5py raises when a file is damaged."""
+
+
 @dataclass(frozen=True)
 class ReadRequest:
     """Ranges of a mapped file."""
@@ -74,13 +81,6 @@ def read_ahead(requests: Sequence[ReadRequest]) -> None:
 def physical_memory() -> int:
     """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-WHOLE, NAMES, NUMBERS = "iu", "iuS", "biuf"
-KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts", NUMBERS: "numbers"}
-"""Kinds of dtypes, and their names."""
-H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
-"""What h5py raises when a file is damaged."""
 
 
 @dataclass(frozen=True)

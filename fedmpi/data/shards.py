@@ -30,6 +30,10 @@ from fedmpi.data.shardfile import (
 VALUES_AT_ONCE = 1 << 22
 
 
+Samples = tuple[AnyArray, AnyArray]
+_CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
+
+
 def check_features(path: Path, x: AnyArray, description: DataDescription) -> None:
     """Refuse features (n, …) that are not finite, or token ids outside the vocabulary."""
     if x.dtype == np.uint8 or not x.size:
@@ -60,11 +64,6 @@ def check_counts(path: Path, shard: ShardData, classes: int) -> None:
             raise UserError(
                 f"the class counts of client {first + wrong[0]} in {path} are not those of its labels: {REPREPARE}"
             )
-
-
-Samples = tuple[AnyArray, AnyArray]
-
-_CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
 
 
 class ShardStore:

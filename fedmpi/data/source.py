@@ -37,6 +37,10 @@ LEAST_SHARED = 1 << 14
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
+SECONDS = 5.0
+"""Between two looks at the files; before a checkpoint and at the end they are always looked at."""
+
+
 class Normaliser:
     """Stored features to model input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32, int32
     unchanged.
@@ -230,10 +234,6 @@ class Residence:
             return False
         self._left -= nbytes
         return True
-
-
-SECONDS = 5.0
-"""Between two looks at the files; before a checkpoint and at the end they are always looked at."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,19 @@ from fedmpi.common.types import AnyArray, Floats, Ints
 Counts = NDArray[np.integer]
 
 
+STATISTICS_ROWS = 20_000
+"""Evenly spaced rows that are read."""
+ROWS_AT_ONCE = 512
+SMALLEST_COLUMN_STD = 1e-30
+Hashes = npt.NDArray[np.uint64]
+TRAINING, VALIDATION, TESTING = "training", "validation", "test"
+COMPARED = ((TESTING, TRAINING), (TESTING, VALIDATION), (VALIDATION, TRAINING))
+"""Samples of the first part that the second part holds, too, are counted."""
+WORDS_AT_ONCE = 1 << 16
+NAMED = 10
+_SHIFT, _FACTOR = np.uint64(32), np.uint64(0xD6E8FEB86659FD93)
+
+
 def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
     """The distribution that mediators should come close to.
 
@@ -135,12 +148,6 @@ def pooled_counts(class_counts: Ints, groups: Ints) -> Ints:
     return pooled
 
 
-STATISTICS_ROWS = 20_000
-"""Evenly spaced rows that are read."""
-ROWS_AT_ONCE = 512
-SMALLEST_COLUMN_STD = 1e-30
-
-
 def statistics(
     read: Callable[[Ints], AnyArray],
     rows: Ints,
@@ -171,15 +178,6 @@ def statistics(
     smallest = SMALLEST_COLUMN_STD if columns else 1e-8
     std[(least == most) | (std < smallest)] = 1.0  # of a constant channel rounding may leave more than that
     return tuple(float(value) for value in mean + offset), tuple(float(value) for value in std)
-
-
-Hashes = npt.NDArray[np.uint64]
-TRAINING, VALIDATION, TESTING = "training", "validation", "test"
-COMPARED = ((TESTING, TRAINING), (TESTING, VALIDATION), (VALIDATION, TRAINING))
-"""Samples of the first part that the second part holds, too, are counted."""
-WORDS_AT_ONCE = 1 << 16
-NAMED = 10
-_SHIFT, _FACTOR = np.uint64(32), np.uint64(0xD6E8FEB86659FD93)
 
 
 def sample_hashes(x: AnyArray) -> Hashes:

@@ -28,6 +28,15 @@ BYTES = 64
 CALLS = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
 
 
+log = logging.getLogger(__name__)
+LINE = 64 + BYTES
+"""Bytes of a rank: its numbers in a cache line of their own, then its semaphore."""
+COME, WANTED = 0, 1
+"""Numbers of a rank: how far it has come, and how far all others must have come to wake it (0: it is awake)."""
+LONGEST_REST = 0.05
+"""Seconds after which a sleeper looks by itself, and lets MPI go on with what it may have begun."""
+
+
 class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -78,16 +87,6 @@ class Semaphore:
         until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + round(1e9 * seconds)
         limit = _Time(until // 10**9, until % 10**9)
         self._library.sem_clockwait(self._address, time.CLOCK_MONOTONIC, ctypes.byref(limit))
-
-
-log = logging.getLogger(__name__)
-
-LINE = 64 + BYTES
-"""Bytes of a rank: its numbers in a cache line of their own, then its semaphore."""
-COME, WANTED = 0, 1
-"""Numbers of a rank: how far it has come, and how far all others must have come to wake it (0: it is awake)."""
-LONGEST_REST = 0.05
-"""Seconds after which a sleeper looks by itself, and lets MPI go on with what it may have begun."""
 
 
 class Board:

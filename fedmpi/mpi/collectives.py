@@ -39,6 +39,14 @@ DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
 
 
+EAGER_TESTS = 200
+YIELDING_SECONDS = 1e-3
+TESTS_PER_POLL = 4
+SLEEP_SHARE = 0.1
+SHORTEST_SLEEP = 50e-6
+LONGEST_SLEEP = 2e-3
+
+
 def header_of(array: AnyArray) -> Ints:
     """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
     if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
@@ -134,14 +142,6 @@ def exchange_parts(
         return [values, (counts, np.cumsum(counts) - counts), kind]
 
     comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))
-
-
-EAGER_TESTS = 200
-YIELDING_SECONDS = 1e-3
-TESTS_PER_POLL = 4
-SLEEP_SHARE = 0.1
-SHORTEST_SLEEP = 50e-6
-LONGEST_SLEEP = 2e-3
 
 
 def wait_until(

@@ -45,6 +45,12 @@ LONGEST_SLEEP_AFTER = 32e-3
 core (MPICH and Open MPI, 2 busy cores)."""
 
 
+Ranks = tuple[int, ...]
+MOST_COMMUNICATORS = 1024
+"""Of all ranks together: whatever contexts two members hold, one is left for both of them."""
+TAGS = 32768  # the MPI standard promises tags up to 32,767
+
+
 class PendingSends:
     """The sends of this rank that are under way."""
 
@@ -186,13 +192,6 @@ class RankGroup:
             raise RuntimeError(
                 f"the group of ranks {self.ranks} was freed; ask the cluster for the groups of every round"
             )
-
-
-Ranks = tuple[int, ...]
-
-MOST_COMMUNICATORS = 1024
-"""Of all ranks together: whatever contexts two members hold, one is left for both of them."""
-TAGS = 32768  # the MPI standard promises tags up to 32,767
 
 
 class Recent:

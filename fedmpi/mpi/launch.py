@@ -32,6 +32,24 @@ TAKEN_BY_MPI = (signal.SIGUSR1, signal.SIGHUP)
 KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, *TAKEN_BY_MPI)
 
 
+# The variables that speak about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a
+# batch script; SLURM_STEP_NUM_TASKS belongs to a step, and inside an mpiexec it counts the launcher's own helpers, so
+# it comes last.
+MPIEXEC_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
+SRUN_VARIABLES = (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),)
+NOT_STARTED = 76
+"""Exit code of a job whose MPI did not start in time; the next start may well succeed."""
+VARIABLE = "FEDMPI_START_SECONDS"
+MARK = "FEDMPI_NOT_STARTED"
+"""Names a file that is made then, for job scripts: launchers that kill the other ranks report other codes."""
+SECONDS, SECONDS_PER_RANK = 120.0, 1.0
+SECONDS_FOR_RANK_0 = 1.0
+"""Rank 0 speaks for all: the others leave so much later, unless the launcher ends them before."""
+# An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
+SECONDS_FOR_LAST_WORDS = 0.3
+SECONDS_FOR_ABORT = 2.0
+
+
 class LauncherMismatch(UserError):
     """The launcher started several processes but MPI did not join them; every process sees the same."""
 
@@ -43,13 +61,6 @@ class Launch:
     size: int  # Number of processes started together, and this one's place among them
     rank: int
     variable: str  # The variable that says so
-
-
-# The variables that speak about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a
-# batch script; SLURM_STEP_NUM_TASKS belongs to a step, and inside an mpiexec it counts the launcher's own helpers, so
-# it comes last.
-MPIEXEC_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
-SRUN_VARIABLES = (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),)
 
 
 def read_launches(environ: Mapping[str, str]) -> list[Launch]:
@@ -173,16 +184,6 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-NOT_STARTED = 76
-"""Exit code of a job whose MPI did not start in time; the next start may well succeed."""
-VARIABLE = "FEDMPI_START_SECONDS"
-MARK = "FEDMPI_NOT_STARTED"
-"""Names a file that is made then, for job scripts: launchers that kill the other ranks report other codes."""
-SECONDS, SECONDS_PER_RANK = 120.0, 1.0
-SECONDS_FOR_RANK_0 = 1.0
-"""Rank 0 speaks for all: the others leave so much later, unless the launcher ends them before."""
-
-
 def initialise(mpi: ModuleType) -> None:
     """`MPI_Init_thread` for several threads, during which the other threads of this process run.
 
@@ -244,11 +245,6 @@ def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:
         )
         sys.stderr.flush()
     os._exit(NOT_STARTED)
-
-
-# An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
-SECONDS_FOR_LAST_WORDS = 0.3
-SECONDS_FOR_ABORT = 2.0
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:

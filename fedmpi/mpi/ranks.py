@@ -45,6 +45,9 @@ log = logging.getLogger(__name__)
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 
 
+T = TypeVar("T")
+
+
 class Cluster:
     """The ranks of the job as one of them sees them; built by `Cluster.connect`."""
 
@@ -276,9 +279,6 @@ def who_runs() -> str:
         return "one process"
     nodes = count_nodes(mpi.COMM_WORLD)
     return f"{mpi.COMM_WORLD.Get_size()} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-
-
-T = TypeVar("T")
 
 
 def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:

@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+BLOCK = 32 << 10
+CACHE_LINE = 64
+log = logging.getLogger(__name__)
+# Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
+# and no board the barriers can cost more than Allreduce, which pays from about a million bytes on.
+WINDOW_FROM_BYTES = 128 << 10
+WINDOW_FROM_BYTES_CROWDED = 1 << 20
+SHARED_MEMORY = "/dev/shm"
+SPARE_SHARED_MEMORY = 8 << 20
+
+
 class Sum(Protocol):
     """A buffer that is summed over the ranks again and again."""
 
@@ -97,10 +108,6 @@ class AllreduceSum:
 
     def close(self) -> None:
         pass
-
-
-BLOCK = 32 << 10
-CACHE_LINE = 64
 
 
 def padded(nbytes: int) -> int:
@@ -201,16 +208,6 @@ class WindowSum:
         meet(self._leaders)
         allreduce_in_place(self._leaders, self.result)
         self._moved.allreduce += self.result.nbytes
-
-
-log = logging.getLogger(__name__)
-
-# Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
-# and no board the barriers can cost more than Allreduce, which pays from about a million bytes on.
-WINDOW_FROM_BYTES = 128 << 10
-WINDOW_FROM_BYTES_CROWDED = 1 << 20
-SHARED_MEMORY = "/dev/shm"
-SPARE_SHARED_MEMORY = 8 << 20
 
 
 def choose_reduction(

@@ -33,6 +33,13 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
+CLIPPING_WORTH_A_WARNING = 0.05
+EMPTY_WORTH_A_WARNING = 0.05
+SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
+"""The samplers that are known not to look at the clients' sizes."""
+WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
+
 
 class Mechanism(Protocol):
     """A way to answer the size query; sizes lie in 1 … M − 1 (see `clip_sizes`)."""
@@ -208,8 +215,6 @@ class Piecewise(RescaledAnswer):
         return (t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)) * (self.threshold / 2 - 1) ** 2
 
 
-SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
-
 MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
     "randomised-response": RandomisedResponse,
     "duchi": Duchi,
@@ -236,10 +241,6 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
 def clip_sizes(sizes: Ints, threshold: int) -> Ints:
     """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1)); an empty client answers 1."""
     return np.clip(sizes, 1, threshold - 1)
-
-
-CLIPPING_WORTH_A_WARNING = 0.05
-EMPTY_WORTH_A_WARNING = 0.05
 
 
 @dataclass(frozen=True)
@@ -377,12 +378,6 @@ def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
         f"uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
         "samples.epsilon, ask more clients, or lower samples.wanted"
     )
-
-
-SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
-"""The samplers that are known not to look at the clients' sizes."""
-
-WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ OUTPUT_BYTES = 1 << 26
 """
 
 
+LOSS, SAMPLES, RIGHT, JUDGED = range(4)
+"""Columns of the sums."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What some samples gave."""
@@ -98,10 +102,6 @@ def rows_per_pass(description: DataDescription, most: int) -> int:
     if description.targets != "tokens":
         return most
     return max(1, min(most, OUTPUT_BYTES // (4 * math.prod(description.output_shape))))
-
-
-LOSS, SAMPLES, RIGHT, JUDGED = range(4)
-"""Columns of the sums."""
 
 
 def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:

@@ -84,6 +84,18 @@ def test_the_step_cost_is_the_least_squares_fit_drawn_towards_what_is_assumed():
     assert learner.as_array() == pytest.approx([step / row, 1.0], rel=1e-6)
 
 
+def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():
+    shares = Machine(8.0, [1.0, 0.5, 1.0]).run(BalanceLearner(3), 12)
+    assert shares == pytest.approx([0.4, 0.2, 0.4], rel=0.1)
+
+
+def test_a_change_of_speed_is_followed():
+    machine, learner = Machine(8.0, [1.0, 1.0]), BalanceLearner(2)
+    assert machine.run(learner, 30) == pytest.approx([0.5, 0.5], abs=0.03)
+    machine.speeds = np.array([1.0, 3.0])
+    assert machine.run(learner, 80) == pytest.approx([0.25, 0.75], abs=0.04)
+
+
 def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
     """After 60 rounds at new speeds the 200 before them weigh 0.95 ** 60 = 5 %; unforgotten they would decide."""
     learner, generator = BalanceLearner(2), np.random.default_rng(2)

@@ -33,6 +33,14 @@ def test_nobody_has_more_than_the_largest_cost_above_anybody_else(costs: np.ndar
     assert loads.max() - loads.min() <= costs.max()
 
 
+def test_a_large_cohort_is_dealt_out_as_evenly():
+    costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
+    loads = np.bincount(longest_first(costs, 7), costs)
+    assert loads.max() < 1.001 * loads.mean()
+    falling = np.arange(5.0 * LONGEST_FIRST_UP_TO, 0, -1)
+    assert np.ptp(np.bincount(longest_first(falling, 8), falling)) < 50
+
+
 def test_the_head_start_of_worker_0_is_made_up_for():
     owners = longest_first(np.ones(30), 3, head_start=6.0)
     assert np.bincount(owners).tolist() == [6, 12, 12]
@@ -97,7 +105,12 @@ def test_parts_are_cut_in_proportion_to_speeds(sizes: list, speeds: np.ndarray, 
 
 @pytest.mark.parametrize(
     "rule",
-    [LocalRule(epochs=2, batch_size=10), LocalRule(epochs=None, steps=3, batch_size=8), LocalRule(batch_size=None)],
+    [
+        LocalRule(epochs=2, batch_size=10),
+        LocalRule(epochs=2, batch_size=10, drop_last=True),
+        LocalRule(epochs=None, steps=3, batch_size=8),
+        LocalRule(batch_size=None),
+    ],
 )
 def test_planned_cost_counts_the_rows_and_steps_of_the_schedule(rule: LocalRule):
     rows = np.array([1, 7, 10, 25, 40])

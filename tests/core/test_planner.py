@@ -211,7 +211,7 @@ def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
     )  # fmt: skip
     strata = make_strata(np.arange(8) % 2)
     first, second = (opened.plan(t, strata).facts for t in range(2))
-    assert first["samples_used"] == first["sample_use_effective"] == 1.0
+    assert first["samples_used"] == first["sample_use_effective"] == 1.0 and first["opening"]
     assert second["sample_use_effective"] < 1.0
 
 
