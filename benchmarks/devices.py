@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from fedmpi import UserError
-from fedmpi.cluster.resources import choose_device
+from fedmpi.mpi.device import choose_device
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.plan import Planner
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
 SYSTEMS = {

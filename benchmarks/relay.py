@@ -20,18 +20,17 @@ import numpy as np
 import torch
 
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
-from fedmpi.mediators.relay import run_relay
-from fedmpi.mediators.relay_plan import RelayPlan, place_mediators, plan_relay
+from fedmpi.mediators.relay import RelayPlan, place_mediators, plan_relay, run_relay
 from fedmpi.mediators.scheduling import random_groups
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
 
 CLIENTS, ONLINE, EPOCHS = 48, 24, 2
 RULE = LocalRule("adam", lr=0.001, epochs=4, batch_size=10)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.rounds.placement import longest_first
+from fedmpi.core.placement import longest_first
 
 BYTES_PER_VALUE = 4
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedmpi.cluster.resources import Load, core_mask
+from fedmpi.mpi.device import Load, core_mask
 
 WORKLOADS = {
     "small": ["preset=fedavg", "rounds=600"],

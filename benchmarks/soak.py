@@ -21,9 +21,9 @@ import psutil
 
 import fedmpi
 from fedmpi import Config
-from fedmpi.cluster import Cluster
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
+from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 
 SAMPLES = 20

@@ -20,11 +20,11 @@ import torch
 
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
-from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.plan import Planner
+from fedmpi.mpi import Cluster
 
 KINDS = 10
 SYSTEMS = ("fedsts", "fedsso")

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from fedmpi.cluster import Cluster
+from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 
 VALUES = (10**4, 10**5, 10**6, 10**7, 10**8)

@@ -21,13 +21,13 @@ import typer
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import join_team, write_shards
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.data.copies.warps import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
+from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 
 Reading = Literal["ratio", "ratio-minus-one"]

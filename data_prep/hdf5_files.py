@@ -112,7 +112,7 @@ def smallest_unsigned(largest: int) -> np.dtype[Any]:
 
 def shard_starts(sizes: Ints, shards: int) -> Ints:
     """First client of every shard, then N: shards of nearly equal samples, each with a client, at most one a client."""
-    from fedmpi.data.ownership import ownership
+    from fedmpi.data.assignment import ownership
 
     clients = len(sizes)
     return ownership(sizes, np.array([0, clients]), min(shards, clients)) if shards > 1 else np.array([0, clients])

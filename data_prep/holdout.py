@@ -10,10 +10,10 @@ import numpy as np
 from data_prep.datasets.base import Reader, ReadOptions, Tally
 from data_prep.datasets.raw_files import stored
 from data_prep.raw import RawDataset
+from fedmpi.common.apportionment import largest_remainders, offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.common.whole_numbers import largest_remainders, offsets_of
 
 TEST_SHARE = 0.2
 

@@ -23,10 +23,10 @@ from data_prep.shifts import LABEL_NOISE, SHIFT, check_part, shifted, with_label
 from data_prep.sources import fetch
 from data_prep.stop import check
 from data_prep.writer import check_numbers, write_shards
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import MissingFiles, UserError
 from fedmpi.common.registry import parts as parts_of
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.mpi import Cluster
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from data_prep.room import GrowingFile
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
-from fedmpi.data.overlap import Hashes, sample_hashes
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -27,8 +26,9 @@ from fedmpi.data.schema import (
     DataDescription,
     ShardFile,
     shard_name,
+    wrong_target,
 )
-from fedmpi.data.targets import wrong_target
+from fedmpi.data.statistics import Hashes, sample_hashes
 
 LONGEST_NAME = 4000
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault

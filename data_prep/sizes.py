@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-from fedmpi.common.whole_numbers import largest_remainders
 from fedmpi.data.assignment import even_sizes
 
 MOST_SAMPLES = 1 << 53

@@ -32,13 +32,9 @@ from data_prep.shard import (
     write_training,
     write_validation,
 )
-from fedmpi.cluster import Cluster, read_launch
-from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.data.overlap import TESTING, TRAINING, Hashes, class_notes, duplicate_notes, duplicates, sample_hashes
-from fedmpi.data.overlap import VALIDATION as VALIDATION_PART
 from fedmpi.data.schema import (
     EXTRAS,
     FEATURES,
@@ -52,6 +48,10 @@ from fedmpi.data.schema import (
     ShardFile,
     read_manifest,
 )
+from fedmpi.data.statistics import TESTING, TRAINING, Hashes, class_notes, duplicate_notes, duplicates, sample_hashes
+from fedmpi.data.statistics import VALIDATION as VALIDATION_PART
+from fedmpi.mpi import Cluster, read_launch
+from fedmpi.mpi.ranks import on_server
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 

@@ -32,7 +32,7 @@ def _run(interrupt: Interrupt | None) -> int:
 def _greet() -> None:
     """The first line of a run, before anything slow is loaded; rank 0 says it."""
     from fedmpi import __version__
-    from fedmpi.cluster import read_launch, who_runs
+    from fedmpi.mpi import read_launch, who_runs
 
     who, launch = who_runs(), read_launch()
     if launch is None or launch.rank == 0:

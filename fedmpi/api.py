@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedmpi.cluster import Cluster
-from fedmpi.cluster.on_server import on_server
 from fedmpi.common.arithmetic import process_as_before
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
@@ -32,9 +30,14 @@ from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.layers import read_toml
 from fedmpi.config.loading import given_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Ending, Simulation
+from fedmpi.core.records import OnRound, log_setup, opening_lines
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.ranks import on_server
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
 from fedmpi.records.client_table import Columns, concatenated, read_clients
@@ -45,10 +48,6 @@ from fedmpi.records.moved import sources_of, with_found_shards
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.reading import ending_of, read_records, read_summary
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.listener import OnRound
-from fedmpi.rounds.loop import Ending, Simulation
-from fedmpi.rounds.round_record import log_setup, opening_lines
 
 _one_at_a_time = threading.RLock()
 """Torch's threads and generators belong to the process: runs of several threads wait for one another."""

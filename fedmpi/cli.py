@@ -18,13 +18,13 @@ import typer
 from rich.text import Text
 
 import fedmpi
-from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, names_a_file, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.layers import assignments, remarks
 from fedmpi.config.writing import flat_table
+from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.records.moved import sources_of, with_found_shards
 
@@ -179,7 +179,7 @@ def sweep(
 
     Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
     """
-    from fedmpi.cluster import read_launch
+    from fedmpi.mpi import read_launch
     from fedmpi.sweeps.planned_runs import plan_sweep
 
     if jobs < 1:

@@ -194,7 +194,7 @@ def test_the_guide_names_all_that_data_prep_imports_of_fedmpi() -> None:
             names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
             used |= {name.removeprefix("fedmpi.") for name in names if name.startswith("fedmpi.")}
-    files = {name: "cluster/" if name == "cluster" else f"{name.replace('.', '/')}.py" for name in used}
+    files = {name: "mpi/" if name == "mpi" else f"{name.replace('.', '/')}.py" for name in used}
     assert used and not [name for name in used if f"`{files[name]}`" not in row]
     importing = {
         str(path.relative_to(ROOT / "fedmpi"))

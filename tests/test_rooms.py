@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("common",),
     ("config",),
-    ("cluster", "data", "models", "tasks", "updates"),
+    ("mpi", "data", "models", "tasks", "updates"),
     ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
-    ("doctor", "jobs", "rounds"),
+    ("doctor", "jobs", "core"),
     ("api",),
     ("results", "sweeps", "testing"),
     ("report",),
@@ -34,14 +34,14 @@ FLOORS = (
 )
 """From the ground up. Rooms of a floor may use one another, as long as nothing goes in a circle."""
 
-DOORS = {"mpi4py": ("fedmpi.cluster",), "h5py": ("fedmpi.data", "data_prep")}
+DOORS = {"mpi4py": ("fedmpi.mpi",), "h5py": ("fedmpi.data", "data_prep")}
 """Who alone may import a library."""
 
 
 TWICE = {"Adam", "stratified", "uniform"}
 """Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
-SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
+SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}
 """What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
 description."""
 
@@ -217,7 +217,7 @@ def test_the_files_that_the_guide_finds_in_the_larger_rooms_are_there() -> None:
     larger = page.partition("### The larger rooms")[2].partition("\n## ")[0]
     _, *pieces = re.split(r"\*\*`(\w+)/`\*\*", larger)
     found = dict(zip(pieces[::2], pieces[1::2], strict=True))
-    assert {"rounds", "local", "clients", "config", "data_prep"} <= found.keys()
+    assert {"core", "local", "clients", "config", "data_prep"} <= found.keys()
     for name, text in found.items():
         home = ROOT / "fedmpi" if name == "data_prep" else ROOT / "fedmpi" / name
         for file in re.findall(r"`([\w/]+\.py)`", text):

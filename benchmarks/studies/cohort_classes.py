@@ -13,7 +13,7 @@ import argparse
 
 import numpy as np
 
-from fedmpi.clients.allocation import proportional
+from fedmpi.clients.strata import proportional
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints

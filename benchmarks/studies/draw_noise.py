@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedmpi import load_run
-from fedmpi.clients.clustering import kmeans
-from fedmpi.clients.gradient_codes import compress, norms, restore
+from fedmpi.clients.features import compress, norms, restore
+from fedmpi.clients.stratifier import kmeans
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.results.intervals import paired

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.clients.clustering import DROPPED, optics
 from fedmpi.clients.features import gradient_features
+from fedmpi.clients.stratifier import DROPPED, optics
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 
 COLUMNS = 3
 GREY = "0.75"

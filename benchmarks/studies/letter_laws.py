@@ -27,7 +27,7 @@ from data_prep.sizes import SIZE_LAWS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
-from fedmpi.data.divergence import kl_divergence
+from fedmpi.data.statistics import kl_divergence
 
 BYMERGE = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 BYMERGE_STOCK = np.array(

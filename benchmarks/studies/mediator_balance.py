@@ -16,8 +16,8 @@ import numpy as np
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.opening import open_store
+from fedmpi.data.statistics import kl_divergence, pooled_counts
 from fedmpi.mediators.scheduling import assign_mediators
 from fedmpi.results.intervals import paired
 

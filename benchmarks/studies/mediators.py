@@ -17,8 +17,8 @@ import numpy as np
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
-from fedmpi.data.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.data.opening import open_store
+from fedmpi.data.statistics import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.mediators.scheduling import assign_mediators
 
 KINDS = ("greedy", "exchange", "random")

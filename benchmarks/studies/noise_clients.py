@@ -25,8 +25,8 @@ from torch.nn.utils import parameters_to_vector
 import fedmpi
 from fedmpi.common.types import Floats
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
 from fedmpi.results.intervals import paired
-from fedmpi.rounds.assemble import Experiment
 
 PARTITIONS = {
     "24 clients, two classes each": "pathological --classes-per-client 2 --clients 24",

@@ -18,9 +18,8 @@ from data_prep.holdout import holding_out
 from data_prep.raw import RawDataset, Understood
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import AnyArray, Bools, Ints
-from fedmpi.data.arrays import CHANNELS
+from fedmpi.data.arrays import CHANNELS, one_column, truth_values
 from fedmpi.data.schema import Modality
-from fedmpi.data.targets import one_column, truth_values
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow"

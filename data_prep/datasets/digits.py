@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.types import Ints
-from fedmpi.data.embedded import load_digits_split
+from fedmpi.data.opening import load_digits_split
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

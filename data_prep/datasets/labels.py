@@ -16,7 +16,7 @@ from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import AnyArray, Bools, Floats, Ints
-from fedmpi.data.targets import kept_targets, one_column, one_hot_classes
+from fedmpi.data.arrays import kept_targets, one_column, one_hot_classes
 
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
 """Cells that hold no value: the marks that pandas reads as missing, and `?` of the UCI files."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from data_prep.partitions.common import Draw, Law, LawOption, Request
 from data_prep.sizes import SIZE_LAWS, in_proportion, relative_sizes, whole_sizes
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, take_counts
 
 # Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.types import Floats, Ints
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.assignment import Rows
 
 _CELLS = 1 << 22  # bounds the memory of the mixes that are looked up at once

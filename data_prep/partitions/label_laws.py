@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.partitions.common import Draw, Law, LawOption, Request
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.assignment import (
     REDRAWS,
     dirichlet_by_class,

@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, FloatSum, ReducedValues
-from fedmpi.aggregation.fair_weights import ClientWork
-from fedmpi.aggregation.fused_metrics import LARGEST
+from fedmpi.aggregation.exact import LARGEST, Accumulator, FloatSum, ReducedValues
+from fedmpi.aggregation.weights import ClientWork
 from fedmpi.clients.cohort import Cohort
-from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
 from fedmpi.common.types import Floats, Ints
+from fedmpi.mpi import Cluster
 
 GRID = 2.0**40
 """Weights that are multiples of 1/GRID add up to the same bits in any order."""

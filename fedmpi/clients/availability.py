@@ -1,82 +1,152 @@
-"""The chosen law of availability: asked by the server who is there in a round, its answer checked."""
+"""The built-in laws of availability: always, by chance, by the time of day, or by label group, so that the bias of
+unequal availability (FedSSO, §2.1, Example 1, Eq 6) can be studied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, is_complex, refuse_result, takes
-from fedmpi.common.registry import Part
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
 
-OWN_DRAWS = 3
-"""Sub-stream of Purpose.AVAILABILITY from which a law of the user's own draws."""
+AvailabilityLaw = Literal["always", "bernoulli", "time-of-day", "label-group"]
+Chance = Annotated[float, Field(ge=0, le=1)]
 
-
-class ClientAvailability:
-    """The clients that are there, round by round."""
-
-    def __init__(self, config: Config, streams: Streams):
-        self.part = chosen(config, "availability")
-        with calling(self.part):
-            self._law = self.part.make(options(config, "availability"))
-        takes(self.part, self._law, "view")
-        self.streams = streams
-
-    @property
-    def everybody(self) -> bool:
-        """Whether all clients are there in every round."""
-        return self.part.name == "always"
-
-    def chance(self, view: View) -> Floats:
-        """Probability of each client to be there in the view's round, float64 (N,).
-
-        Raises
-        ------
-        PartFailure
-            When the law raises, or returns anything but one probability a client.
-        """
-        return chances(self.part, self._law, view)
-
-    def present(self, view: View) -> Ints | int:
-        """The clients that are there, int64 (a,), sorted; N where all are, always."""
-        if self.everybody:
-            return len(view.sizes)
-        drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
-        return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)
+PHASES = 1000  # sub-stream of Purpose.DEVICE that holds the clients' time zones
 
 
-def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
-    """What a law says of a round, float64 (N,).
+@dataclass(frozen=True)
+class Availability:
+    """The law of availability."""
+
+    # "always"; "bernoulli": every client with `probability` in every round, independently; "time-of-day": the
+    # probability swings between `lowest` and `probability` with a period of `period` rounds, every client in its own
+    # phase; "label-group": clients whose most frequent class is y are available with `by_label[y]`
+    law: AvailabilityLaw = "always"
+    probability: float = 1.0  # Probability (bernoulli) or its highest value (time-of-day)
+    lowest: float = 0.0  # Lowest probability of "time-of-day"
+    period: float = 24.0  # Rounds of one day
+    # Probability of each class's group; classes beyond the end repeat the tuple from its start
+    by_label: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("probability", self.probability), ("lowest", self.lowest)):
+            if not 0 <= value <= 1:
+                raise UserError(f"availability: {name} = {value} must lie between 0 and 1")
+        if any(not 0 <= value <= 1 for value in self.by_label):
+            raise UserError(f"availability: by_label = {list(self.by_label)} must hold probabilities between 0 and 1")
+        if self.law == "time-of-day" and (self.period <= 0 or self.lowest > self.probability):
+            raise UserError("availability: time-of-day needs period > 0 and lowest <= probability")
+        if self.law == "label-group" and not self.by_label:
+            raise UserError("availability: label-group needs by_label, one probability for each class")
+
+
+def dominant_label(class_counts: Ints) -> Ints:
+    """Most frequent class of each client, (N,), of counts (N, C); the lower class of equally frequent ones."""
+    return np.asarray(class_counts.argmax(axis=1), np.int64)
+
+
+def probabilities(law: Availability, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Floats:
+    """Probability of each client to be available in a round, float64 (N,).
+
+    Time of day: lowest + (probability − lowest) · (1 + cos 2π(round / period − phase_k)) / 2 with phase_k uniform on
+    [0, 1), drawn once per client.
 
     Parameters
     ----------
-    part : Part
-        The law, for messages.
-    law : callable
-        law(view): as it was made with its options.
-    view : View
-        Of all clients.
-
-    Raises
-    ------
-    PartFailure
-        When it raises, or returns anything but one probability a client.
+    law : Availability
+        The law.
+    streams : Streams
+        Purpose.DEVICE holds the phases.
+    round : int
+        t.
+    clients : int
+        N.
+    labels : ndarray of int64, shape (N,), optional
+        Group of each client for "label-group", e.g. `dominant_label`.
     """
-    with calling(part, view.round):
-        found = np.asarray(law(view))
-    if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number) or is_complex(found):
-        problem = (
-            f"returned {found.dtype} of shape {found.shape}: return a probability for each of the {len(view.sizes)} "
-            "clients"
-        )
-        raise refuse_result(part, problem, view.round)
-    if not ((found >= 0) & (found <= 1)).all():
-        raise refuse_result(part, "returned what is no probability: all must lie in [0, 1]", view.round)
-    return found.astype(np.float64)
+    if law.law == "always":
+        return np.ones(clients)
+    if law.law == "bernoulli":
+        return np.full(clients, law.probability)
+    if law.law == "time-of-day":
+        phases = streams.generator(Purpose.DEVICE, client=PHASES).random(clients)
+        swing = 0.5 * (1.0 + np.cos(2.0 * np.pi * (round / law.period - phases)))
+        return np.asarray(law.lowest + (law.probability - law.lowest) * swing)
+    if labels is None:
+        raise ValueError("label-group availability needs the clients' labels")
+    return np.asarray(law.by_label, np.float64)[labels % len(law.by_label)]
+
+
+@register("availability", name="always")
+def always(view: View) -> Floats:
+    """Every client in every round."""
+    return np.ones(len(view.sizes))
+
+
+@register("availability", name="bernoulli")
+class Bernoulli:
+    """Every client with the same probability in every round.
+
+    Parameters
+    ----------
+    probability : float
+        Of being there.
+    """
+
+    def __init__(self, *, probability: Chance = 1.0):
+        self.law = Availability("bernoulli", probability)
+
+    def __call__(self, view: View) -> Floats:
+        """Probability of each client, (N,)."""
+        return probabilities(self.law, view.streams, view.round, len(view.sizes))
+
+
+@register("availability", name="time-of-day")
+class TimeOfDay:
+    """A probability that swings with the time of day, each client in its own time zone.
+
+    Parameters
+    ----------
+    probability : float
+        Highest probability.
+    lowest : float
+        Lowest probability.
+    period : float
+        Rounds of one day.
+    """
+
+    def __init__(self, *, probability: Chance = 1.0, lowest: Chance = 0.0, period: float = 24.0):
+        self.law = Availability("time-of-day", probability, lowest, period)
+
+    def __call__(self, view: View) -> Floats:
+        """Probability of each client, (N,)."""
+        return probabilities(self.law, view.streams, view.round, len(view.sizes))
+
+
+@register("availability", name="label-group")
+class LabelGroup:
+    """A probability for the clients of each most frequent class.
+
+    Parameters
+    ----------
+    by_label : tuple of float
+        Probability of each class's clients; classes beyond the end begin again.
+    """
+
+    def __init__(self, *, by_label: tuple[Chance, ...] = ()):
+        self.law = Availability("label-group", by_label=by_label)
+        self._labels: Ints | None = None
+
+    def __call__(self, view: View) -> Floats:
+        """Probability of each client, (N,)."""
+        if self._labels is None:
+            self._labels = dominant_label(view.class_counts)
+        return probabilities(self.law, view.streams, view.round, len(view.sizes), self._labels)

@@ -1,5 +1,8 @@
 """Stratified participation: a round's cohort from strata, allocation and a draw inside every stratum (FedSSO,
 Algorithm 1, lines 4-8; FedSTaS, Algorithm 2), with the true first-order inclusion probability of every participant.
+
+The m participants are split over the strata proportionally (FedSSO, Algorithm 1, line 7), by Neyman's allocation
+(FedSTaS, Algorithm 2) or equally, in whole numbers within bounds, with the expected numbers known exactly.
 """
 
 from __future__ import annotations
@@ -9,14 +12,224 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from fedmpi.clients.allocation import Allocation, Rule, allocate
-from fedmpi.clients.cohort import Cohort, StrataSummary
-from fedmpi.clients.draws import Design, draw_by_norm, draw_uniformly, inclusion_by_norm
+from fedmpi.clients.cohort import Cohort, Design, StrataSummary, draw_by_norm, draw_uniformly, inclusion_by_norm
+from fedmpi.common.apportionment import TOLERANCE, largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
+Rule = Literal["proportional", "neyman", "equal"]
+SpreadKind = Literal["std", "pairwise"]
+
+
 Draw = Literal["uniform", "importance"]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Participants per stratum."""
+
+    draws: Ints  # (H,): m_h of this round
+    expected: Floats  # (H,): E[m_h]; `draws` is always this number rounded down or up
+
+
+def allocate(
+    rule: Rule,
+    sizes: Ints,
+    spreads: Floats | None,
+    count: int,
+    generator: np.random.Generator,
+    capacity: Ints | None = None,
+    every_stratum: bool = True,
+) -> Allocation:
+    """Split `count` participants over the strata.
+
+    Parameters
+    ----------
+    rule : str
+        "proportional", "neyman" or "equal".
+    sizes : ndarray of int64, shape (H,)
+        N_h, all clients of each stratum.
+    spreads : ndarray of float64, shape (H,), or None
+        S_h, for Neyman.
+    count : int
+        m. If fewer clients are available, all of them take part.
+    generator : numpy.random.Generator
+        Purpose.ALLOCATION.
+    capacity : ndarray of int64, shape (H,), optional
+        Available clients of each stratum; default all.
+    every_stratum : bool
+        Neyman: at least one from every stratum while m >= H.
+    """
+    room = sizes if capacity is None else np.minimum(capacity, sizes)
+    total = min(count, int(room.sum()))
+    if rule == "proportional":
+        return proportional(sizes, total, generator, room)
+    if rule == "equal":
+        return equal(total, generator, room)
+    if spreads is None:
+        raise ValueError("Neyman allocation needs the spreads of the strata")
+    return neyman(sizes, spreads, total, generator, room, every_stratum)
+
+
+def proportional(sizes: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
+    """m_h = m N_h / N, rounded at random with Σ m_h = m and E[m_h] = m N_h / N exactly (FedSSO, Algorithm 1, line 7).
+
+    Every client's inclusion probability is then exactly m / N when all are available. A stratum with fewer available
+    clients than its share gives what it has, and the rest is shared proportionally by the others.
+    """
+    return _integer_proportional(sizes, count, generator, capacity)
+
+
+def equal(count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
+    """The same number from every stratum that has clients left, fractions rounded at random."""
+    return _integer_proportional((capacity > 0).astype(np.int64), count, generator, capacity)
+
+
+def neyman(
+    sizes: Ints,
+    spreads: Floats,
+    count: int,
+    generator: np.random.Generator,
+    capacity: Ints,
+    every_stratum: bool,
+) -> Allocation:
+    """m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
+
+    With m at least the number of non-empty strata the real solution of 1 <= m_h <= capacity is rounded by largest
+    remainders: nothing is left to chance. With fewer, or where not every stratum must have one, 0 <= m_h <= capacity is
+    rounded at random, so that E[m_h] is the share; a stratum without spread (a single client, say) then takes the
+    smallest positive spread, or else it could never be drawn. Without any spread at all the weights are those of the
+    proportional allocation.
+    """
+    open_strata, population, room = capacity > 0, sizes.astype(np.float64), capacity.astype(np.float64)
+    if not (spreads[open_strata] > 0).any():
+        spreads = np.ones_like(spreads)
+    if every_stratum and count >= open_strata.sum():
+        lower = open_strata.astype(np.float64)
+        quotas = bounded_shares(population * spreads, population, lower, room, count)
+        draws = largest_remainders(quotas, count)
+        return Allocation(draws, draws.astype(np.float64))
+    smallest = spreads[open_strata & (spreads > 0)].min()
+    weights = population * np.where(spreads > 0, spreads, smallest)
+    quotas = bounded_shares(weights, population, np.zeros(len(sizes)), room, count)
+    return Allocation(rounded_at_random(quotas, count, generator), quotas)
+
+
+def bounded_shares(weights: Floats, fallback: Floats, lower: Floats, upper: Floats, total: float) -> Floats:
+    """Real shares q_h = clip(λ weight_h, lower_h, upper_h) with Σ q_h = total, between Σ lower_h and Σ upper_h.
+
+    Strata are fixed at a violated bound, on the side that is violated more in sum, and the rest is shared again (the
+    pegging algorithm of box-constrained optimal allocation; Gabler, Ganninger and Münnich 2012). If the weights of the
+    strata that can still take something are all zero, `fallback` weighs them.
+    """
+    shares = lower.copy()
+    free = upper > lower
+    while free.any():
+        left = total - shares[~free].sum()
+        scale = weights[free] if weights[free].sum() > 0 else fallback[free]
+        wanted = left * scale / scale.sum()
+        below, above = wanted < lower[free], wanted > upper[free]
+        deficit = (lower[free] - wanted)[below].sum()
+        excess = (wanted - upper[free])[above].sum()
+        shares[free] = np.clip(wanted, lower[free], upper[free])
+        if not below.any() and not above.any():
+            break
+        at = np.flatnonzero(free)
+        free[at[above if excess >= deficit else below]] = False
+    return shares
+
+
+def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator) -> Ints:
+    """Whole numbers ⌊q_h⌋ or ⌈q_h⌉ with sum `count` and expectation q_h: systematic sampling of the fractions in random
+    order (Madow 1949)."""
+    whole = np.floor(quotas + TOLERANCE).astype(np.int64)
+    fractions = np.maximum(quotas - whole, 0.0)
+    missing = count - int(whole.sum())
+    if missing == 0:
+        return whole
+    order = generator.permutation(len(quotas))
+    ends = np.cumsum(fractions[order])
+    ends *= missing / ends[-1]
+    points = generator.random() + np.arange(missing)
+    last = len(order) - 1  # rounding can put the last point on the very end
+    whole[order[np.minimum(np.searchsorted(ends, points, side="right"), last)]] += 1
+    return whole
+
+
+def _integer_proportional(weights: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
+    """Shares ∝ whole-number weights within capacities, and their systematic rounding, in exact integer arithmetic."""
+    numerators, denominator = _exact_shares(weights, count, capacity)
+    order = generator.permutation(len(weights))
+    draws = np.empty(len(weights), np.int64)
+    draws[order] = systematic_rounding(numerators[order], denominator, int(generator.integers(denominator)))
+    return Allocation(draws, numerators / denominator)
+
+
+def systematic_rounding(numerators: Ints, denominator: int, start: int) -> Ints:
+    """Round numerators / denominator down or up such that the sum is kept.
+
+    For a whole number `start` uniform on 0 … denominator − 1 the expectation is numerators / denominator exactly.
+    """
+    ends = (np.cumsum(numerators) + start) // denominator
+    return np.diff(ends, prepend=0)
+
+
+def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]:
+    """clip(λ weight_h, 0, capacity_h) with sum `count`, as numerators over one denominator; λ grows as strata fill."""
+    full = (capacity == 0) | (weights == 0)
+    filled = np.where(full, 0, capacity)
+    taken = np.zeros(len(weights), np.int64)
+    while not full.all():
+        left, total = count - int(taken.sum()), int(weights[~full].sum())
+        over = ~full & (left * weights > capacity * total)
+        if not over.any():
+            return np.where(full, taken * total, left * weights), total
+        taken[over], full = filled[over], full | over
+    return taken, 1
+
+
+def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind = "std") -> Floats:
+    """S_h, how far apart the clients of each stratum are.
+
+    Parameters
+    ----------
+    matrix : ndarray of float, shape (N, width)
+        Feature vectors Z_k.
+    labels : ndarray of int64, shape (N,)
+        Strata 0 … H − 1, −1 for dropped clients.
+    kind : str
+        "std": S_h = sqrt(1/N_h Σ_k ‖Z_k − mean_h Z‖²), the standard deviation of the vectors within the stratum
+        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (near the authors'
+        code, which divides the sum over all pairs by N_h²).
+
+    Returns
+    -------
+    ndarray of float64, shape (H,)
+        In the unit of the features; 0 for a stratum of one client.
+    """
+    strata = int(labels.max(initial=-1)) + 1
+    measure = _standard_deviation if kind == "std" else _mean_distance
+    with threadpool_limits(1):
+        return np.array([measure(matrix[labels == h]) for h in range(strata)], np.float64)
+
+
+def _standard_deviation(vectors: NDArray[np.floating]) -> float:
+    if len(vectors) < 2:
+        return 0.0
+    centre = vectors.mean(axis=0, dtype=np.float64)
+    return float(np.sqrt(np.mean([np.sum((vector - centre) ** 2) for vector in vectors])))
+
+
+def _mean_distance(vectors: NDArray[np.floating]) -> float:
+    if len(vectors) < 2:
+        return 0.0
+    from sklearn.metrics import pairwise_distances_chunked  # slow to import, and most runs need no strata
+
+    total = sum(float(part.sum(dtype=np.float64)) for part in pairwise_distances_chunked(vectors))
+    return total / (len(vectors) * (len(vectors) - 1))
 
 
 @dataclass(frozen=True, eq=False)

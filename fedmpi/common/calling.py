@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
-from fedmpi.common.frames import innermost
 from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
+from fedmpi.common.own_code import innermost
 from fedmpi.common.registry import Part
 
 log = logging.getLogger("fedmpi")

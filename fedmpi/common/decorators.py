@@ -96,7 +96,7 @@ def weights(
     """Makes a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
 
     A class is called in the same way; its method `after(work)`, where it has one, is asked once a client's update is
-    there (`fedmpi.aggregation.fair_weights`).
+    there (`fedmpi.aggregation.weights`).
 
     Parameters
     ----------

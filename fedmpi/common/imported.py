@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.frames import innermost
 from fedmpi.common.made_with import OBJECT
+from fedmpi.common.own_code import innermost
 
 
 def load(path: str, key: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 UNKNOWN = "?"
@@ -49,17 +48,3 @@ def start_time(pid: int) -> tuple[int, str]:
     except (FileNotFoundError, ProcessLookupError):
         return 0, ""
     return int(fields[19]), fields[0]
-
-
-def ancestors(pid: int) -> Iterator[tuple[int, str]]:
-    """The processes that a process descends from, the nearest first, by number and name (its first 15 letters)."""
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-                facts = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-            pid = int(facts["PPid"])
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                name = file.read().rstrip("\n")
-        except (OSError, KeyError, ValueError):
-            return
-        yield pid, name

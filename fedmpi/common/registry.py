@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
 from fedmpi.common.errors import UserError
-from fedmpi.common.frames import NOT_THEIRS
 from fedmpi.common.imported import load
 from fedmpi.common.made_with import noting
-from fedmpi.common.object_names import as_written, object_name, own_text
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
+from fedmpi.common.own_code import NOT_THEIRS, as_written, object_name, own_text
 
 MARKS = "__fedmpi__"
 """The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
@@ -59,15 +58,9 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
-            "client sampler",
-            "participation.clients",
-            ("fedmpi.clients.sampling_designs", "fedmpi.clients.by_loss"),
-        ),
+        Kind("client sampler", "participation.clients", ("fedmpi.clients.samplers",)),
         Kind("row rule", "samples.rule", ("fedmpi.samples.built_in_rules",)),
-        Kind(
-            "weights", "aggregation.weights", ("fedmpi.aggregation.built_in_weights", "fedmpi.aggregation.fair_weights")
-        ),
+        Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights",)),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
@@ -93,8 +86,8 @@ KINDS = {
         ),
         Kind(SOURCE, "data.shards", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
-        Kind("metric", "task.metrics", ("fedmpi.tasks.metrics", "fedmpi.tasks.value_metrics"), several=True),
-        Kind("availability", "system.availability", ("fedmpi.clients.availability_laws",)),
+        Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
+        Kind("availability", "system.availability", ("fedmpi.clients.availability",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", ("data_prep.parts",)),
         Kind("data set", "--dataset", ("data_prep.parts",)),

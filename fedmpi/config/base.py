@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from fedmpi.common.made_with import OBJECT, holds_values
-from fedmpi.common.object_names import object_name
+from fedmpi.common.own_code import object_name
 from fedmpi.common.registry import built_in_name
 from fedmpi.common.truth_values import mistaken
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from fedmpi.common.data_choices import ARRAYS
 from fedmpi.common.errors import UserError
 from fedmpi.common.made_with import OBJECT, holds_values, made_with
-from fedmpi.common.object_names import object_name
 from fedmpi.common.options import options_of
+from fedmpi.common.own_code import object_name
 from fedmpi.common.registry import KINDS, SOURCE, Kind, resolve
 from fedmpi.config.base import Values, written
 from fedmpi.config.choices import all_chosen, chosen_in, options_alone, own_options, storable

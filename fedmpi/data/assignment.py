@@ -1,6 +1,7 @@
-"""Which rows go to which client: the vectorised draws shared by data_prep's partitions and the embedded digits.
+"""Which samples belong to which client, and which clients to which worker.
 
-Pure functions over arrays; no loop over clients. Every function returns rows, client after client, and offsets.
+Pure functions over arrays, shared by data_prep's partitions and the embedded digits; no loop over clients. Every draw
+returns rows, client after client, and offsets.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-from fedmpi.common.whole_numbers import offsets_of
 
 Rows = tuple[Ints, Ints]
 
@@ -211,3 +212,34 @@ def take_counts(labels: Ints, counts: Ints, generator: np.random.Generator) -> R
 def _enough(samples: int, clients: int) -> None:
     if samples < clients:
         raise UserError(f"{samples} samples cannot give {clients} clients one each: ask for at most {samples} clients")
+
+
+def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:
+    """Boundaries of the workers' client ranges.
+
+    With at least as many shards as workers a worker owns whole shards, else whole clients. Each boundary is the one
+    nearest to an equal division of the samples that leaves every worker a shard (or client), so no worker holds more
+    than its equal part plus the largest shard (or client). Workers beyond the number of clients get empty ranges.
+    """
+    if workers < 1:
+        raise ValueError(f"there must be at least one worker, not {workers}")
+    clients = len(sizes)
+    borders = shard_starts if len(shard_starts) - 1 >= workers else np.arange(clients + 1)
+    units = len(borders) - 1
+    busy = min(workers, units)
+    before = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))[borders]
+    targets = before[-1] * np.arange(busy + 1) / busy
+    chosen = np.zeros(busy + 1, np.int64)
+    chosen[busy] = units
+    for worker in range(1, busy):
+        chosen[worker] = np.clip(_nearest(before, targets[worker]), chosen[worker - 1] + 1, units - (busy - worker))
+    boundaries = np.full(workers + 1, clients, np.int64)
+    boundaries[: busy + 1] = borders[chosen]
+    return boundaries
+
+
+def _nearest(ascending: Ints, target: float) -> int:
+    right = int(np.searchsorted(ascending, target))
+    if right == 0 or (right < len(ascending) and ascending[right] - target < target - ascending[right - 1]):
+        return right
+    return right - 1

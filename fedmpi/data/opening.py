@@ -1,16 +1,107 @@
-"""The data that a configuration names, as a shard store, wherever they come from."""
+"""The data that a configuration names, as a shard store, wherever they come from; among them the embedded digits.
+
+scikit-learn's 1,797 real 8 x 8 images of digits need no preparation: Alpaydin and Kaynak, Optical Recognition of
+Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.data_choices import in_memory, is_digits
+import numpy as np
+import numpy.typing as npt
+
+from fedmpi.common.data_choices import DIGITS, in_memory, is_digits
 from fedmpi.common.errors import UserError
-from fedmpi.data.arrays import arrays_of
-from fedmpi.data.embedded import open_digits
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.data.arrays import ArrayShard, arrays_of
+from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
+from fedmpi.data.digits_options import DigitsOptions, parse_options
+from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shards import ShardStore, open_folder
+
+CLASSES = 10
+TEST_EVERY = 5
+LEVELS = 16  # pixel values are 0 ... 16
+
+
+def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
+    """The embedded digits as a store; `options` count over those written in `where`."""
+    chosen = parse_options(where, options or {})
+    x, y, test_x, test_y = load_digits_split()
+    rows, offsets = _draw(chosen, y)
+    x, y = np.ascontiguousarray(x[rows]), y[rows]
+    x.flags.writeable = y.flags.writeable = False
+    manifest = _manifest(chosen, x, y, test_x)
+    return ShardStore(manifest, [ArrayShard(x, y, offsets, manifest.description)], {"test": (test_x, test_y)})
+
+
+def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
+    """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing."""
+    images, labels = _images_and_labels()
+    rank = np.empty(len(labels), np.int64)  # position of an image within its class
+    for label in range(CLASSES):
+        members = np.flatnonzero(labels == label)
+        rank[members] = np.arange(len(members))
+    test = rank % TEST_EVERY == TEST_EVERY - 1
+    features = images.reshape(-1, 1, 8, 8).astype(np.uint8)
+    return features[~test], labels[~test], features[test], labels[test]
+
+
+@cache
+def _images_and_labels() -> tuple[AnyArray, Ints]:
+    """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import; read once."""
+    package = find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package else ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            table = np.loadtxt(file, np.uint8, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels.astype(np.int64)
+
+
+def _draw(options: DigitsOptions, labels: Ints) -> Rows:
+    if options.clients > len(labels):
+        raise UserError(f"the embedded digits have {len(labels)} training images: ask for at most as many clients")
+    generator = Streams(options.seed).generator(Purpose.PARTITION)
+    if options.partition == "iid":
+        return iid(len(labels), even_sizes(len(labels), options.clients), generator)
+    return dirichlet_by_class(labels, CLASSES, options.clients, options.alpha, generator)[:2]
+
+
+def _manifest(options: DigitsOptions, x: npt.NDArray[np.uint8], y: Ints, test_x: npt.NDArray[np.uint8]) -> Manifest:
+    # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
+    scaled = x / 255.0
+    description = DataDescription(
+        (1, 8, 8), "uint8", CLASSES, "image", 0, (round(float(scaled.mean()), 6),), (round(float(scaled.std()), 6),)
+    )
+    digest = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    law = {"alpha": options.alpha} if options.partition == "dirichlet" else {}
+    return Manifest(
+        dataset=DIGITS,
+        partition=options.partition,
+        partition_options=law,
+        seed=options.seed,
+        clients=options.clients,
+        samples=len(x),
+        classes=CLASSES,
+        class_names=tuple(map(str, range(CLASSES))),
+        description=description,
+        train=(ShardFile("", x.nbytes + y.nbytes, digest, 0, options.clients, len(x)),),
+        test=ShardFile("", test_x.nbytes, "", samples=len(test_x)),
+        licence="CC BY 4.0",
+        citation="E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI ML Repository, 1998",
+        command="embedded",
+    )
 
 
 def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:

@@ -17,11 +17,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.task_kinds import TARGETS
+from fedmpi.common.task_kinds import IGNORED, TARGETS
+from fedmpi.common.types import AnyArray
 
 SCHEMA, SCHEMA_OF_TARGETS = "fedmpi-shards/1", "fedmpi-shards/2"
 MANIFEST = "manifest.json"
@@ -208,7 +210,7 @@ class Manifest:
     command: str = ""
     notes: tuple[str, ...] = ()  # What the reader, the partition and the writer reported
     understood: Understood = Understood()  # What the reader took the files for
-    # Samples of one part with the features of a sample of another (`fedmpi.data.overlap.duplicates`)
+    # Samples of one part with the features of a sample of another (`fedmpi.data.statistics.duplicates`)
     duplicates: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, str]]:
@@ -373,3 +375,31 @@ def _check(manifest: Manifest) -> None:
     counted = [file.first_client for file in manifest.train] == first[:-1] and first[-1] == manifest.clients
     if not counted or sum(file.samples for file in manifest.train) != manifest.samples:
         raise ValueError("the files' clients and samples do not add up to the totals")
+
+
+def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, str] | None:
+    """The first row whose target cannot be one, and what it is, in words; None where all can.
+
+    A class lies in 0 … C − 1 (or is -1 at a position that counts nowhere), what a label is worth in 0 … 1, and a number
+    is finite in single precision.
+    """
+    if not targets.size or targets.dtype.kind == "b":
+        return None
+    least, most = targets.min(), targets.max()
+    if description.counted:
+        first = IGNORED if description.targets == "tokens" else 0
+        if first <= least and most < description.classes:
+            return None
+        right, what = (targets >= first) & (targets < description.classes), f"none of the {description.classes} classes"
+    elif description.targets == "multilabel":
+        if least >= 0 and most <= 1:
+            return None
+        right, what = (targets >= 0) & (targets <= 1), "which is not in 0 to 1"
+    else:
+        largest = np.finfo(np.float32).max
+        if -largest <= least and most <= largest:
+            return None
+        right, what = np.abs(targets) <= largest, "which is no number of single precision"
+    row = int(np.flatnonzero(~right.reshape(len(targets), -1).all(axis=1))[0])
+    value = targets[row][~right[row]][0] if targets.ndim > 1 else targets[row]
+    return row, f"{value}, {what}"

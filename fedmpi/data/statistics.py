@@ -1,26 +1,151 @@
-"""Mean and standard deviation of each channel of samples, which a run standardises by."""
+"""What the samples and labels of a data set look like: distances of label distributions from a target, mean and
+standard deviation of the features, and samples or classes that parts share.
+
+Kullback-Leibler divergence: Duan et al. 2019 (Astraea), section III-B and Fig 7, in nats. Sum of the distances of all
+shares: Zhao et al. 2018. Samples with the same features in two parts, and classes that occur in one part only, are
+counted over all samples and end as notes: results on such samples and classes need another reading.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
 
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
+
+Counts = NDArray[np.integer]
+
 
 STATISTICS_ROWS = 20_000
 """Evenly spaced rows that are read."""
 ROWS_AT_ONCE = 512
 SMALLEST_COLUMN_STD = 1e-30
+Hashes = npt.NDArray[np.uint64]
+TRAINING, VALIDATION, TESTING = "training", "validation", "test"
+COMPARED = ((TESTING, TRAINING), (TESTING, VALIDATION), (VALIDATION, TRAINING))
+"""Samples of the first part that the second part holds, too, are counted."""
+WORDS_AT_ONCE = 1 << 16
+NAMED = 10
+_SHIFT, _FACTOR = np.uint64(32), np.uint64(0xD6E8FEB86659FD93)
 
 
-def channel_statistics(
-    features: AnyArray, scale: float, among: Ints | None = None, at_most: int = STATISTICS_ROWS
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """`statistics` of an array (n, C, H, W), or (n, d), which counts as one channel; of some of its rows, or all."""
-    rows = np.arange(len(features)) if among is None else among
-    channels = features.shape[1] if features.ndim == 4 else 1
-    return statistics(lambda wanted: features[wanted], rows, channels, scale, at_most)
+def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
+    """The distribution that mediators should come close to.
+
+    Parameters
+    ----------
+    classes : int
+        C.
+    counts : array (C,), optional
+        Class counts to follow, for example those of the test set; None means uniform (P_u of the paper).
+
+    Returns
+    -------
+    float64 (C,)
+        Probabilities.
+
+    Raises
+    ------
+    ValueError
+        If the counts are not C finite numbers >= 0 with a positive sum.
+    """
+    if counts is None:
+        return np.full(classes, 1 / classes)
+    weights = np.asarray(counts, np.float64)
+    if weights.shape != (classes,) or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
+        raise ValueError(f"a target distribution needs {classes} counts >= 0, one of them positive, not {counts}")
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
+
+
+def kl_divergence(counts: AnyArray, target: Floats | None = None) -> Floats:
+    """D_KL(P || Q) of every row's class distribution P from the target Q, in nats."""
+    from scipy.special import xlogy  # slow to import, and most runs have no mediators
+
+    counts = np.asarray(counts, np.float64)
+    target = target_distribution(counts.shape[-1]) if target is None else target
+    totals = counts.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = counts / totals[..., None]
+        surprise = -xlogy(shares, target).sum(axis=-1)
+        divergence: Floats = surprise + xlogy(shares, shares).sum(axis=-1)
+    return np.maximum(divergence, 0.0)
+
+
+def divergences(counts: Counts, reference: Floats) -> Floats:
+    """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
+    client, label, held, size = _entries(counts)
+    with np.errstate(divide="ignore"):
+        terms = held * (np.log(held) - np.log(reference)[label])
+        divergence: Floats = np.bincount(client, terms, len(counts)) / size - np.log(size)
+    return divergence
+
+
+def label_distances(counts: Counts, reference: Floats) -> Floats:
+    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
+    client, label, held, size = _entries(counts)
+    expected = reference[label]
+    surplus = np.abs(held / size[client] - expected) - expected
+    distance: Floats = reference.sum() + np.bincount(client, surplus, len(counts))
+    return distance
+
+
+def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
+    """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
+    flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
+    client, label = np.divmod(flat, counts.shape[1])
+    held = counts.reshape(-1)[flat].astype(np.float64)
+    size = np.bincount(client, held, len(counts)).astype(np.float64)
+    return client, label, held, size
+
+
+@dataclass(frozen=True)
+class DivergenceSummary:
+    """Mean, standard deviation and largest value of some divergences (Fig 7 of the paper shows their distribution).
+
+    Attributes
+    ----------
+    mean, std, max : float
+        In nats; NaN when there is nothing to summarise.
+    quartiles : tuple of 5 float
+        Smallest value, lower quartile, median, upper quartile, largest value: a box of Fig 7.
+    """
+
+    mean: float
+    std: float
+    max: float
+    quartiles: tuple[float, ...]
+
+    def facts(self, name: str) -> dict[str, float | list[float]]:
+        """The entries of a record whose keys begin with `name`."""
+        return {
+            f"{name}_mean": self.mean,
+            f"{name}_std": self.std,
+            f"{name}_max": self.max,
+            f"{name}_quartiles": list(self.quartiles),
+        }
+
+
+def summarise(divergences: Floats) -> DivergenceSummary:
+    """Summary over the rows that have a distribution (NaN entries are left out)."""
+    known = divergences[~np.isnan(divergences)]
+    if len(known) == 0:
+        nothing = float("nan")
+        return DivergenceSummary(nothing, nothing, nothing, (nothing,) * 5)
+    with np.errstate(invalid="ignore"):  # the spread of an infinite divergence is NaN
+        quartiles = tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist())
+        return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()), quartiles)
+
+
+def pooled_counts(class_counts: Ints, groups: Ints) -> Ints:
+    """Class counts of every group's pooled data."""
+    pooled = np.zeros((int(groups.max(initial=-1)) + 1, class_counts.shape[1]), np.int64)
+    np.add.at(pooled, groups, class_counts)
+    return pooled
 
 
 def statistics(
@@ -53,3 +178,61 @@ def statistics(
     smallest = SMALLEST_COLUMN_STD if columns else 1e-8
     std[(least == most) | (std < smallest)] = 1.0  # of a constant channel rounding may leave more than that
     return tuple(float(value) for value in mean + offset), tuple(float(value) for value in std)
+
+
+def sample_hashes(x: AnyArray) -> Hashes:
+    """A number of 64 bits for the features of each sample (n, …), uint64 (n,): equal for equal bytes only.
+
+    Each 8 bytes are mixed with a key of their place (Evensen's rrmxmx finaliser, two of its rounds), and the results
+    are summed. Not safe against samples made to collide.
+    """
+    rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)
+    missing = -rows.shape[1] % 8
+    words = (np.pad(rows, ((0, 0), (0, missing))) if missing else rows).view(np.uint64)
+    keys = np.random.Generator(np.random.PCG64(0)).integers(1 << 63, size=words.shape[1], dtype=np.uint64)
+    hashes = np.empty(len(words), np.uint64)
+    step = max(1, WORDS_AT_ONCE // words.shape[1])
+    for low in range(0, len(words), step):
+        mixed = words[low : low + step] + keys
+        for _ in range(2):
+            mixed ^= mixed >> _SHIFT
+            mixed *= _FACTOR
+        mixed ^= mixed >> _SHIFT
+        mixed.sum(axis=1, out=hashes[low : low + step])
+    return hashes
+
+
+def duplicates(hashes: Mapping[str, Hashes]) -> dict[str, int]:
+    """Samples of one part with the features of a sample of another, by ``"test in training"`` and so on."""
+    return {
+        f"{one} in {other}": int(np.isin(hashes[one], hashes[other]).sum())
+        for one, other in COMPARED
+        if one in hashes and other in hashes
+    }
+
+
+def duplicate_notes(found: Mapping[str, int], samples: Mapping[str, int]) -> tuple[str, ...]:
+    """One sentence for each pair of parts that share samples; `samples` has the size of each part."""
+    notes = []
+    for pair, count in found.items():
+        one, _, other = pair.partition(" in ")
+        if count:
+            notes.append(
+                f"{count:,} of {samples[one]:,} {one} samples ({count / samples[one]:.1%}) have exactly the features "
+                f"of a {other} sample: results on them may show memory"
+            )
+    return tuple(notes)
+
+
+def class_notes(labels: Mapping[str, Ints], names: Sequence[object]) -> tuple[str, ...]:
+    """One sentence for each part that alone has samples of some class."""
+    counts = {part: np.bincount(y, minlength=len(names)) for part, y in labels.items() if len(y)}
+    parts, notes = sum((count > 0).astype(np.int64) for count in counts.values()), []
+    for part, count in counts.items():
+        alone = np.flatnonzero((count > 0) & (parts == 1)) if len(counts) > 1 else ()
+        if len(alone):
+            named = ", ".join(f"{names[label]} ({count[label]:,})" for label in alone[:NAMED])
+            more = f" and {len(alone) - NAMED:,} more" if len(alone) > NAMED else ""
+            which = "1 class occurs" if len(alone) == 1 else f"{len(alone):,} classes occur"
+            notes.append(f"{which} in the {part} part only (samples in brackets): {named}{more}")
+    return tuple(notes)

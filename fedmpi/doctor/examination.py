@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, read_launch
 from fedmpi.common.errors import UserError
 from fedmpi.doctor.advice import Advice, advise
 from fedmpi.doctor.findings import Findings, find
+from fedmpi.mpi import Cluster, read_launch
 
 
 def examine(show: Callable[[list[Findings], list[Advice]], None]) -> bool:

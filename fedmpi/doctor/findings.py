@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import fedmpi
-from fedmpi.cluster import Cluster, read_launch
-from fedmpi.cluster.device import cuda_aware
-from fedmpi.cluster.free_memory import free_memory
-from fedmpi.cluster.resources import cores_allowed
+from fedmpi.doctor.free_memory import free_memory
+from fedmpi.mpi import Cluster, read_launch
+from fedmpi.mpi.device import cores_allowed
+from fedmpi.mpi.window import cuda_aware
 
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")

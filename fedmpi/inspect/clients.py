@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.fairness import spread_over_clients
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import AnyArray
 from fedmpi.inspect.plot import check_picture
 from fedmpi.records.client_table import Columns, last_evaluation, read_clients
 from fedmpi.records.reading import read_summary
-from fedmpi.tasks.spread import spread_over_clients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import Floats, Ints
 from fedmpi.inspect.plot import check_picture
-from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, clip_sizes, make_mechanism
+from fedmpi.privacy.sizes import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, clip_sizes, make_mechanism
 
 SMALLEST_DRAWN = 1e-6
 """Smallest relative error on the axis of a plot: a total known better than that is known."""

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedmpi.common.evenness import gini
+from fedmpi.common.fairness import gini
 from fedmpi.common.types import Ints
-from fedmpi.data.divergence import Counts, divergences, label_distances
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.statistics import Counts, divergences, label_distances
 
 
 @dataclass(frozen=True)

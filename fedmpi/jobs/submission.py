@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpi.cluster.launcher import library_version
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
 from fedmpi.config import Config, load_config
@@ -27,6 +26,7 @@ from fedmpi.jobs.script import (
     tasks_of,
 )
 from fedmpi.jobs.site import Site, load_site, site_file
+from fedmpi.mpi.launch import library_version
 
 SCRIPT, CONFIGURATION = "job.sbatch", "job.toml"
 """What a job leaves in its run's folder: the script, and the configuration as it was when it was submitted."""

@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.files import read_plain, write_whole, writing
 from fedmpi.common.types import Bytes, Floats
 from fedmpi.local.engines import CompositeEngine, LocalEngine, SingleEngine
 from fedmpi.local.equality import MOST_APART, Apart, diverges
 from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.mpi import Cluster
 
 log = logging.getLogger("fedmpi")
 

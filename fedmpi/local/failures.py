@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
-from fedmpi.common.frames import innermost
+from fedmpi.common.own_code import innermost
 
 log = logging.getLogger("fedmpi")
 

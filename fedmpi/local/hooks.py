@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.aggregation.exact import Accumulator
-from fedmpi.aggregation.fused_metrics import LARGEST
+from fedmpi.aggregation.exact import LARGEST, Accumulator
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part

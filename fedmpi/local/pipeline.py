@@ -17,7 +17,7 @@ from fedmpi.local.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.failures import check_update
 from fedmpi.local.hooks import ClientHooks
 from fedmpi.local.work import ClientTask, LocalRule, Observer
-from fedmpi.privacy.gaussian import clip
+from fedmpi.privacy.updates import clip
 from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
 

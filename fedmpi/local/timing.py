@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.rounding import explained_by_rounding
+from fedmpi.common.arithmetic import explained_by_rounding
 from fedmpi.common.types import Floats, Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count

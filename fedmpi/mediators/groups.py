@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, naming, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
@@ -14,8 +13,9 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, made
 from fedmpi.data.copies.class_copies import Rebalancing
-from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.mpi import Cluster
 
 
 class MediatorGroups:

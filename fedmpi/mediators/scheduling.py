@@ -10,7 +10,7 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register, resolve
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.divergence import pooled_counts, target_distribution
+from fedmpi.data.statistics import pooled_counts, target_distribution
 
 TIE = 1e-12  # divergences closer than this are equal up to rounding: the lower client wins
 MOST_SWEEPS = 10

@@ -1,7 +1,7 @@
 """The top of every command: no error on any rank may leave the other ranks waiting.
 
 Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 76 MPI did not start (which
-`fedmpi.cluster.starting` sees to), 141 nobody reads the output, 1 anything else.
+`fedmpi.mpi.launch` sees to), 141 nobody reads the output, 1 anything else.
 """
 
 from __future__ import annotations
@@ -18,14 +18,6 @@ from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
 
-from fedmpi.cluster import (
-    LauncherMismatch,
-    abort_job,
-    agree_on_end,
-    read_launch,
-    start_mpi,
-    world_rank,
-)
 from fedmpi.common.errors import (
     UNWRITABLE,
     ClientFailure,
@@ -35,6 +27,14 @@ from fedmpi.common.errors import (
     RunFailure,
     UserError,
     raised,
+)
+from fedmpi.mpi import (
+    LauncherMismatch,
+    abort_job,
+    agree_on_end,
+    read_launch,
+    start_mpi,
+    world_rank,
 )
 from fedmpi.process.output import OutputLost, prepare_streams
 

@@ -10,9 +10,9 @@ import ctypes
 import os
 import signal
 
-from fedmpi.cluster import world_rank
 from fedmpi.common.errors import RunFailure
-from fedmpi.data.watch import DataWatch
+from fedmpi.data.source import DataWatch
+from fedmpi.mpi import world_rank
 
 OUR_FAULT = 1
 PLAIN = (

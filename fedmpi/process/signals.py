@@ -86,7 +86,7 @@ def end_now(code: int, why: str) -> NoReturn:
     if rank:
         time.sleep(SECONDS_FOR_RANK_0)  # where rank 0 hangs too, the others end the job
     _print_line(f"error: {why}" if rank is None else f"rank {rank}: error: {why}")
-    abort = _loaded("fedmpi.cluster.ending", "abort_anyway")
+    abort = _loaded("fedmpi.mpi.launch", "abort_anyway")
     if abort is not None:
         abort(code)
     os._exit(code)
@@ -94,7 +94,7 @@ def end_now(code: int, why: str) -> NoReturn:
 
 def _rank() -> int | None:
     """This rank of the job that the process was launched in, once that has been looked up."""
-    read_launch = _loaded("fedmpi.cluster.launcher", "read_launch")
+    read_launch = _loaded("fedmpi.mpi.launch", "read_launch")
     launch = read_launch() if read_launch is not None else None
     return launch.rank if launch is not None and launch.size > 1 else None
 

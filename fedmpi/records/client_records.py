@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_inner_folder, whole_file
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.local.client_state import ClientState
+from fedmpi.mpi import Cluster
 
 PIECE_BYTES = 64 << 20
 """Of records that rank 0 holds at once."""

@@ -24,7 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, partial_name, write_whole
 from fedmpi.common.imported import load
 from fedmpi.common.made_with import found_by_name
-from fedmpi.common.object_names import LAMBDA, as_written, own_text
+from fedmpi.common.own_code import LAMBDA, as_written, own_text
 from fedmpi.common.registry import KINDS, Part, resolve
 from fedmpi.config import Config
 

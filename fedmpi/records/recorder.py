@@ -16,12 +16,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedmpi.cluster import Cluster
-from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.config.objects import not_repeatable
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.ranks import on_server
 from fedmpi.records import client_table
 from fedmpi.records.changes import Changes, changes_since
 from fedmpi.records.checkpoint import Beside, Checkpoint, copied, newest_checkpoint, save_checkpoint

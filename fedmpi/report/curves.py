@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.evenness import Usage, evenness
+from fedmpi.common.fairness import Usage, evenness
 from fedmpi.records.history import Record
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration

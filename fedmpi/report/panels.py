@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.evenness import evenness
+from fedmpi.common.fairness import evenness
 from fedmpi.common.types import Ints
 from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record

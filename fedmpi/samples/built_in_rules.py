@@ -11,10 +11,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedmpi.common.apportionment import offsets_of, united
 from fedmpi.common.decorators import row_rule
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.common.whole_numbers import offsets_of, united
 from fedmpi.samples.row_rule import Pool
 
 BERNOULLI_BLOCK = 2**16

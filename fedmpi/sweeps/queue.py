@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedmpi.cluster.launcher import library_version
-from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
 from fedmpi.common.errors import UserError
+from fedmpi.mpi.device import MOST_THREADS, cores_allowed
+from fedmpi.mpi.launch import library_version
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
 from fedmpi.sweeps.planned_runs import PlannedRun, Sweep

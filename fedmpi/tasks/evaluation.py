@@ -1,4 +1,9 @@
-"""Evaluation of a model on some samples: the mean loss, and what the run's metrics come to."""
+"""Evaluation of a model on some samples: the mean loss and the run's metrics, of a part or client by client.
+
+Samples of several clients go through a model together and are summed client by client. A client's sums depend on the
+samples beside its own only in the last bits: `cut` makes parts that follow from the clients alone, so that whoever
+evaluates a part gets the same bits.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,8 @@ from torch import Tensor, nn
 
 from fedmpi.common.calling import naming
 from fedmpi.common.registry import Part, resolve
-from fedmpi.common.task_kinds import CLASSIFICATION
-from fedmpi.common.types import Ints
+from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, TaskKind
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
@@ -25,6 +30,10 @@ BUILT_IN = tuple(Metric(resolve("metric", name)) for name in CLASSIFICATION.metr
 OUTPUT_BYTES = 1 << 26
 """Of the outputs at all positions that are formed at once: of a large vocabulary, a few hundred samples take gigabytes.
 """
+
+
+LOSS, SAMPLES, RIGHT, JUDGED = range(4)
+"""Columns of the sums."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +102,50 @@ def rows_per_pass(description: DataDescription, most: int) -> int:
     if description.targets != "tokens":
         return most
     return max(1, min(most, OUTPUT_BYTES // (4 * math.prod(description.output_shape))))
+
+
+def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+    """What each sample adds to its client's sums."""
+    losses = loss.per_sample(outputs, targets).double()
+    samples = torch.ones_like(losses)
+    if not has_accuracy(loss.kind):
+        right = judged = torch.zeros_like(losses)
+    elif loss.kind.name == "tokens":
+        right = (outputs.argmax(-1) == targets).sum(1).double()
+        judged = (targets != IGNORED).sum(1).double()
+    elif loss.kind.name == "multilabel":
+        right, judged = ((outputs > 0) == (targets > 0.5)).all(1).double(), samples
+    else:
+        right, judged = (outputs.argmax(1) == targets).double(), samples
+    return torch.stack([losses, samples, right, judged], dim=1)
+
+
+def has_accuracy(kind: TaskKind) -> bool:
+    """Whether such a task has an accuracy."""
+    return "accuracy" in kind.metrics
+
+
+def client_sums(
+    module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Part | None = None
+) -> Floats:
+    """The sums of `sample_scores` over the samples of each client, float64 (k, 4); the module in evaluation mode."""
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        scores = [
+            sample_scores(outputs_of(module, x[samples], part), y[samples], loss)
+            for samples in evaluation_passes(len(y), rows)
+        ]
+    module.train(was_training)
+    each = torch.cat(scores).cpu().numpy()
+    sums: Floats = np.add.reduceat(each, np.cumsum(counts) - counts, axis=0)
+    return sums
+
+
+def cut(counts: Ints, most: int) -> Ints:
+    """Borders of parts of neighbouring clients that have at most `most` samples together, or are a single client."""
+    ends, borders = np.cumsum(counts), [0]
+    while (first := borders[-1]) < len(counts):
+        before = int(ends[first - 1]) if first else 0
+        borders.append(max(first + 1, int(np.searchsorted(ends, before + most, side="right"))))
+    return np.array(borders, np.int64)

@@ -13,8 +13,7 @@ import numpy as np
 from fedmpi.common.registry import KINDS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription
-from fedmpi.data.targets import wrong_target
+from fedmpi.data.schema import DataDescription, wrong_target
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import CLIENTS, cost
 from fedmpi.testing.started import run_module, startable

@@ -12,10 +12,9 @@ import numpy as np
 from scipy import stats
 
 from fedmpi.clients.cohort import Cohort
-from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ROUNDING, ClientSampler
 from fedmpi.clients.strata import make_strata
-from fedmpi.clients.view import View
+from fedmpi.clients.view import ClientNumbers, View
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import AnyArray, Floats
 from fedmpi.testing.check import FALSE_ALARM, Check, Subject, demand, leaves_generators_alone, same_twice

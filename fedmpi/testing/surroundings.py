@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmpi.clients.availability import chances
+from fedmpi.clients.turnout import chances
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Bytes, Floats, Ints
-from fedmpi.data.divergence import target_distribution
 from fedmpi.data.opening import open_store
+from fedmpi.data.statistics import target_distribution
 from fedmpi.mediators.groups import checked_mediators
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import cost

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.mpi import Cluster
 
 TransportKind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 

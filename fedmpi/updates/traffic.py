@@ -1,7 +1,7 @@
 """Bytes that the simulated system would send over its links: clients, mediators, server.
 
-Duan et al. 2019 (Astraea), section IV-C and Table III. What MPI really moves is counted by the cluster.
-In a star the "client" links lead to the server. Values travel as 4-byte numbers unless a transport says otherwise.
+Duan et al. 2019 (Astraea), section IV-C and Table III. What MPI really moves is counted by the cluster. In a star the
+"client" links lead to the server. Values travel as 4-byte numbers unless a transport says otherwise.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fedmpi.common.plan import Plan
+from fedmpi.config import Config
+from fedmpi.config.local_algorithm import further_vectors
+from fedmpi.updates.compression import upload_bits
 
 BYTES_PER_VALUE = 4
 MEGABYTE = 10**6
@@ -149,3 +156,63 @@ def cost_to_target(
 def _bytes_of(values: int, bits: Bits) -> int:
     """Whole bytes that hold `values` numbers of `bits` bits."""
     return -int(-values * bits // 8)
+
+
+class ModelSize(Protocol):
+    """How many values a model has."""
+
+    @property
+    def size(self) -> int:
+        """All that travel, d."""
+
+    @property
+    def trainable(self) -> int:
+        """Those with a gradient."""
+
+
+def round_links(
+    config: Config, model: ModelSize, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
+) -> RoundTraffic:
+    """Bytes of one round on every link."""
+    values, participants = model.size, len(plan.clients)
+    asked = int(plan.facts.get("asked", participants))
+    if config.topology.kind == "mediators":
+        kept = keeps_moments(config, plan.one_step)
+        moments = 2 * model.trainable if kept else 0  # Adam knows nothing of buffers
+        groups = len(np.unique(plan.mediators))
+        total = mediator_models(values, visits, groups, moments, lost=asked - participants)
+    else:
+        bits = upload_bits(config.transport.kind, config.transport.fraction, values)
+        total = star_models(values, asked, participants, bits)
+        down, up, numbers = further_vectors(config)
+        total += further_values(asked * down * values, participants * (up * values + numbers))
+    if "size_asked" in plan.facts:
+        total += size_answers(int(plan.facts["size_asked"]), asked)
+    if measured:
+        total += _probes(config, values, measured, classes)
+    if plan.round == 0 and config.rebalance.enabled:
+        total += rebalancing(clients, classes)
+    elif plan.round == 0 and config.topology.kind == "mediators":
+        total += class_counts(clients, classes)
+    return total
+
+
+def keeps_moments(config: Config, one_step: bool) -> bool:
+    """Whether a mediator sends the optimizer's moments with the model: SGD, which opening rounds use too, has none."""
+    return config.topology.keep_optimizer and config.local.optimizer == "adam" and not one_step
+
+
+def paper_formula(config: Config, values: int, participants: int) -> int:
+    """Bytes of a round's models by the formulas of Astraea's section IV-C, which know no E_m."""
+    if config.topology.kind == "mediators":
+        return astraea_formula(values, participants, config.topology.clients_per_mediator)
+    return fedavg_formula(values, participants)
+
+
+def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTraffic:
+    features = config.participation.features
+    if features == "label-histogram":
+        return class_counts(clients, classes)
+    if features == "compressed-gradient":
+        return compressed_probes(clients, values, config.participation.levels)
+    return full_probes(clients, values)

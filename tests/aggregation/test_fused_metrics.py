@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.aggregation.fused_metrics import LARGEST, MOST_RANKS, decode_metrics, encode_metrics, metric_slots
+from fedmpi.aggregation.exact import LARGEST, MOST_RANKS, decode_metrics, encode_metrics, metric_slots
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.int64)]
 ON_THE_GRID = st.integers(-(2**52), 2**52).map(lambda q: q * 2.0**-40)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import PartFailure, UserError, parts, server_optimizer
+from fedmpi import PartFailure, parts, server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.registry import resolve
 
@@ -88,14 +88,6 @@ def test_a_step_leaves_the_update_alone(kind: str):
     update = torch.tensor(UPDATES[1])
     made(kind, lr=0.1).step(torch.zeros(4), update)
     assert update.tolist() == torch.tensor(UPDATES[1]).tolist()
-
-
-@pytest.mark.parametrize(
-    "kind, wrong", [("lamb", {}), ("adam", {"tau": 0.0}), ("yogi", {"beta2": 1.0}), ("sgd", {"beta1": 0.9})]
-)
-def test_settings_out_of_range_are_refused(kind: str, wrong: dict[str, float]):
-    with pytest.raises(UserError, match="unknown|does not suit"):
-        ServerOptimizer(resolve("server optimizer", kind), wrong)
 
 
 def test_numbers_among_what_is_remembered_come_back_as_numbers():
@@ -184,11 +176,3 @@ def test_a_step_divides_the_sum_as_it_goes_with_the_same_bits(kind: str):
     assert torch.equal(whole[:-10], parted[:-10])
     assert torch.equal(parted[-10:], (w + update / 7)[-10:])
     assert torch.equal(update, kept)
-
-
-def test_a_plain_step_makes_no_vector_as_long_as_the_model():
-    w, update, optimizer = torch.zeros(20 * BLOCK), torch.ones(20 * BLOCK), made("sgd")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        optimizer.step(w, update, divisor=2)
-    largest = max(event.self_cpu_memory_usage for event in profile.events())
-    assert 0 < largest <= 4 * BLOCK

@@ -12,12 +12,12 @@ import torch
 
 from fedmpi import Cohort, PartFailure, UserError, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
-from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
+from fedmpi.aggregation.weights import ClientWork
 from fedmpi.clients.cohort import full_participation
-from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
+from fedmpi.mpi import Cluster
 
 
 class OneOfTwo(Cluster):

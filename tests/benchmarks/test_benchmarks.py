@@ -21,8 +21,8 @@ from benchmarks.rooflines import Machine, Step, batches_of_a_round, count_step, 
 from benchmarks.workloads import MODELS, OWN, WORKLOADS, Workload, find, prepare
 from fedmpi import UserError
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from tests.local.elsewhere import elsewhere
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from fedmpi.clients.allocation import _exact_shares, allocate, bounded_shares, stratum_spreads, systematic_rounding
+from fedmpi.clients.strata import _exact_shares, allocate, bounded_shares, stratum_spreads, systematic_rounding
+from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.whole_numbers import largest_remainders
 
 
 def stream(round: int = 0) -> np.random.Generator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmpi import PartFailure, UserError
-from fedmpi.clients.availability_laws import PHASES, Availability, available_clients, dominant_label, probabilities
+from fedmpi.clients.availability import PHASES, Availability, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
@@ -14,23 +14,24 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
 from fedmpi.privacy.updates import draws_in_secret
+from tests.statistical.weighed import there
 
 STREAMS = Streams(7)
 
 
 def test_everybody_is_always_available_by_default() -> None:
-    assert available_clients(Availability(), STREAMS, 3, 5).tolist() == [0, 1, 2, 3, 4]
+    assert there("always", STREAMS, 3, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_more_generous_laws_have_everybody_of_the_stricter_ones() -> None:
-    strict, generous = (available_clients(Availability("bernoulli", p), STREAMS, 4, 500) for p in (0.3, 0.6))
+    strict, generous = (there(f"bernoulli system.probability={p}", STREAMS, 4, 500) for p in (0.3, 0.6))
     assert np.isin(strict, generous).all()
     assert len(strict) < len(generous)
 
 
 def test_a_client_s_availability_does_not_depend_on_how_many_clients_follow() -> None:
-    law = Availability("time-of-day", 0.9, 0.1)
-    few, many = (available_clients(law, STREAMS, 2, clients) for clients in (100, 1000))
+    law = "time-of-day system.probability=0.9 system.lowest=0.1"
+    few, many = (there(law, STREAMS, 2, clients) for clients in (100, 1000))
     assert np.array_equal(few, many[many < 100])
 
 
@@ -48,13 +49,12 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
 
 
 def test_candidates_are_measured_among_those_of_their_own_round() -> None:
-    law = Availability("bernoulli", 0.4)
     settings = ["participation.clients=power-of-choice", "participation.count=3", "participation.candidates=9"]
     settings += ["system.availability=bernoulli", "system.probability=0.4"]
     draw = CohortDraw(load_config(None, settings), np.full(40, 4), None, STREAMS, values=10)
     for t in range(1, 6):
         asked = draw.candidates(t, None)
-        assert len(asked) == 9 and np.isin(asked, available_clients(law, STREAMS, t, 40)).all()
+        assert len(asked) == 9 and np.isin(asked, there("bernoulli system.probability=0.4", STREAMS, t, 40)).all()
         losses = np.full(40, np.nan)
         losses[asked] = np.arange(9)
         draw.add_measured(t, np.arange(len(losses)), {"loss": losses})
@@ -88,7 +88,7 @@ def test_label_groups_have_their_own_probabilities() -> None:
     assert labels.tolist() == [0, 2, 0]
     law = Availability("label-group", by_label=(1.0, 0.5, 0.0))
     assert probabilities(law, STREAMS, 0, 3, labels).tolist() == [1.0, 0.0, 1.0]
-    assert available_clients(law, STREAMS, 0, 3, labels).tolist() == [0, 2]
+    assert there("label-group system.by_label=[1.0,0.5,0.0]", STREAMS, 0, 3, labels).tolist() == [0, 2]
     few = Availability("label-group", by_label=(1.0, 0.5))  # classes beyond the end begin again
     assert probabilities(few, STREAMS, 0, 4, np.array([0, 3, 2, 4])).tolist() == [1.0, 0.5, 1.0, 1.0]
 

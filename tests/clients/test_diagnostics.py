@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from fedmpi.common.evenness import Usage, evenness
+from fedmpi.common.fairness import Usage, evenness
 from fedmpi.local.comparisons import Reference
 from fedmpi.local.diagnostics import (
     UpdateMoments,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi import UserError
-from fedmpi.clients.draws import (
+from fedmpi.clients.cohort import (
     draw_by_norm,
     importance,
     inclusion_by_norm,

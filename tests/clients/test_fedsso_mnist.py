@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.clients.clustering import optics
 from fedmpi.clients.features import gradient_features, plan_features
+from fedmpi.clients.stratifier import optics
 from fedmpi.common.streams import Purpose, Streams
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,13 @@ import torch
 from torch.nn import functional
 
 import fedmpi
-from fedmpi import Cohort, UserError, client_sampler
+from fedmpi import Cohort, client_sampler
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.models import build
-from fedmpi.rounds.assemble import Experiment
-from tests.end_to_end.in_process import QUIET
 
 CLIENTS = 9
 DATA = f"digits:clients={CLIENTS},alpha=0.5"
@@ -110,45 +107,3 @@ def test_nothing_of_a_trial_is_kept(algorithm: str) -> None:
     [measured, plain] = [tried(local__algorithm=algorithm, participation__clients=who) for who in (Trying, untried)]
     for one, other in zip(measured.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_what_a_compression_would_lose_is_not_taken_away() -> None:
-    tried()
-    whole = seen[0]["update_norm"]
-    tried(transport__kind="topk", transport__fraction=0.01, transport__error_feedback=True, topology__placement="owner")
-    np.testing.assert_array_equal(seen[0]["update_norm"], whole)
-    assert (seen[1]["last update_norm"][drawn(0)] < whole[drawn(0)]).all()
-
-
-def diverging(*settings: str) -> Callable[[], np.ndarray]:
-    quiet = [*QUIET, f"data.shards={DATA}", "participation.count=3", "participation.clients=uniform"]
-    experiment = Experiment.connect(load_config(None, [*quiet, "local.lr=1e30", "local.epochs=2", *settings]))
-
-    def measure() -> np.ndarray:
-        everybody = np.arange(CLIENTS)
-        with np.errstate(all="ignore"):
-            found: np.ndarray = experiment.trainer.trial_norms(0, experiment.model.initial, everybody, everybody)
-        experiment.close()
-        return found
-
-    return measure
-
-
-def test_who_diverges_on_trial_ends_the_run_unless_it_would_be_left_out() -> None:
-    with pytest.raises(fedmpi.ClientFailure, match="client 0 .*diverged at lr"):
-        diverging()()
-    assert np.isnan(diverging("local.on_divergence=drop")()).all()
-
-
-def test_clients_without_samples_make_no_update() -> None:
-    x, y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.arange(12) % 3
-    data = fedmpi.ClientArrays(x, y, np.repeat([0, 1, 2, 3, 4, 5, 6, 8], [1, 1, 1, 1, 1, 1, 1, 5]), test=(x, y))
-    seen.clear()
-    fedmpi.run("fedavg", SMALL | {"system.clock": True, "participation.clients": Trying, "rounds": 1}, data=data)
-    assert np.flatnonzero(np.isnan(seen[0]["update_norm"])).tolist() == [7]
-    assert not np.isnan(seen[0]["seconds"]).any()
-
-
-def test_a_number_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="measures = 'update_nrom' .* did you mean 'update_norm'"):
-        client_sampler(measures=("update_nrom",))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ from torch.nn import functional
 from fedmpi import UserError
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
-from fedmpi.config import build_config, config_toml, load_config
+from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.client_numbers import ClientMeasures
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
-from tests.mpi.launch import run_alone, run_mpi
 
 MINE = """
 import numpy as np
@@ -88,7 +86,6 @@ def fails(view, *, at: int = 2):
         raise ValueError("no clients today")
     return Cohort(view.available[: view.count])
 """
-PROGRAM = Path(__file__).with_name("sampler_runs.py")
 
 
 @pytest.fixture(scope="module")
@@ -96,43 +93,6 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     (folder / "mine.py").write_text(MINE)
     return folder
-
-
-def runs(ranks: int, folder: Path) -> dict[str, Any]:
-    done = run_mpi(ranks, [PROGRAM, folder / f"on{ranks}"], cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    return found
-
-
-@pytest.mark.slow
-def test_samplers_draw_the_same_on_any_number_of_ranks_and_go_on_after_a_stop(mine: Path) -> None:
-    one, three = runs(1, mine), runs(3, mine)
-    for name, found in one.items():
-        assert found["whole"]["cohorts"] == three[name]["whole"]["cohorts"], name
-        assert found["whole"]["model"] == three[name]["whole"]["model"], name
-        for on in (found, three[name]):
-            assert on["before"]["cohorts"] + on["after"]["cohorts"] == on["whole"]["cohorts"], name
-            assert on["after"]["model"] == on["whole"]["model"], name
-    copies = mine / "on3" / "loudest" / "whole"
-    assert (copies / "plugins" / "mine.py").read_text() == MINE
-    assert json.loads((copies / "summary.json").read_text())["plugins"].keys() == {"mine.py"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_sampler_that_raises_ends_the_job_and_is_named(mine: Path, ranks: int) -> None:
-    settings = ["participation.clients=mine:fails", "participation.count=3", "rounds=4", "participation.at=1"]
-    command = ["-m", "fedmpi", "train", "--out", str(mine / f"failed{ranks}")]
-    done = run_mpi(ranks, [*command, *(word for s in settings for word in ("--set", s))], cwd=mine)
-    assert done.returncode == 1
-    line = 1 + MINE.splitlines().index('        raise ValueError("no clients today")')
-    assert f"error: the client sampler mine:fails ({mine / 'mine.py'}:{line}) failed in round 1" in " ".join(
-        text.split(": ", 1)[1] if text.startswith("rank ") else text for text in done.stderr.splitlines()
-    )
-    assert "ValueError: no clients today" in done.stderr and "raise ValueError" in done.stderr
-    assert "fedmpi/clients/sampler.py" not in done.stderr
 
 
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
@@ -151,20 +111,6 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
         loss = functional.cross_entropy(outputs, y)
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, values)])
         expected = [float(gradient.norm()), float(loss.detach()), float((outputs.argmax(1) == y).double().mean())]
-        np.testing.assert_allclose(row, expected, rtol=1e-5)
-
-
-def test_measures_are_those_of_a_model_that_is_not_in_training() -> None:
-    model = "tests.end_to_end.user_models:unhurried_mlp"  # with dropout
-    config = load_config(None, ["data.shards=digits:clients=6", "participation.count=2", f"model.name={model}"])
-    data = ClientData(open_store(config.data.shards), torch.device("cpu"), standardise=True)
-    measures = ClientMeasures(config, data, Streams(0), torch.device("cpu"), 0)
-    found = measures(3, measures.model.initial, np.array([1, 4], np.int64), ("loss", "accuracy"))
-    for row, k in zip(found, (1, 4), strict=True):
-        x, y = data.load(k)
-        with torch.no_grad():
-            outputs = measures.model.module.eval()(x)
-        expected = [float(functional.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())]
         np.testing.assert_allclose(row, expected, rtol=1e-5)
 
 
@@ -275,18 +221,6 @@ def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None
     experiment.close()
 
 
-def test_a_sampler_of_ones_own_can_draw_from_strata(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(mine)
-    settings = ["participation.clients=mine:one_of_each", "participation.count=3", "participation.strata=3"]
-    settings += ["participation.features=label-histogram", "aggregation.weights=unbiased", "rounds=2"]
-    quiet = ["data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "logging.tensorboard=false"]
-    experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
-    records: list[dict[str, Any]] = []
-    assert Simulation(experiment, on_round=records.append).run() == "finished"
-    assert [record["participants"] for record in records] == [3, 3]
-    experiment.close()
-
-
 # The configuration
 
 
@@ -295,53 +229,6 @@ def here(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(mine)
     monkeypatch.syspath_prepend(mine)
     return mine
-
-
-def test_options_of_ones_own_are_keys_beside_the_choice(here: Path) -> None:
-    import tomllib
-
-    config = load_config(
-        None, ["preset=fedavg", "participation.clients=mine:loudest", "participation.keep=1", "participation.count=2"]
-    )
-    text = config_toml(config)
-    assert 'clients = "mine:loudest"' in text and "keep = 1.0" in text
-    again = build_config([("config.toml", tomllib.loads(text))])
-    assert again == config and config_toml(again) == text
-    assert "keep = 0.5" in config_toml(
-        load_config(None, ["participation.clients=mine:loudest", "participation.count=2"])
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["participation.kep=0.3"], r"participation\.kep \(from --set .*\) is unknown to mine:loudest: did you mean"),
-        (["participation.keep=much"], r"participation\.keep = 'much' does not suit mine:loudest"),
-        (
-            ["participation.replace=false"],
-            r'means nothing here: it needs participation\.clients = "weighted"',
-        ),
-        (["participation.candidates=3"], r'candidates .* it needs participation\.clients = "power-of-choice"'),
-        (["participation.features=label-histogram"], '"importance" or "stratified"'),
-        (["participation.cuont=3"], r"unknown key participation\.cuont in .*; did you mean participation\.count\?"),
-        (["participation.clients=mine:loud"], "did you mean 'loudest'"),
-        (["participation.clients=unifrom"], "participation.clients = 'unifrom' is unknown: did you mean 'uniform'"),
-        (["participation.clients=mine:OnTrial"], 'mine:OnTrial" draws by the seconds .* system.clock = true'),
-        (["participation.clients=mine:looks_at_all"], 'mine:looks_at_all" draws by the seconds .* system.clock = true'),
-        (
-            ["privacy.clip_norm=1", "privacy.noise_multiplier=1", "aggregation.weights=uniform"],
-            'mine:loudest" may draw clients by what it sees of their data',
-        ),
-    ],
-)
-def test_a_key_that_the_sampler_does_not_know_is_refused(here: Path, settings: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_config(None, ["participation.clients=mine:loudest", "participation.count=2", *settings])
-
-
-def test_options_of_a_preset_go_with_its_sampler(here: Path) -> None:
-    config = load_config(None, ["preset=fedsts", "participation.clients=mine:loudest", "aggregation.weights=samples"])
-    assert "allocation" not in config_toml(config) and config.participation.clients == "mine:loudest"
 
 
 def test_weights_that_need_inclusion_probabilities_are_refused_where_nobody_knows_them(here: Path) -> None:
@@ -355,32 +242,6 @@ def test_weights_that_need_inclusion_probabilities_are_refused_where_nobody_know
     with pytest.raises(UserError, match=r'aggregation.weights = "unbiased" divides by inclusion probabilities'):
         experiment.decisions.plan(0)
     experiment.close()
-
-
-def test_another_source_is_refused_on_resume_with_the_file_named(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    settings = ["participation.clients=mine:fails", "participation.count=3", "participation.at=-1", "rounds=2"]
-    settings += ["data.shards=digits:clients=8", "logging.tensorboard=false", "checkpoint.every=1"]
-    program = (
-        "import sys; from pathlib import Path; from tests.end_to_end.in_process import run_into\n"
-        "from fedmpi import UserError\n"
-        f"run_into(Path('run'), *{settings!r}, stop_after=1)\n"
-        "Path('mine.py').write_text(Path('mine.py').read_text() + '# changed')\n"
-        f"try: run_into(Path('run'), *{settings!r}, resume=True)\n"
-        "except UserError as error: print(error)\n"
-    )
-    done = run_mpi(1, ["-c", program], cwd=tmp_path)
-    assert "mine.py is not the file that this run was started with" in done.stdout, done.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_the_parts_can_be_listed(here: Path) -> None:
-    listed = run_alone(["-m", "fedmpi", "parts"]).stdout
-    assert "client sampler  (participation.clients)" in listed and "power-of-choice" in listed
-    assert "candidates (int, default: 30)  d, the clients measured in every round" in listed
-    one = run_mpi(1, ["-m", "fedmpi", "parts", "mine:loudest"], cwd=here).stdout
-    assert "mine:loudest  client sampler, chosen by participation.clients" in one
-    assert "participation.keep (float, default: 0.5)" in one and str(here / "mine.py") in one
 
 
 def test_what_a_sampler_sees_cannot_be_changed() -> None:

@@ -11,18 +11,15 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedmpi import Cohort, PartFailure, UserError, client_sampler, parts
-from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
+from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.cohort import StrataSummary
-from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
-from fedmpi.clients.sampling_designs import clustered_by_size
-from fedmpi.clients.view import View, asked_count
-from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Plan
+from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size, drawn_by_size
+from fedmpi.clients.view import ClientNumbers, View, asked_count
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.rounds.inquiry import Inquiry
+from fedmpi.core.plan import Inquiry
+from fedmpi.mpi import Cluster
 
 SIZES = np.array([40, 3, 0, 17, 8, 8, 60, 1, 25, 9], np.int64)
 FALSE_ALARM = 1e-4
@@ -175,11 +172,6 @@ def test_clients_without_samples_are_not_explored_for_ever() -> None:
     assert Oort().draw(view_of(0, 7, sizes, numbers=nobody)).clients.tolist() == [4, 5, 6, 7, 8]
 
 
-def test_losses_below_zero_leave_a_cohort_whole() -> None:
-    numbers = remembered(dict.fromkeys(range(10), 3), dict.fromkeys(range(10), -1.5), 20)
-    assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(20, 4, numbers=numbers)).clients) == 4
-
-
 # Clustered sampling by size (Fraboni et al. 2021, Algorithm 1)
 
 
@@ -287,14 +279,6 @@ def test_a_cohort_is_sorted_and_a_client_listed_twice_was_drawn_twice() -> None:
     assert cohort.inclusion is not None and cohort.inclusion.tolist() == [0.1, 0.3, 0.7]
 
 
-def test_draws_that_a_sampler_counts_itself_are_added_up() -> None:
-    def mine(view: View) -> Cohort:
-        return Cohort(np.array([7, 1, 7]), None, np.array([2, 4, 1]))
-
-    cohort = sampler_of(mine).draw(view_of())
-    assert cohort.clients.tolist() == [1, 7] and cohort.multiplicity.tolist() == [4, 3]
-
-
 @pytest.mark.parametrize("times", [[1], [1, 1], [2, 1], [1, 3]])
 def test_expected_numbers_of_draws_above_1_are_taken_in_every_round_in_which_draws_are_counted(times: Any) -> None:
     def mine(view: View) -> Cohort:
@@ -302,16 +286,6 @@ def test_expected_numbers_of_draws_above_1_are_taken_in_every_round_in_which_dra
 
     cohort = sampler_of(mine).draw(view_of())
     assert cohort.inclusion is not None and set(cohort.inclusion) == {1.5} and cohort.multiplicity.tolist() == times
-
-
-def test_what_a_sampler_says_of_its_clients_stays_theirs() -> None:
-    def mine(view: View) -> Cohort:
-        return Cohort(np.array([7, 1, 3]), np.array([1.6, 0.1, 0.3]), np.array([2, 1, 1]), np.array([0, 2, 1]))
-
-    cohort = sampler_of(mine).draw(view_of())
-    assert cohort.clients.tolist() == [1, 3, 7] and cohort.multiplicity.tolist() == [1, 1, 2]
-    assert cohort.inclusion is not None and cohort.inclusion.tolist() == [0.1, 0.3, 1.6]  # expected draws
-    assert cohort.stratum is not None and cohort.stratum.tolist() == [2, 1, 0]
 
 
 def test_as_many_are_asked_as_over_selection_says_and_no_more_than_there_are() -> None:
@@ -377,20 +351,6 @@ def no_trial(t: int, model: Any, clients: np.ndarray, mine: np.ndarray) -> np.nd
     raise AssertionError("nobody asked for updates")
 
 
-def test_clients_of_whom_nothing_can_be_measured_stay_unknown() -> None:
-    @client_sampler(needs=("loss",))
-    def mine(view: View) -> Cohort:
-        return Cohort(view.available)
-
-    def measure(t: int, model: Any, clients: np.ndarray, names: Any) -> np.ndarray:
-        return np.where(clients == 2, np.nan, 0.5)[:, None]  # 2 holds no samples
-
-    numbers = ClientNumbers(("loss",), 4)
-    inquiry = Inquiry(Cluster(None, "none"), sampler_of(mine), numbers, (0, 4), measure, None, no_trial)
-    inquiry.participants(Plan(3, 0.1, np.array([1, 2]), np.ones(2), False, True), torch.zeros(1), None)
-    assert numbers.age("loss", 5).tolist() == [-1, 2, -1, -1]
-
-
 def test_every_number_of_a_candidate_is_found_under_its_name() -> None:
     @client_sampler(measures=("loss", "accuracy"))
     class Mine:
@@ -408,50 +368,3 @@ def test_every_number_of_a_candidate_is_found_under_its_name() -> None:
     found = inquiry.candidates(0, torch.zeros(1), sampler.candidates(view_of()))
     np.testing.assert_array_equal(found["loss"], [np.nan, 1.5, np.nan, 3.5])
     np.testing.assert_array_equal(found["accuracy"], [np.nan, 0.1, np.nan, 0.3])
-
-
-def test_the_built_in_samplers_are_parts_like_others() -> None:
-    names = [part.name for part in parts("client sampler")]
-    assert names == [
-        "all",
-        "uniform",
-        "weighted",
-        "importance",
-        "stratified",
-        "clustered-md",
-        "power-of-choice",
-        "oort",
-    ]
-    for part in parts("client sampler"):
-        assert part.title and all(option.doc for option in part.options), part.name
-
-
-@client_sampler
-class Counts:
-    state = ("times",)
-
-    def __init__(self) -> None:
-        self.times = np.zeros(4, np.uint16)
-
-    def draw(self, view: View) -> Cohort:
-        self.times[view.round] += 1
-        return Cohort(view.available[:1])
-
-
-def test_unsigned_numbers_are_remembered_too() -> None:
-    first, second = (ClientSampler(resolve("client sampler", Counts), {}) for _ in range(2))
-    first.draw(view_of(round=2))
-    second.load(first.state())
-    assert second._made.times.tolist() == [0, 0, 1, 0] and second._made.times.dtype == np.uint16
-
-
-def test_candidates_are_measured_in_order_and_once_however_they_are_named() -> None:
-    @client_sampler(measures=("loss",))
-    class Disordered:
-        def candidates(self, view: View) -> list[int]:
-            return [5, 2, 5, 0]
-
-        def draw(self, view: View) -> Cohort:
-            return Cohort(view.available[:1])
-
-    assert sampler_of(Disordered).candidates(view_of()).tolist() == [0, 2, 5]

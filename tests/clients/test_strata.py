@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from fedmpi.clients.devices import first_to_arrive
-from fedmpi.clients.sampling_designs import stratified_clients
+from fedmpi.clients.samplers import stratified_clients
 from fedmpi.clients.strata import Strata, make_strata, stratified
 from fedmpi.common.streams import Streams
-from fedmpi.config import load_config
 from fedmpi.config.client_tables import ParticipationTable
 
 LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
@@ -41,12 +40,6 @@ def test_dropped_clients_never_take_part() -> None:
     assert stratified(four_strata(), 42, 42, Streams(0), 0).clients.tolist() == np.flatnonzero(LABELS >= 0).tolist()
 
 
-def test_a_cohort_is_a_function_of_seed_and_round() -> None:
-    first, again, other = (stratified(four_strata(), 42, 8, Streams(5), t, draw="importance") for t in (2, 2, 3))
-    assert np.array_equal(first.clients, again.clients)
-    assert not np.array_equal(first.clients, other.clients)
-
-
 def test_proportional_draws_include_every_client_with_probability_beta() -> None:
     assert stratified(four_strata(), 42, 4, Streams(0), 0).inclusion == pytest.approx(np.full(4, 4 / 40), rel=1e-12)
 
@@ -62,10 +55,6 @@ def test_the_rest_of_a_cluster_stands_in_for_those_who_are_away() -> None:
     assert some.strata is not None
     assert some.strata.draws.tolist() in ([5, 3, 2, 0], [5, 3, 1, 1], [5, 3, 2, 1])
     assert some.inclusion[some.stratum == 0] == pytest.approx(np.full(5, 5 / 8))
-
-
-def test_nobody_available_is_an_empty_cohort() -> None:
-    assert len(stratified(four_strata(), np.empty(0, np.int64), 5, Streams(0), 0).clients) == 0
 
 
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
@@ -85,16 +74,6 @@ def test_over_selection_asks_more_and_takes_the_first_of_each_stratum(draw: str)
         kept = np.isin(asked.clients, taken.clients) & (asked.stratum == stratum)
         assert np.sort(seconds[kept]) == pytest.approx(times[: quotas[stratum]])
     assert length == seconds[np.isin(asked.clients, taken.clients)].max()
-
-
-def test_importance_without_norms_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="norms"):
-        stratified(four_strata(None), 42, 5, Streams(0), 0, draw="importance")
-
-
-def test_labels_with_gaps_are_refused() -> None:
-    with pytest.raises(ValueError, match="gaps"):
-        make_strata(np.array([0, 2, 2]))
 
 
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
@@ -121,7 +100,3 @@ def test_the_sampler_by_its_name_alone_does_what_the_configuration_does() -> Non
     assert {option.name for option in options} == {"allocation", "every_stratum", "draw", "design"}
     for option in options:
         assert option.default == ParticipationTable.model_fields[option.name].default
-
-
-def test_the_preset_of_fedsts_asks_for_a_draw_from_every_stratum() -> None:
-    assert load_config(None, ["preset=fedsts"]).participation.every_stratum is True

@@ -13,7 +13,6 @@ from fedmpi.clients.devices import (
     draw_devices,
     first_to_arrive,
     participant_seconds,
-    round_seconds,
     survivors,
 )
 from fedmpi.common.streams import Purpose, Streams
@@ -29,11 +28,6 @@ def test_seconds_are_compute_plus_both_transfers() -> None:
     devices = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
     seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100, cost=2.0)
     assert seconds == pytest.approx([600 / 100 + 400 / 400 + 100 / 25, 40 / 10 + 400 / 200 + 100 / 50])
-
-
-def test_a_round_lasts_as_long_as_its_slowest_participant() -> None:
-    assert round_seconds(np.array([3.0, 9.0, 1.0])) == 9.0
-    assert round_seconds(np.empty(0)) == 0.0
 
 
 def test_clients_keep_their_devices_when_others_are_added_behind_them() -> None:
@@ -90,13 +84,6 @@ def test_where_fewer_are_left_than_wanted_over_selection_changes_no_inclusion() 
     assert taken.inclusion == pytest.approx(np.full(3, 3 / 20))
 
 
-def test_the_same_clients_drop_out_whoever_else_trains() -> None:
-    every, some = uniform(stream(), 200, 200), uniform(stream(), 200, 60)
-    left, left_of_some = (survivors(STREAMS, 4, cohort, 200, 0.3) for cohort in (every, some))
-    assert np.array_equal(left_of_some.clients, np.intersect1d(left.clients, some.clients))
-    assert left_of_some.inclusion == pytest.approx(np.full(len(left_of_some.clients), 0.7 * 60 / 200))
-
-
 @pytest.mark.parametrize("before", [None, [0.5, 0.25, 0.8]])
 def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: list[float] | None) -> None:
     """Three were asked of the first stratum, one of the second, nobody of the third."""
@@ -107,11 +94,6 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
     expected = np.array(before or [1.0, 1.0, 1.0]) * [1 - 0.4**3, 0.6, 1.0]
     assert left.strata is not None and left.strata.represented == pytest.approx(expected)
     assert left.inclusion == pytest.approx(np.full(len(left.clients), 0.5 * 0.6))
-
-
-def test_nobody_drops_out_with_probability_zero() -> None:
-    cohort = uniform(stream(), 20, 6)
-    assert survivors(STREAMS, 0, cohort, 20, 0.0) is cohort
 
 
 @pytest.mark.parametrize(

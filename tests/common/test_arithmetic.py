@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.cluster import Cluster
 from fedmpi.common.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.config import load_config
+from fedmpi.core.placement import prepare_device
 from fedmpi.local.traits import forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.layout import prepare_device
+from fedmpi.mpi import Cluster
 from tests.local.synthetic import SMALL_IMAGES
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmpi.common.rounding import AT_MOST, TIMES, TRIES, explained_by_rounding
+from fedmpi.common.arithmetic import AT_MOST, TIMES, TRIES, explained_by_rounding
 
 VALUES = torch.full((50,), 0.3)
 

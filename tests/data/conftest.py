@@ -11,7 +11,7 @@ import pytest
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.common.apportionment import offsets_of
 
 CLASSES = 3
 

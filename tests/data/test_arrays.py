@@ -72,12 +72,6 @@ def test_there_are_two_classes_at_least():
     assert made(y=nothing, test=(X[:10], nothing[:10])).description.classes == 2
 
 
-def test_the_same_samples_of_other_clients_are_other_data():
-    owner, other = np.sort(OWNER), np.sort(OWNER)
-    other[np.searchsorted(owner, 1)] = 0  # all samples stay in their order
-    assert made(owner=owner).digest != made(owner=other).digest
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -91,13 +85,6 @@ def test_the_same_samples_of_other_clients_are_other_data():
 def test_data_with_other_held_out_samples_are_other_data(more: dict[str, Any]):
     held_out = {"val": (X[:3], Y[:3])}
     assert made(**(held_out | more)).digest != made(**held_out).digest != made().digest
-
-
-def test_whose_the_held_out_samples_are_is_part_of_what_the_data_are():
-    """In the order of their owners they are the same: client 0 has two of the three, one, or none says whose."""
-    digests = {made(val=(X[:3], Y[:3], owner)).digest for owner in ([0, 0, 1], [0, 1, 1], [0, 1, 2])}
-    assert len(digests | {made(val=(X[:3], Y[:3])).digest}) == 4
-    assert made(val=(X[:3], Y[:3], [0, 0, 1])).digest in digests
 
 
 def test_a_label_that_only_held_out_samples_have_is_a_class():

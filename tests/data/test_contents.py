@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.data import contents
-from fedmpi.data.contents import check_features
+from fedmpi.data import shards
+from fedmpi.data.shards import check_features
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
 HERE = Path("train.h5")
@@ -20,7 +20,7 @@ HERE = Path("train.h5")
 def test_one_feature_that_is_not_finite_is_named_by_its_row(
     at_once: int, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "VALUES_AT_ONCE", at_once)
+    monkeypatch.setattr(shards, "VALUES_AT_ONCE", at_once)
     x = np.ones((9, 1, 6, 6), np.float32)
     check_features(HERE, x, SMALL_IMAGES)
     x[7, 0, 2, 3] = bad

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedmpi import UserError
-from fedmpi.common.evenness import gini
+from fedmpi.common.fairness import gini
 from fedmpi.inspect.report import divergences, inspect_folder, label_distances, measure
 
 
@@ -37,12 +37,6 @@ def test_one_class_a_client_is_log_classes_from_uniform() -> None:
     assert found.label_emd == pytest.approx(1.5) and found.classes_per_client == (1, 1.0, 1) and found.gini == 0
 
 
-def test_clients_without_samples_do_not_count_in_the_means() -> None:
-    counts = np.array([[2, 2], [0, 0]])
-    found = measure(counts.sum(axis=1), lambda: [counts])
-    assert found.empty_clients == 1 and found.kl_to_uniform == pytest.approx(0) and found.classes_per_client[0] == 2
-
-
 def test_an_inspection_tells_sizes_and_draws_a_picture(write: Callable[..., Path], tmp_path: Path) -> None:
     inspection = inspect_folder(write([3, 1, 7, 4, 5]), verify=True)
     console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
@@ -53,7 +47,3 @@ def test_an_inspection_tells_sizes_and_draws_a_picture(write: Callable[..., Path
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"\.png"):
         inspection.plot(tmp_path / "picture.nonsense")
-
-
-def test_the_digits_can_be_inspected_too() -> None:
-    assert inspect_folder("digits:clients=10,partition=iid").measures.gini < 0.01

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.data.ownership import ownership
+from fedmpi.data.assignment import ownership
 
 sizes_of = st.lists(st.integers(0, 50), min_size=1, max_size=60).map(lambda sizes: np.array(sizes, np.int64))
 
@@ -33,10 +33,6 @@ def test_no_worker_holds_more_than_its_part_and_one_shard(sizes: np.ndarray, sha
     before = np.concatenate(([0], np.cumsum(sizes)))
     busy = min(workers, len(units) - 1)
     assert np.diff(before[owned]).max() <= before[-1] / busy + np.diff(before[units]).max()
-
-
-def test_shards_are_cut_where_there_is_one_too_few() -> None:
-    assert ownership(np.full(6, 10), np.array([0, 3, 6]), 3).tolist() == [0, 2, 4, 6]
 
 
 @settings(deadline=None)
@@ -75,20 +71,3 @@ def test_the_border_left_of_an_equal_division_is_taken_when_it_is_nearer() -> No
 def test_workers_beyond_the_clients_are_idle_and_the_others_are_not(sizes: np.ndarray, workers: int) -> None:
     owned = ownership(sizes, np.array([0, len(sizes)]), workers)
     assert np.count_nonzero(np.diff(owned)) == min(workers, len(sizes))
-
-
-def test_ten_shards_a_worker_balance_to_a_twentieth_and_a_shard() -> None:
-    sizes = np.random.default_rng(0).lognormal(3, 1, 20_000).astype(np.int64) + 1
-    starts = ownership(sizes, np.array([0, len(sizes)]), 80)
-    loads = np.add.reduceat(sizes, ownership(sizes, starts, 8)[:-1])
-    assert loads.max() / loads.mean() < 1.06
-
-
-def test_a_border_is_the_shard_border_nearest_to_the_equal_part_on_either_side() -> None:
-    """Six shards of sizes 4, 3, 3, 2, 4, 4; the middle, 10, is a border; thirds, 6.67 and 13.33, lie between two."""
-    sizes, starts = np.array([4, 3, 3, 2, 4, 4]), np.arange(7)
-    assert ownership(sizes, starts, 2).tolist() == [0, 3, 6]
-    assert ownership(sizes, starts, 3).tolist() == [0, 2, 4, 6]  # 7 on the right of 6.67, 12 on the left of 13.33
-    assert ownership(np.array([9, 2, 9]), np.arange(4), 2).tolist() == [0, 1, 3]  # as near on either side: the left one
-    assert ownership(np.array([8, 3, 9]), np.arange(4), 2).tolist() == [0, 2, 3]  # 11 is nearer to 10 than 8
-    assert ownership(np.array([9, 3, 8]), np.arange(4), 2).tolist() == [0, 1, 3]  # 9 is nearer than 12

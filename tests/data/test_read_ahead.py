@@ -11,11 +11,10 @@ import pytest
 
 from data_prep.partitions import Partition
 from data_prep.writer import write_shards
-from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.data import shards
-from fedmpi.data.embedded import open_digits
-from fedmpi.data.opening import open_store
-from fedmpi.data.read_ahead import MOST_BYTES, MOST_RANGES, NEIGHBOURS, ReadRequest, read_ahead
+from fedmpi.data.opening import open_digits, open_store
+from fedmpi.data.shardfile import MOST_BYTES, MOST_RANGES, NEIGHBOURS, ReadRequest, read_ahead
 from tests.data.conftest import small_raw
 
 SIDE, ROWS, CLIENTS = 64, 64, 24

@@ -16,11 +16,11 @@ from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.data.copies.warps import WarpRanges
-from fedmpi.data.divergence import kl_divergence
 from fedmpi.data.shards import open_folder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
+from fedmpi.data.statistics import kl_divergence
 from tests.end_to_end.astraea_runs import run_here
 
 ALPHA = 0.67
@@ -98,32 +98,6 @@ def test_what_does_not_fit_the_shards_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=reason):
         Experiment.connect(load_config(None, settings(folders[which], *more)))
-
-
-def test_the_embedded_digits_hold_no_stored_copies() -> None:
-    with pytest.raises(UserError, match="data_prep.augment"):
-        Experiment.connect(load_config(None, ["preset=astraea", "rebalance.mode=stored", "participation.count=4"]))
-
-
-def test_shards_with_copies_are_not_augmented_again(tmp_path: Path, folders: tuple[Path, Path]) -> None:
-    with pytest.raises(UserError, match="augmented copies already"):
-        write_augmented(folders[1], tmp_path / "twice", ALPHA)
-
-
-@pytest.mark.parametrize("setting", ["rebalance.rotation=5", "rebalance.mode=stored", "rebalance.weights=original"])
-def test_keys_of_rebalancing_mean_nothing_without_it(setting: str) -> None:
-    with pytest.raises(UserError, match=r"rebalance\.\w+ .*means nothing here: it needs rebalance.enabled = true"):
-        load_config(None, ["preset=fedavg", setting])
-
-
-def test_warp_ranges_mean_nothing_for_stored_copies() -> None:
-    with pytest.raises(UserError, match=r"rebalance.zoom .*means nothing here"):
-        load_config(None, ["preset=astraea", "rebalance.mode=stored", "rebalance.zoom=0.2"])
-
-
-def test_unweighted_means_have_no_use_for_the_sizes_that_weigh() -> None:
-    with pytest.raises(UserError, match=r"rebalance.weights .*means nothing here"):
-        load_config(None, ["preset=astraea-aug", "rebalance.weights=original", "aggregation.weights=uniform"])
 
 
 def test_the_ranges_of_the_configuration_reach_the_copies(folders: tuple[Path, Path]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from fedmpi.data.source import RESIDENT_BYTES, Residence, resident_budget
 
 GIB = 1 << 30
@@ -48,8 +46,3 @@ def test_memory_that_another_program_takes_is_not_used() -> None:
     assert not residence.takes(10)
     free = 600
     assert residence.takes(10)
-
-
-def test_on_the_processor_no_device_is_asked() -> None:
-    residence = Residence.on(torch.device("cpu"))
-    assert residence.takes(RESIDENT_BYTES) and not residence.takes(1)

@@ -18,15 +18,11 @@ from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
-from fedmpi.common.registry import resolve
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest
+from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest, wrong_target
 from fedmpi.data.source import ClientData
-from fedmpi.data.targets import wrong_target
 from fedmpi.inspect.report import inspect_folder
-from fedmpi.testing.check import CheckFailed, Subject
-from fedmpi.testing.preparation import as_stated
 
 ROWS, SIZES = 40, [5, 11, 0, 9, 15]
 GENERATOR = np.random.default_rng(8)
@@ -272,17 +268,3 @@ def test_arrays_of_other_targets_are_refused(y: np.ndarray, further: dict, words
 def test_the_test_part_has_targets_of_the_same_shape():
     with pytest.raises(UserError, match=r"test's y has targets \(3,\) where those of y are \(2,\)"):
         fedmpi.ClientArrays(ARRAYS[0], np.zeros((6, 2)), ARRAYS[1], test=(ARRAYS[0], np.zeros((6, 3))))
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_the_kit_tries_readers_of_any_targets(name: str):
-    def reader() -> RawDataset:
-        return raw(name)
-
-    def wrong() -> RawDataset:
-        return replace(raw(name), test_y=np.full_like(TARGETS[name][:7], 99, np.float64))
-
-    assert as_stated(Subject(resolve("data set", reader))).startswith("40 + 7 rows")
-    if KINDS.get(name, name) != "regression":
-        with pytest.raises(CheckFailed, match=f"test targets are no {KINDS.get(name, name)}"):
-            as_stated(Subject(resolve("data set", wrong)))

@@ -11,7 +11,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.errors import RunFailure
-from fedmpi.data import watch
+from fedmpi.data import source
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS, curve
@@ -62,7 +62,7 @@ def test_changed_data_end_a_run_which_goes_on_when_they_are_back(
     prepared: Path, whole: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, seconds: float
 ):
     """Seen when the files are looked at next, at the latest before anything is saved."""
-    monkeypatch.setattr(watch, "SECONDS", seconds)
+    monkeypatch.setattr(source, "SECONDS", seconds)
     data, run = tmp_path / "digits", tmp_path / "RUN"
     shutil.copytree(prepared, data)
     shard = data / "train-00001.h5"
@@ -86,17 +86,17 @@ def test_files_that_are_touched_or_copied_back_have_not_changed(
 ):
     data = tmp_path / "digits"
     shutil.copytree(prepared, data)
-    seen = watch.DataWatch(open_store(data))
+    seen = source.DataWatch(open_store(data))
     (data / "train-00000.h5").touch()
     shutil.copyfile(data / "test.h5", data / "copy")
     (data / "copy").replace(data / "test.h5")
     read: list[Path] = []
-    digest = watch._digest
-    monkeypatch.setattr(watch, "_digest", lambda path: (read.append(path), digest(path))[1])
+    digest = source._digest
+    monkeypatch.setattr(source, "_digest", lambda path: (read.append(path), digest(path))[1])
     seen.check()
     seen.check()
     assert sorted(path.name for path in read) == ["test.h5", "train-00000.h5"]  # once each
 
 
 def test_data_in_memory_is_not_watched():
-    watch.DataWatch(open_store("digits")).check()
+    source.DataWatch(open_store("digits")).check()

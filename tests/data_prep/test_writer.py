@@ -26,8 +26,8 @@ from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING, ShardFile, shard_name
 from fedmpi.records.hold import FOLDER, Hold

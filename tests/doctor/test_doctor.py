@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedmpi.cluster import Cluster
 from fedmpi.doctor.advice import advise
 from fedmpi.doctor.examination import as_json, examination_text
 from fedmpi.doctor.findings import Findings, file_system, find
+from fedmpi.mpi import Cluster
 from tests.mpi.launch import run_alone, run_mpi
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.cluster.free_memory import free_memory
+from fedmpi.doctor.free_memory import free_memory
 
 GIB = 2**30
 
@@ -54,7 +54,7 @@ def test_control_groups_of_version_1_and_machines_that_say_nothing(tmp_path: Pat
 
 def test_a_limit_of_address_space_counts_less_what_is_held() -> None:
     program = (
-        "import resource; from fedmpi.cluster.free_memory import *;"
+        "import resource; from fedmpi.doctor.free_memory import *;"
         "held = address_space(); resource.setrlimit(resource.RLIMIT_AS, (held + 10**8,) * 2); print(free_memory())"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.end_to_end.runs import Record, records
 
 SMALL = (

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import build_config, config_table
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.mpi.trace import Tracer
 from tests.quick_end import end_quickly
 

@@ -12,9 +12,9 @@ import torch
 
 import fedmpi
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 
 QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")
 

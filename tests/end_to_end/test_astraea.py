@@ -14,7 +14,7 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.updates.traffic import MEGABYTE, astraea_formula, cost_to_target, fedavg_formula
 from tests.end_to_end.astraea_runs import SMALL, Run, run_here
 from tests.end_to_end.runs import Record, choices, records

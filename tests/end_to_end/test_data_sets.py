@@ -19,10 +19,10 @@ from data_prep.__main__ import run as prepare
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 
 ROUNDS = 5
 

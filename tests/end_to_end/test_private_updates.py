@@ -15,10 +15,10 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.clients.turnout import CohortDraw
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Streams
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.plan import Planner
 from tests.end_to_end.in_process import Run, run, run_into
 from tests.privacy.test_gaussian_dp import gaussian_epsilon
 

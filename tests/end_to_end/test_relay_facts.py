@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
+from fedmpi.core.experiment import Experiment
 from fedmpi.updates.traffic import astraea_formula, fedavg_formula
 from tests.end_to_end.in_process import QUIET, run, run_into
 from tests.end_to_end.runs import Record, choices, curve

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi import UserError
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
 from fedmpi.data.opening import open_store
-from fedmpi.rounds.assemble import Experiment
 from fedmpi.tasks.evaluation import evaluate
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import run, run_into

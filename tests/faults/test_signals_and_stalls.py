@@ -27,12 +27,12 @@ heard = []
 for when in ("before", "while", "after"):
     interrupt = Interrupt()
     if when == "before":  # even before anything of fedmpi's is imported
-        assert not [name for name in sys.modules if name.startswith(("fedmpi.cluster", "numpy", "torch"))]
+        assert not [name for name in sys.modules if name.startswith(("fedmpi.mpi", "numpy", "torch"))]
         os.kill(os.getpid(), signal.SIGUSR1)
     else:
-        from fedmpi.cluster import launcher, start_mpi
+        from fedmpi.mpi import launch, start_mpi
         if when == "while":
-            with launcher.kept_handlers():
+            with launch.kept_handlers():
                 os.kill(os.getpid(), signal.SIGUSR1)
                 signal.signal(signal.SIGUSR1, lambda *_: heard.append("lost"))  # as a library does that starts
         else:
@@ -83,5 +83,5 @@ def test_a_job_with_a_stopped_rank_ends_after_the_stall_timeout_and_keeps_its_ch
         rank.suspend()
     ended = finish_job(job, SECONDS)
     assert ended.returncode == 1
-    assert "Timeout (0:00:08)!" in ended.stderr and "rounds/loop.py" in ended.stderr, ended.stderr
+    assert "Timeout (0:00:08)!" in ended.stderr and "core/loop.py" in ended.stderr, ended.stderr
     assert [*(tmp_path / "RUN" / "checkpoints").iterdir()]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, MANIFEST, OFFSETS
 from fedmpi.data.shards import ShardStore

@@ -21,12 +21,12 @@ from fedmpi import ClientFailure, PartFailure, UserError
 from fedmpi.common.imported import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
+from fedmpi.core.placement import check_threads
 from fedmpi.data.opening import open_store
 from fedmpi.inspect.report import inspect_store
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.records.run_log import ended_by
-from fedmpi.rounds.layout import check_threads
 from tests.fuzz import checkpoints, parts, places, raw, readers, runs, shards, texts
 
 FEDAVG = ("preset=fedavg", "data.shards=digits:clients=6")

@@ -12,9 +12,9 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.keys.watched import QUIET
 from tests.quick_end import end_quickly
 

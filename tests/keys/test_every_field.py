@@ -34,7 +34,7 @@ RECORD = {
     "end_to_end/test_validation.py": "val_loss val_accuracy val_macro_f1",
     "end_to_end/test_sampling_runs.py": "weight_divergence",
     "end_to_end/test_astraea.py": "rebalancing busy_seconds idle_seconds",
-    "rounds/test_clients_view.py": " ".join(
+    "core/test_clients_view.py": " ".join(
         f"client_{score}_{name}"
         for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss")
         for name in ("mean", "weighted", "std", "worst10", "best10", "jain")
@@ -52,7 +52,7 @@ SUMMARY = {
         "megabytes_to_target"
     ),
     "keys/entries.py": "target_accuracy attackers",
-    "rounds/test_clients_view.py": "clients_evaluated_on",
+    "core/test_clients_view.py": "clients_evaluated_on",
     "test_api.py": "data",
     "records/test_recorder.py": "samples_total steps_total",
     "keys/test_every_field.py": "size_epsilon_max size_epsilon_mean update_epsilon",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedmpi.config import load_config
-from fedmpi.mediators.relay_plan import visiting_order
+from fedmpi.mediators.relay import visiting_order
 from tests.keys.watched import QUIET, Watcher
 from tests.reference.compare import same
 from tests.reference.plain_loop import DROPOUT, PlainLoop, batches, sampled_rows, stream

@@ -21,9 +21,9 @@ from data_prep.augment import augment
 from fedmpi import ClientFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.data_prep.command import main as prepare
 
 QUIET = (

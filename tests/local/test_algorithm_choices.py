@@ -11,7 +11,7 @@ import fedmpi
 from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.view import View
 from fedmpi.config import config_toml, load_config
-from fedmpi.rounds.round_record import log_setup
+from fedmpi.core.records import log_setup
 from tests.end_to_end.in_process import run
 
 OWN = "tests.local.own_algorithms"

@@ -20,14 +20,13 @@ import torch
 from safetensors.numpy import load_file
 
 from fedmpi import UserError
-from fedmpi.cluster import Cluster
+from fedmpi.core import worker as homes_module
+from fedmpi.core.placement import Layout
+from fedmpi.core.worker import Homes, LocalState
 from fedmpi.local.client_state import ClientState
+from fedmpi.mpi import Cluster
 from fedmpi.records import client_records
 from fedmpi.records.client_records import load_records, save_records
-from fedmpi.rounds import homes as homes_module
-from fedmpi.rounds.homes import Homes
-from fedmpi.rounds.layout import Layout
-from fedmpi.rounds.local_state import LocalState
 from tests.mpi.algorithm_runs import run
 
 RECORD = 2 * 5 * 4

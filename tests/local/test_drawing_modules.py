@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
@@ -25,7 +26,6 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.dropout import ClientMasks
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.net import why_not_stackable
-from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.tasks.losses import task_loss
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 

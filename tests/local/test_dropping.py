@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fedmpi.common.streams import Streams
+from fedmpi.core.experiment import agree_on_traits
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
@@ -22,7 +23,6 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.dropout import ClientMasks, Masks, NoMasks
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.agreement import agree_on_traits
 from tests.local.stacks import CLASSES, IMAGES, TEXTS, Source, ragged_sizes, relative_difference, tasks_for, train
 
 STREAMS = Streams(7)

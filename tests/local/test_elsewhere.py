@@ -15,6 +15,9 @@ from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
+from fedmpi.core import experiment as core_experiment
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.probes import BatchedProbe
@@ -26,9 +29,6 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
-from fedmpi.rounds import assemble
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.local import any_modules, dropping_modules, stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
 
@@ -141,10 +141,10 @@ def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> T
 
 def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> Tensor:
     """The model after three rounds, each of which is evaluated."""
-    prepared = assemble.prepare_device
+    prepared = core_experiment.prepare_device
     with monkeypatch.context() as patched:
         if device is not None:
-            patched.setattr(assemble, "prepare_device", lambda *given: (prepared(*given), device)[1])
+            patched.setattr(core_experiment, "prepare_device", lambda *given: (prepared(*given), device)[1])
         few = ("data.shards=digits:clients=12", "rounds=3", "local.batch_size=40", "evaluation.every=1")
         quiet = ("logging.tensorboard=false", "checkpoint.every=0")
         experiment = Experiment.connect(load_config(None, [*few, *quiet, *settings]))

@@ -16,7 +16,6 @@ from torch.nn import functional
 import fedmpi
 from fedmpi import ClientFailure, Config, UserError
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.cluster import Cluster
 from fedmpi.common.errors import Divergence
 from fedmpi.local import equality
 from fedmpi.local.engine_trial import EngineTrial
@@ -24,6 +23,7 @@ from fedmpi.local.engines import CompositeEngine, choose_engine
 from fedmpi.local.equality import comparison_tasks
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.stacked import forms, net
+from fedmpi.mpi import Cluster
 from tests.local.stacks import CLASSES, TEXTS, Source
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, summed, tasks_of
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedmpi import Config, UserError
+from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack
@@ -18,7 +19,6 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.evaluated import EvaluatedParts
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, summed, tasks_of
 
 SIZES = [5, 12, 9, 7, 20, 3]

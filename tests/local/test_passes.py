@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fedmpi
 from fedmpi.common.registry import resolve
+from fedmpi.core.evaluation import rows_evaluated
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses
@@ -20,7 +21,6 @@ from fedmpi.local.probes import client_gradients
 from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.evaluated import rows_evaluated
 from fedmpi.tasks.losses import Loss
 from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summed, tasks_of
 

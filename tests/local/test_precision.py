@@ -18,14 +18,14 @@ import fedmpi
 from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.config import build_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, Engine, LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.local.synthetic import (
     IMAGES,
     SMALL_IMAGES,

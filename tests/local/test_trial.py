@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedmpi import Config
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.cluster import Cluster
 from fedmpi.local import equality
 from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
@@ -22,6 +21,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import relative_difference, time_engines
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, relative_error, summed, tasks_of
 
 SIZES = [3, 40, 25, 1, 37, 18]

@@ -16,18 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
-from fedmpi.cluster import Cluster
-from fedmpi.cluster.communicators import Communicators
 from fedmpi.common.streams import Streams
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
-from fedmpi.mediators.relay import RelayReport, run_relay
-from fedmpi.mediators.relay_plan import place_mediators, plan_relay, visiting_order
+from fedmpi.mediators.relay import RelayReport, place_mediators, plan_relay, run_relay, visiting_order
 from fedmpi.mediators.scheduling import greedy
 from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.collectives import Communicators
 from tests.quick_end import end_quickly
 
 ROUNDS, CLIENTS = 3, 24

@@ -13,9 +13,8 @@ import torch
 
 from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.cluster import Cluster
-from fedmpi.mediators.relay import run_relay
-from fedmpi.mediators.relay_plan import plan_relay
+from fedmpi.mediators.relay import plan_relay, run_relay
+from fedmpi.mpi import Cluster
 from tests.mediators.relay_runs import (
     ROUNDS,
     SGD,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from fedmpi import UserError
-from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import _divergence, assign_mediators, exchange, greedy, random_groups
 
 GENERATOR = np.random.default_rng
@@ -39,35 +39,6 @@ def plain_greedy(counts: np.ndarray, most: int) -> list[list[int]]:
     return mediators
 
 
-def test_complementary_clients_share_a_mediator() -> None:
-    # Clients 0 and 1 hold class 0 only, 2 and 3 class 1 only: all tie at log 2, so client 0 opens mediator 0. With 1
-    # it would stay at log 2, with 2 or 3 it comes to 0: 2 wins by its id. Clients 1 and 3 are left.
-    counts = np.array([[4, 0], [4, 0], [0, 4], [0, 4]])
-    np.testing.assert_array_equal(greedy(counts, 2), [0, 1, 0, 1])
-
-
-def test_the_most_balanced_client_opens_the_first_mediator() -> None:
-    # KL from uniform: client 0 (3:1) 0.131, client 1 (1:1) 0, client 2 (1:3) 0.131. Client 1 opens; with 0 the pool is
-    # (4, 2), with 2 it is (2, 4): a tie, so 0 joins. Client 2 is alone in mediator 1.
-    counts = np.array([[3, 1], [1, 1], [1, 3]])
-    np.testing.assert_array_equal(greedy(counts, 2), [0, 0, 1])
-
-
-def test_counts_are_pooled_not_averaged() -> None:
-    # Client 0 (10 : 10) opens. Pooled with 1 (0 : 2) it is 10 : 12, with 2 (9 : 3) it is 19 : 13. Averaging
-    # distributions would prefer client 2 ((0.5 + 0.75) / 2 against (0.5 + 0) / 2).
-    counts = np.array([[10, 10], [0, 2], [9, 3]])
-    np.testing.assert_array_equal(greedy(counts, 2), [0, 0, 1])
-
-
-def test_missing_classes_count_as_zero_times_log_zero() -> None:
-    # Class 2 is held by nobody. Singles: 0 and 1 are at log 3, client 2 (1, 1, 0) is at log 3 - log 2: it opens.
-    counts = np.array([[5, 0, 0], [0, 5, 0], [1, 1, 0]])
-    np.testing.assert_array_equal(greedy(counts, 3), [0, 0, 0])
-    np.testing.assert_array_equal(greedy(counts, 1), [1, 2, 0])
-    np.testing.assert_allclose(kl_divergence(counts), [np.log(3), np.log(3), np.log(1.5)])
-
-
 def test_an_empty_client_joins_a_mediator_that_everybody_else_would_make_worse() -> None:
     # Client 0 (5 : 5) opens at divergence 0. With 2 the pool keeps it (P_m + P_2 = P_m); with 1 it is 9 : 5, with 3
     # 5 : 14. So the empty client is line 7's argmin, although its index is not the lowest.
@@ -79,34 +50,6 @@ def test_an_empty_client_opens_a_mediator_only_where_nobody_is_better_than_one_c
     # Alone it counts as one class, log 2: behind client 1 (1 : 3), and level with client 2 (7 : 0), whose id is higher.
     counts = np.array([[0, 0], [1, 3], [7, 0]])
     np.testing.assert_array_equal(greedy(counts, 1), [1, 0, 2])
-
-
-def test_one_client_is_one_mediator() -> None:
-    np.testing.assert_array_equal(greedy(np.array([[3, 0]]), 10), [0])
-
-
-def test_nobody_online_is_no_mediator() -> None:
-    for kind in ("greedy", "exchange", "random"):
-        assert assign_mediators(kind, np.empty((0, 4), np.int64), 3, GENERATOR(0)).shape == (0,)
-
-
-def test_gamma_one_makes_singletons() -> None:
-    mediators = greedy(random_counts(1, 9, 4), 1)
-    np.testing.assert_array_equal(np.sort(mediators), np.arange(9))
-
-
-@pytest.mark.parametrize("most", [9, 30])
-def test_gamma_of_all_clients_makes_one_mediator(most: int) -> None:
-    np.testing.assert_array_equal(greedy(random_counts(2, 9, 4), most), np.zeros(9))
-
-
-def test_equal_clients_are_taken_in_the_order_of_their_ids() -> None:
-    np.testing.assert_array_equal(greedy(np.tile([7, 1, 2], (7, 1)), 3), [0, 0, 0, 1, 1, 1, 2])
-
-
-def test_clients_equal_up_to_the_names_of_classes_tie() -> None:
-    counts = np.array([np.roll([97, 13, 5, 1, 1], k) for k in (3, 1, 4, 0, 2)])
-    assert greedy(counts, 1).tolist() == [0, 1, 2, 3, 4]
 
 
 @settings(max_examples=30, deadline=None)
@@ -168,11 +111,6 @@ def test_a_class_that_the_target_lacks_is_refused() -> None:
     with pytest.raises(UserError, match="class 1"):
         greedy(np.array([[1, 1]]), 1, target_distribution(2, np.array([5, 0])))
     assert greedy(np.array([[1, 0]]), 1, target_distribution(2, np.array([5, 0]))).tolist() == [0]
-
-
-def test_a_client_without_samples_does_no_harm() -> None:
-    counts = np.array([[0, 0], [4, 0], [0, 4]])
-    assert np.bincount(assign_mediators("exchange", counts, 2, GENERATOR(0))).tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("counts", [[1, 2, 3], [-1, 2], [0, 0], [np.nan, 1]])

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.quick_end import end_quickly
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
@@ -13,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, board, pages, reduction_choice, waiting, world
-from fedmpi.cluster.buffers import HEADER
-from fedmpi.common.plan import Plan
+from fedmpi.mpi import Cluster, board, collectives, ranks, window
 from fedmpi.process.exit_codes import run_guarded
 from tests.mpi.programs import check_sum, run_programs
 from tests.quick_end import end_quickly
@@ -40,7 +37,7 @@ def woken() -> None:
     """Who waits a second rests a few times only, and is up soon after the last one has come; whoever that is."""
     cluster = Cluster.connect()
     assert cluster._board is not None
-    waiting.YIELDING_SECONDS = 0.0
+    collectives.YIELDING_SECONDS = 0.0
     board.LONGEST_REST = 60.0
     slowest = []
     for late in range(cluster.size):
@@ -113,7 +110,7 @@ def many_meetings(rounds: str) -> None:
 
 def server_away() -> None:
     """Sums are the same where a server that only serves leaves them to the others, as it does on shared cores."""
-    reduction_choice.WINDOW_FROM_BYTES = reduction_choice.WINDOW_FROM_BYTES_CROWDED = 0
+    window.WINDOW_FROM_BYTES = window.WINDOW_FROM_BYTES_CROWDED = 0
     cluster = Cluster.connect()
     cluster.server_trains = False
     check_sum(cluster, 30_011, "float32", 60)
@@ -123,56 +120,18 @@ def server_away() -> None:
     cluster.close()
 
 
-def large_broadcasts() -> None:
-    """What does not fit on a page comes through MPI, in any order with what does."""
-    cluster = Cluster.connect()
-    for count in (10, pages.PAGE // 8, 3, pages.PAGE, 0, pages.PAGE // 8 - 64):
-        sent = [np.arange(count), np.arange(5.0), np.zeros((2, 0), np.float32)]
-        received = cluster.broadcast(sent if cluster.is_server else None)
-        assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(received, sent, strict=True))
-    assert cluster.broadcast([] if cluster.is_server else None) == []
-    cluster.close()
-
-
-def announced() -> None:
-    """Arrays announced ahead are seen behind the sum by all ranks alike; what is too large, or was not, by none."""
-    cluster = Cluster.connect()
-    for t in range(40):
-        cluster.sum_buffer(3, "float32")
-        if cluster.is_server and t % 3:
-            cluster.announce(t, [np.arange(pages.PAGE if t % 3 == 2 else t)])
-        cluster.reduce()
-        seen = cluster.announced(t)
-        assert (seen is not None) == (t % 3 == 1), t
-        if seen is not None:
-            assert np.array_equal(seen[0], np.arange(t))
-    fits = pages.PAGE - 8 * (pages.TITLE + HEADER)
-    for t, count in ((40, fits), (41, fits + 1)):
-        if cluster.is_server:
-            cluster.announce(t, [np.full(count, 7, np.uint8)])
-        cluster.reduce()
-        seen = cluster.announced(t)
-        assert (seen is None) == (count > fits), count
-        assert seen is None or np.array_equal(seen[0], np.full(fits, 7))
-    cluster.close()
-
-
 def without(what: str) -> None:
     """Where a node cannot have a board, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
     if what == "semaphores":
         board.semaphores_work = lambda: False
     elif what == "room":
-        world.shared_memory_lacks = lambda nbytes: True
+        ranks.shared_memory_lacks = lambda nbytes: True
     else:
         board.Board = _refused  # type: ignore[assignment,misc]
     cluster = Cluster.connect()
-    assert cluster._board is None and cluster._broadcast_pages is None
+    assert cluster._board is None
     check_sum(cluster, 30_011, "float32", 10)
     assert cluster.broadcast([np.arange(3)] if cluster.is_server else None)[0].tolist() == [0, 1, 2]
-    if cluster.is_server:
-        cluster.announce(1, [np.arange(3)])
-    cluster.reduce()
-    assert cluster.announced(1) is None
     cluster.close()
 
 
@@ -182,53 +141,15 @@ def _refused(node: Any) -> None:
     raise MPI.Exception(MPI.ERR_OTHER)
 
 
-def rounds(*runs: str) -> None:
-    """How many plans were told ahead, and how many had to be broadcast, in runs of these settings: KEY=VALUE,…"""
-    logging.disable(logging.CRITICAL)
-    for number, settings in enumerate(runs):
-        one_run(number, settings.split(","))
-
-
-def one_run(number: int, settings: list[str]) -> None:
-    from fedmpi.config.loading import load_config
-    from fedmpi.rounds.assemble import Experiment  # loads torch, which no other program here needs
-    from fedmpi.rounds.loop import Simulation
-
-    experiment = Experiment.connect(load_config(None, settings))
-    cluster = experiment.cluster
-    simulation = Simulation(experiment, None)
-    broadcasts, announcements, ahead = counted(cluster, "broadcast"), [0], cluster.announced
-
-    own: list[Plan] = []
-    make = experiment.decisions.plan
-
-    def made(t: int) -> Plan:
-        own.append(make(t))
-        return own[-1]
-
-    def noted(t: int) -> list[np.ndarray] | None:
-        found = ahead(t)
-        announcements[0] += found is not None
-        if found is not None and cluster.is_server:
-            assert own[-1].round == t and len(found) == len(own[-1].arrays())
-            assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
-        return found
-
-    experiment.decisions.plan, cluster.announced = made, noted  # type: ignore[method-assign]
-    assert simulation.run() == "finished"
-    print(f"run {number}: {announcements[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
-    experiment.close()
-
-
 REPLACED: list[tuple[Any, str]] = [
-    (waiting, "YIELDING_SECONDS"),
+    (collectives, "YIELDING_SECONDS"),
     (board, "LONGEST_REST"),
     (board, "semaphores_work"),
     (board, "Board"),
     (board.Board, "_rest"),
-    (world, "shared_memory_lacks"),
-    (reduction_choice, "WINDOW_FROM_BYTES"),
-    (reduction_choice, "WINDOW_FROM_BYTES_CROWDED"),
+    (ranks, "shared_memory_lacks"),
+    (window, "WINDOW_FROM_BYTES"),
+    (window, "WINDOW_FROM_BYTES_CROWDED"),
 ]
 """What programs put other values into; the next program of the job finds the package's own."""
 

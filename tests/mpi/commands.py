@@ -41,7 +41,7 @@ def run_commands(
 
 def main() -> None:
     from fedmpi.__main__ import main as command
-    from fedmpi.cluster import read_launch
+    from fedmpi.mpi import read_launch
 
     launch, folder = read_launch(), Path(sys.argv[1])
     rank = launch.rank if launch else 0

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
+from fedmpi.core.reduce import RoundTotals
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.round_sum import RoundTotals
 from tests.mpi.trace import Tracer
 from tests.quick_end import end_quickly
 

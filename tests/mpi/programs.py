@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi import ClientFailure, UserError
-from fedmpi.cluster import Cluster, buffers, group_communicators, rank_group, sums, waiting, window
-from fedmpi.cluster.board import Board
-from fedmpi.cluster.communicators import Communicators
-from fedmpi.cluster.device import agree_on_device, cuda_aware
+from fedmpi.mpi import Cluster, collectives, column_rows, groups, window
+from fedmpi.mpi.board import Board
+from fedmpi.mpi.collectives import Communicators
+from fedmpi.mpi.window import agree_on_device, cuda_aware
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
 
@@ -34,7 +34,7 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "floa
 def exchanges(chunk: str = "") -> None:
     """Broadcast, gather, maximum and counters; with a chunk every message longer than it is cut."""
     if chunk:
-        buffers.CHUNK = rank_group.CHUNK = sums.MOST_VALUES = int(chunk)
+        collectives.CHUNK = groups.CHUNK = collectives.MOST_VALUES = int(chunk)
     cluster = Cluster.connect()
     check_broadcast(cluster)
     check_gather(cluster)
@@ -113,7 +113,7 @@ def nap(naps: random.Random) -> None:
 def sum_rounds(reduction: str, rounds: str, chunk: str = "") -> None:
     """Repeated sums of two kinds, in turn; with a chunk longer ones are cut."""
     if chunk:
-        sums.MOST_VALUES = int(chunk)
+        collectives.MOST_VALUES = int(chunk)
     cluster = Cluster.connect(reduction)
     for _ in range(5):
         check_sum(cluster, 30_011, "float32", int(rounds) // 5)
@@ -132,8 +132,8 @@ def round_sums() -> None:
     import torch
 
     from fedmpi.common.plan import Plan
+    from fedmpi.core.reduce import RankWork, RoundSum
     from fedmpi.local.work import WorkReport
-    from fedmpi.rounds.round_sum import RankWork, RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
@@ -166,9 +166,8 @@ def combined_updates(folder: str) -> None:
     import torch
 
     from fedmpi.aggregation.combiners import Combiner
-    from fedmpi.aggregation.dealt import CombinedSum
+    from fedmpi.aggregation.combining import CombinedSum
     from fedmpi.aggregation.exact import FloatSum
-    from fedmpi.cluster import dealt_rows
     from fedmpi.common.plan import Plan
     from fedmpi.common.registry import resolve
 
@@ -184,7 +183,7 @@ def combined_updates(folder: str) -> None:
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
         kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
         for t in range(2):
-            dealt_rows.calls_from_threads = lambda threads=t == 0: threads  # received beside the work, and without
+            column_rows.calls_from_threads = lambda threads=t == 0: threads  # received beside the work, and without
             kept.reset()
             kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
             for client in range(11):
@@ -209,45 +208,6 @@ def combined_updates(folder: str) -> None:
     if cluster.is_server:
         np.savez(Path(folder) / f"combined{cluster.size}.npz", **results)
     cluster.close()
-
-
-def combined_memory() -> None:
-    """All updates of a round come from rank 1: every rank's memory grows by its share of them, and by few vectors."""
-    import torch
-
-    from fedmpi.aggregation.combiners import Combiner
-    from fedmpi.aggregation.dealt import CombinedSum
-    from fedmpi.aggregation.exact import FloatSum
-    from fedmpi.common.plan import Plan
-    from fedmpi.common.registry import resolve
-
-    cluster, values, clients = Cluster.connect(), 1 << 20, 90
-    total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-    base = torch.randn(values, generator=torch.Generator().manual_seed(5))
-    before = 0
-    for name, options in {"krum": {"byzantine": 2}, "norm-clip": {"bound": 3.0}}.items():
-        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
-        for taking_part in (7, clients):  # the small round touches what a round needs whatever its size
-            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts again
-            kept.reset()
-            kept.begin(Plan(0, 0.1, np.arange(taking_part), np.zeros(taking_part), False, True), torch.zeros(values))
-            for client in range(taking_part if cluster.rank == 1 else 0):
-                kept.add(base * (1 + client / 100), 1.0, client)
-            kept.flush()
-            cluster.reduce_tensor()
-            before = before or _resident("VmRSS")
-        grown, vector = _resident("VmHWM") - before, 4 * values
-        share, block = clients * vector / cluster.size, clients * vector / 64
-        line = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
-        sys.stdout.write(f"{line}\n")
-        assert 0.9 * share < grown < share + 4 * vector + 16 * block, line
-    cluster.close()
-
-
-def _resident(name: str) -> int:
-    """Bytes of this process's memory, as the system counts it under this name."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name))
 
 
 def gpus_without_cuda_aware_mpi() -> None:
@@ -319,7 +279,7 @@ def relay_between_all(cluster: Cluster) -> None:
             assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
 
 
-def joined(cluster: Cluster, ranks: Sequence[int]) -> rank_group.RankGroup:
+def joined(cluster: Cluster, ranks: Sequence[int]) -> groups.RankGroup:
     """The one group of these ranks, this one among them."""
     group = cluster.groups([ranks])[0]
     assert group is not None
@@ -328,7 +288,7 @@ def joined(cluster: Cluster, ranks: Sequence[int]) -> rank_group.RankGroup:
 
 def relays(most: str, rounds: str, made_at_least: str) -> None:
     """Rounds of random groups of all lengths, handing values around, with few communicators at a time."""
-    group_communicators.MOST_COMMUNICATORS = int(most)
+    groups.MOST_COMMUNICATORS = int(most)
     cluster = Cluster.connect()
     all_groups = [ranks for size in range(1, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
     made = count_made()
@@ -371,9 +331,7 @@ def more_groups_than_allowed() -> None:
     made = count_made()
     mine = cluster.groups(wanted)
     own = [cluster.rank in ranks for ranks in wanted]
-    assert made[0] == sum(own[: group_communicators.MOST_COMMUNICATORS]) < sum(own), (
-        "some of this rank's have none of their own"
-    )
+    assert made[0] == sum(own[: groups.MOST_COMMUNICATORS]) < sum(own), "some of this rank's have none of their own"
     assert [group is not None for group in mine] == own
     for tag, group in enumerate(mine):
         if group is not None:
@@ -387,13 +345,13 @@ def more_groups_than_allowed() -> None:
 
 def count_made() -> list[int]:
     """How many communicators this rank will have made, as a list of one number that grows."""
-    made, create = [0], group_communicators.Groups._create
+    made, create = [0], groups.Groups._create
 
-    def counted(self: group_communicators.Groups, ranks: tuple[int, ...]) -> Any:
+    def counted(self: groups.Groups, ranks: tuple[int, ...]) -> Any:
         made[0] += 1
         return create(self, ranks)
 
-    group_communicators.Groups._create = counted  # type: ignore[method-assign]
+    groups.Groups._create = counted  # type: ignore[method-assign]
     return made
 
 
@@ -454,7 +412,7 @@ def crossing_sends() -> None:
 def wait_politely(folder: str) -> None:
     """Rank 0 comes to every exchange only when all the others, waiting for it there, have slept often enough."""
     cluster, sleeps = Cluster.connect(), Sleeps()
-    waiting.time = sleeps  # type: ignore[assignment]
+    collectives.time = sleeps  # type: ignore[assignment]
     rest = Board._rest
 
     def counted(self: Board, waited: float) -> None:
@@ -503,7 +461,7 @@ class Sleeps:
             self.file.touch()
 
 
-def send_to_all(group: rank_group.RankGroup) -> None:
+def send_to_all(group: groups.RankGroup) -> None:
     for member in range(1, group.size):
         group.send(np.zeros(100_000), to=member)
 
@@ -549,12 +507,12 @@ def say_hello() -> None:
 
 
 REPLACED = (
-    (buffers, "CHUNK"),
-    (rank_group, "CHUNK"),
-    (sums, "MOST_VALUES"),
-    (group_communicators, "MOST_COMMUNICATORS"),
-    (group_communicators.Groups, "_create"),
-    (waiting, "time"),
+    (collectives, "CHUNK"),
+    (groups, "CHUNK"),
+    (collectives, "MOST_VALUES"),
+    (groups, "MOST_COMMUNICATORS"),
+    (groups.Groups, "_create"),
+    (collectives, "time"),
     (Board, "_rest"),
 )
 """What programs put other values into; the next program of the job finds the package's own."""

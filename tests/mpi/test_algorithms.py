@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpi.config import load_config
-from fedmpi.local.batched.apart import KeptApart
-from fedmpi.models.stacked.ahead import ProductsAhead
 from tests.mpi.algorithm_runs import run
 from tests.mpi.launch import run_mpi
-from tests.mpi.wide_digits import WIDE
-from tests.reference.plain_loop import PlainLoop
 
 PROGRAM = Path(__file__).parent / "algorithm_runs.py"
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9"]
@@ -27,7 +22,6 @@ DOUBLE = [
     "data.normalise=false",
     "model.name=tests.reference.double_model:double_perceptron",
 ]
-DOUBLE_WITHOUT_EPOCHS = [setting for setting in DOUBLE if not setting.startswith("local.epochs")]
 EXACT = [*COMMON, "data.shards=digits:clients=14,alpha=0.2", "model.hidden=[10]", "aggregation.exact=true"]
 SCAFFOLD, FEDDYN, FEDNOVA = (
     ["local.algorithm=scaffold", "aggregation.weights=uniform"],
@@ -40,15 +34,6 @@ OWN_FEDDYN = [
     "aggregation.weights=uniform",
     "local.proximal_mu=0.1",
 ]
-REPLAYED = [
-    ["preset=scaffold", *DOUBLE],
-    ["preset=feddyn", *DOUBLE],
-    ["preset=fednova", *DOUBLE, "local.proximal_mu=0.4"],
-    [*DOUBLE, *SCAFFOLD, "samples.rule=exact", "samples.wanted=40", "system.drop_out=0.3", "aggregation.lr=0.7"],
-    [*DOUBLE_WITHOUT_EPOCHS, *FEDNOVA, "local.steps=3", "aggregation.optimizer=momentum", "local.lr_schedule=inverse"],
-    [*DOUBLE, *OWN_SCAFFOLD, "topology.placement=owner"],
-]
-"""Compared with the plain loop; in the fourth some participants have no rows."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,28 +55,6 @@ def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[
     assert result.returncode == 0, result.stderr
     held = np.load(out)
     return [{key: held[f"{key}{number}"] for key in ("model", "kept", "moved")} for number in range(len(jobs))]
-
-
-def assert_as_in_the_plain_loop(settings: list[str], model: np.ndarray) -> None:
-    loop = PlainLoop(load_config(None, settings))
-    start, expected = loop.w.copy(), loop.run()[-1].model
-    assert model.dtype == np.float64
-    assert np.linalg.norm(model - expected) < 1e-10 * np.linalg.norm(expected - start)
-
-
-@pytest.mark.parametrize("settings", REPLAYED, ids=["scaffold", "feddyn", "fednova", "few-rows", "momentum", "own"])
-def test_a_run_is_that_of_the_plain_loop(settings: list[str], tmp_path: Path) -> None:
-    [found] = on_ranks(1, [job(settings, tmp_path / "run")], tmp_path)
-    assert_as_in_the_plain_loop(settings, found["model"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_is_that_of_the_plain_loop(ranks: int, tmp_path: Path) -> None:
-    found = on_ranks(ranks, [job(s, tmp_path / str(i)) for i, s in enumerate(REPLAYED)], tmp_path)
-    for settings, one in zip(REPLAYED, found, strict=True):
-        assert_as_in_the_plain_loop(settings, one["model"])
 
 
 RESUMED = [
@@ -147,56 +110,3 @@ def test_foreign_files_do_on_three_ranks_what_the_built_in_ones_do(tmp_path: Pat
     models = [found["model"] for found in on_ranks(3, jobs, tmp_path)]
     for built_in, own in (models[:2], models[2:]):
         assert np.linalg.norm(built_in - own) < 1e-12 * np.linalg.norm(own)
-
-
-AHEAD = {
-    "none": [*WIDE],
-    "scaffold": [*WIDE, *SCAFFOLD],
-    "feddyn": [*WIDE, *FEDDYN, "cluster.state_memory=0.001", "local.lr_schedule=inverse"],
-    "fednova": [*WIDE, *FEDNOVA],
-}
-"""The second and the third keep the first layer apart from their corrections as well; of the third's clients a rank
-holds a few in memory, the others in a file."""
-
-
-def halves(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Whole runs; then runs that end after three rounds, gone on with by another start."""
-    whole = [job(settings, folder / f"whole-{name}") for name, settings in AHEAD.items()]
-    first = [job(settings, folder / f"parts-{name}", stop_after=3) for name, settings in AHEAD.items()]
-    rest = [job(settings, folder / f"parts-{name}", resume=True) for name, settings in AHEAD.items()]
-    found = on_ranks(ranks, [*whole, *first], folder)
-    resumed = on_ranks(ranks, rest, folder)
-    for name, one, other in zip(AHEAD, found, resumed, strict=False):
-        assert np.array_equal(one["model"], other["model"]), name
-        assert np.array_equal(one["kept"][:, 0], other["kept"][:, 0]), name
-    return found[: len(AHEAD)]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_products_made_ahead_of_algorithms_with_state_repeat_their_bits_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[type] = []
-    for kind in (ProductsAhead, KeptApart):
-        settle = kind.settle
-        monkeypatch.setattr(kind, "settle", lambda own, *given, was=settle: (seen.append(type(own)), was(own, *given)))
-    found = halves(1, tmp_path)
-    assert found[2]["kept"][0, 1] > 0
-    assert seen.count(ProductsAhead) >= 8 * 6 and seen.count(KeptApart) >= 4 * 6
-    for (name, settings), one in zip(AHEAD.items(), found, strict=True):
-        alone = run([*settings, "local.engine=sequential"], str(tmp_path / f"alone-{name}"))["model"]
-        assert np.linalg.norm(one["model"] - alone) < 1e-5 * np.linalg.norm(alone), name
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_products_made_ahead_of_algorithms_with_state_repeat_their_bits_on_more_ranks(tmp_path: Path) -> None:
-    found = {}
-    for ranks in (1, 2, 3):
-        (tmp_path / str(ranks)).mkdir()
-        found[ranks] = halves(ranks, tmp_path / str(ranks))
-    for several in (found[2], found[3]):
-        assert several[1]["moved"] > 0
-        for alone, one in zip(found[1], several, strict=True):
-            assert np.linalg.norm(alone["model"] - one["model"]) < 1e-5 * np.linalg.norm(alone["model"])

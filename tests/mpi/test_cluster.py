@@ -92,12 +92,6 @@ def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ran
         assert len({result[name].tobytes() for result in results}) == 1, name
 
 
-@pytest.mark.slow
-def test_a_combiner_needs_no_more_memory_on_any_rank_than_its_share_whoever_made_the_updates():
-    done = run_mpi(3, [*PROGRAMS, "combined_memory"])
-    assert done.returncode == 0, done.stderr
-
-
 def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
     job = passed(3, "gpus_without_cuda_aware_mpi")
     if "cuda-aware" in job.stdout:
@@ -116,14 +110,6 @@ def test_the_check_of_sums_notices_a_missing_barrier():
 def test_groups_hand_values_around_however_few_communicators_there_are(n, most, passed):
     """4 ranks form 60 groups of two and more; without any communicator they all share one."""
     passed(n, f"relays {most} 12 0")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_job_makes_more_communicators_in_its_life_than_mpi_holds_at_once():
-    """MPICH holds 2,048 contexts, some of which are taken at the start; here every rank makes 2,100."""
-    job = run_mpi(4, [*PROGRAMS, "relays", "16", "280", "2100"], timeout=360)
-    assert job.returncode == 0, job.stderr
 
 
 @pytest.mark.slow
@@ -154,13 +140,6 @@ def test_ranks_that_ask_for_different_buffers_are_refused():
     job = run_mpi(2, [*PROGRAMS, "different_buffers"])
     assert job.returncode == 1
     assert "the ranks ask for different sum buffers" in job.stderr
-
-
-def test_one_process_is_server_and_worker():
-    job = run_alone([*PROGRAMS, "say_hello"])
-    assert job.returncode == 0, job.stderr
-    assert "rank 0 of 1, workers 1, worker 0" in job.stdout
-    assert "one process" in job.stderr
 
 
 def test_rank_0_serves_and_the_others_work(passed):

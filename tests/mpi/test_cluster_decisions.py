@@ -1,4 +1,7 @@
-"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours."""
+"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours.
+
+A wait that is known to be long takes no core: asleep at once, and woken by what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.cluster import waiting
-from fedmpi.cluster.device import sums_on_device
-from fedmpi.cluster.launcher import (
+from fedmpi.mpi import collectives
+from fedmpi.mpi.collectives import wait_until
+from fedmpi.mpi.device import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
+from fedmpi.mpi.launch import (
     Launch,
     LauncherMismatch,
     check_process_manager,
@@ -22,10 +26,7 @@ from fedmpi.cluster.launcher import (
     read_launches,
     short_version,
 )
-from fedmpi.cluster.reduction_choice import choose_reduction
-from fedmpi.cluster.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
-from fedmpi.cluster.waiting import wait_until
-from fedmpi.cluster.window import CACHE_LINE, slice_of
+from fedmpi.mpi.window import CACHE_LINE, choose_reduction, slice_of, sums_on_device
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"
@@ -200,13 +201,28 @@ class Clock:
 @pytest.mark.parametrize("seconds", [0.1, 2.5])
 def test_a_long_wait_is_nearly_all_sleep_and_no_sleep_is_long(seconds: float, monkeypatch: pytest.MonkeyPatch):
     clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setattr(waiting, "os", clock)
+    monkeypatch.setattr(collectives, "time", clock)
+    monkeypatch.setattr(collectives, "os", clock)
     assert wait_until(lambda: clock.test() or clock.now > seconds)
-    assert clock.now < seconds + waiting.LONGEST_SLEEP + 1e-4
+    assert clock.now < seconds + collectives.LONGEST_SLEEP + 1e-4
     assert clock.slept > 0.95 * seconds
 
 
 def test_waiting_gives_up_at_its_limit():
     assert wait_until(lambda: True)
     assert not wait_until(lambda: False, limit=0.01)
+
+
+@pytest.mark.parametrize(("long", "asked", "yields"), [(True, 1 + 4, 0), (False, 200 + 4, 1)])
+def test_a_long_wait_sleeps_at_once(long: bool, asked: int, yields: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, yielded, slept = [], [], []
+    monkeypatch.setattr(os, "sched_yield", lambda: yielded.append(len(calls)))
+
+    def arrived() -> bool:
+        calls.append(len(slept))
+        return bool(slept)
+
+    assert wait_until(arrived, pause=slept.append, long=long)
+    assert len(slept) == 1
+    assert calls.count(0) >= asked and (calls.count(0) == asked) == long
+    assert bool(yielded) == bool(yields)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.cluster import Cluster
-from fedmpi.cluster.group_communicators import MOST_COMMUNICATORS, Recent
-from fedmpi.cluster.pending_sends import TESTS_PER_PUSH, PendingSends, progress_beside_work
-from fedmpi.mediators.scheduling import random_groups
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.groups import PendingSends, Recent, progress_beside_work
 
 A, B, C, D = (0, 1), (1, 2), (0, 2), (0, 1, 2)
-CONTEXTS_OF_MPICH = 2048
 
 
 def test_groups_used_longest_ago_are_freed_first() -> None:
@@ -47,27 +42,6 @@ def test_never_more_than_allowed_and_freed_are_those_held(most: int, rounds: lis
         assert len(held) == len(recent) <= most
         assert len(set(wanted) & held) == min(most, len(set(wanted))), "room is given to the groups of the round"
         assert all(ranks in recent for ranks in held)
-
-
-def test_ten_thousand_clients_on_24_workers_never_need_more_contexts_than_mpi_has() -> None:
-    """γ = 5: 2,000 groups a round, hardly any of them twice. No two members run out of a context for both."""
-    generator, recent, workers = np.random.default_rng(0), Recent(MOST_COMMUNICATORS), 24
-    held: set[tuple[int, ...]] = set()
-    asked: Counter[tuple[int, ...]] = Counter()
-    for _ in range(3):
-        clients = np.sort(generator.choice(30_000, 10_000, replace=False))
-        mediators = random_groups(10_000, 5, generator)
-        owners = clients * workers // 30_000
-        of_mediators = owners[np.argsort(mediators, kind="stable")].reshape(2_000, 5)
-        members = [tuple(np.unique(five).tolist()) for five in of_mediators]
-        wanted = [group for group in members if len(group) > 1]
-        freed, made = recent.admit(wanted)
-        held = held - set(freed) | set(made)
-        asked.update(set(wanted))
-        assert len(held) <= MOST_COMMUNICATORS
-    assert sum(0 in group for group in asked) > 1000, "a rank is in too many groups to keep them all"
-    # A group of five holds at most what the whole job holds, so a context is left for it, the job's own included.
-    assert MOST_COMMUNICATORS < CONTEXTS_OF_MPICH - 100
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 0)])
@@ -126,41 +100,6 @@ def test_what_mpi_calls_sent_is_pushed_on_until_the_round_ends(tests: int) -> No
     assert not pushing_threads() and not pushed.acquire(blocking=False), "nothing calls MPI between rounds"
 
 
-def test_the_thread_wakes_for_each_message_and_for_the_end_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmpi.cluster.pending_sends.SLEEP_BESIDE_WORK", 600.0)
-    monkeypatch.setattr("fedmpi.cluster.pending_sends.LONGEST_SLEEP_AFTER", 600.0)
-    pending, sends = PendingSends(lambda: None), [Send(5), Send(5)]
-    for send in sends:
-        pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
-        assert send.done.wait(60)
-    (thread,) = pushing_threads()
-    pending.flush()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
-def test_the_thread_sleeps_a_millisecond_while_a_message_is_under_way_and_ever_longer_behind_it() -> None:
-    pending = PendingSends(lambda: None)
-    slept: list[float | None] = []
-    wait = pending._changed.wait
-
-    def recorded(seconds: float | None = None) -> bool:
-        slept.append(seconds)
-        return wait(seconds)
-
-    pending._changed.wait = recorded  # type: ignore[method-assign]
-    after = [0.002, 0.004, 0.008, 0.016, 0.032, 0.032]
-    for tests, under_way in ((1 + 3 * TESTS_PER_PUSH + 1, [0.001] * 3), (1, [])):
-        with pending._changed:  # the thread does not sleep anew in between
-            slept.clear()
-            pending.take([(Send(tests), np.empty(0, np.uint8))])  # type: ignore[list-item]
-        limit, expected = time.monotonic() + 60, under_way + after
-        while len(slept) < len(expected) and time.monotonic() < limit:
-            time.sleep(0.01)
-        assert slept[: len(expected)] == expected
-    pending.flush()
-
-
 def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
     pending, send = PendingSends(None), Send(3)
     pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
@@ -188,7 +127,7 @@ def test_mpi_is_called_beside_the_work_only_where_it_allows_that(
             self.asked.append(source)
             return False
 
-    monkeypatch.setattr("fedmpi.cluster.pending_sends.calls_from_threads", lambda: allowed)
+    monkeypatch.setattr("fedmpi.mpi.groups.calls_from_threads", lambda: allowed)
     world = World()
     progress = progress_beside_work(world)  # type: ignore[arg-type]
     assert progress_beside_work(None) is None and (progress is not None) == allowed

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpi.rounds.balance import STATE
+from fedmpi.core.placement import STATE
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "measured_balance.py"

@@ -18,11 +18,11 @@ import pytest
 
 import fedmpi
 from fedmpi.config import load_config
+from fedmpi.core.experiment import _difference, facts_of_run
 from fedmpi.data.opening import open_store
 from fedmpi.records.plugin_files import plugin_files
-from fedmpi.rounds.run_facts import _difference, _sources, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
-from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job
+from tests.mpi.launch import find_mpiexec, finish_job, run_alone, start_job
 
 pytestmark = pytest.mark.timeout(600)
 SECONDS = 200
@@ -55,55 +55,6 @@ def test_the_key_that_differs_is_named_with_its_ranks_and_hosts(tmp_path: Path):
     )
 
 
-SETTINGS = (
-    "rounds=7",
-    "checkpoint.every=7",
-    "preset=fedprox",
-    "local.batch_size=3",
-    "local.engine=sequential",
-    "data.shards=digits:seed=5",
-    "seed=5",
-    "aggregation.exact=true",
-    "cluster.reduction=allreduce",
-    "evaluation.every=3",
-    "participation.count=3",
-    "model.width=7",
-)
-CONNECTING = """
-import json, sys
-from fedmpi.config import load_config
-from fedmpi import UserError
-from fedmpi.rounds.assemble import Experiment
-
-common, mine = map(json.loads, sys.argv[2:])
-told = []
-for setting in [None, *mine]:
-    try:
-        experiment = Experiment.connect(load_config(None, common + ([setting] if setting else [])))
-        told.append("together")
-    except UserError as error:
-        told.append(str(error))
-with open(sys.argv[1], "w") as file:
-    json.dump(told, file)
-"""
-"""A rank that connects again and again, each time with another of its settings beside the common ones."""
-
-
-@pytest.mark.slow
-def test_any_key_that_differs_is_named(tmp_path: Path):
-    """One job for all of them: every refusal leaves the ranks able to go on together."""
-    unlike = ([""] * len(SETTINGS), SETTINGS)
-    files = [tmp_path / "0.json", tmp_path / "1.json"]
-    ranks = zip(files, unlike, strict=True)
-    job = run_components(*(["-c", CONNECTING, path, json.dumps(COMMON), json.dumps(mine)] for path, mine in ranks))
-    assert job.returncode == 0, job.stderr
-    first, second = (json.loads(path.read_text()) for path in files)
-    assert first == second and first[0] == "together"
-    for setting, refusal in zip(SETTINGS, first[1:], strict=True):
-        assert f"{setting.partition('=')[0]} is " in refusal, (setting, refusal)
-        assert f"on rank 0 ({HOST})" in refusal and f"on rank 1 ({HOST})" in refusal
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards") / "digits"
@@ -130,17 +81,6 @@ def test_data_that_differ_under_the_same_name_are_named_by_file(shards: Path, tm
     assert f"manifest.json, {file.name} (sha256) is " in job.stderr and f"{'0' * 64} on rank 1" in job.stderr
 
 
-@pytest.mark.slow
-def test_data_that_one_rank_does_not_find_are_named(shards: Path, tmp_path: Path):
-    shutil.copytree(shards, tmp_path / "0" / "shards")
-    (tmp_path / "1").mkdir()
-    words = [*TRAIN, *choices(*COMMON, "data.shards=shards"), "--out", tmp_path / "RUN"]
-    job = run_components(*(["-c", in_folder(tmp_path / str(rank)), *words[2:]] for rank in (0, 1)))
-    assert job.returncode == 2, job.stderr
-    assert job.stderr.count("error: ") == 1
-    assert f"the data is readable on rank 0 ({HOST}) and the shard folder shards does not exist" in job.stderr
-
-
 def in_folder(folder: Path) -> str:
     return f"import os; os.chdir({str(folder)!r}); from fedmpi.__main__ import main; main()"
 
@@ -159,18 +99,6 @@ def test_sources_of_a_model_that_differ_are_named(tmp_path: Path):
     job = run_components(*(["-c", in_folder(tmp_path / str(rank)), *words[2:]] for rank in (0, 1)))
     assert job.returncode == 2, job.stderr
     assert "helper.py (sha256) is " in job.stderr and "mine.py" not in job.stderr
-
-
-@pytest.mark.slow
-def test_another_version_of_fedmpi_on_one_rank_is_named(tmp_path: Path):
-    copy = tmp_path / "other"
-    shutil.copytree(REPOSITORY / "fedmpi", copy / "fedmpi")
-    (copy / "fedmpi" / "metrics.py").open("a").write("\n# changed\n")
-    words = [*TRAIN, *choices(*COMMON), "--out", tmp_path / "RUN"]
-    first = f"import sys; sys.path.insert(0, {str(copy)!r}); from fedmpi.__main__ import main; main()"
-    job = run_components(words, ["-c", first, *words[2:]])
-    assert job.returncode == 2, job.stderr
-    assert "fedmpi's own sources (sha256) is " in job.stderr
 
 
 # What is compared, on one rank
@@ -209,18 +137,8 @@ def test_a_key_that_only_one_rank_has_is_named():
     )
 
 
-def test_at_most_three_of_the_differences_are_named():
-    one, other = ({f"key{i}": str(value) for i in range(5)} for value in (1, 2))
-    said = _difference([0, 1], [encoded(one), encoded(other)])
-    assert said.count(" is ") == 3 and "key2 is 1" in said and "; 2 more differ" in said
-
-
 def encoded(facts: dict[str, str]) -> np.ndarray:
     return np.frombuffer(json.dumps(["here", facts]).encode(), np.uint8)
-
-
-def test_built_in_models_have_no_files_of_their_own():
-    assert plugin_files("mlp") == {}
 
 
 def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp_path: Path, monkeypatch):
@@ -237,41 +155,3 @@ def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp
     (package / "parts.py").write_text("import torch \n")
     again = plugin_files("nets_of_mine.net:net")
     assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}
-
-
-def test_what_a_model_loads_from_another_folder_is_among_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-):
-    made = ("net_in_one_folder", "helper_in_another", "installed_somewhere")
-    request.addfinalizer(lambda: [sys.modules.pop(name, None) for name in made])  # Hypothesis reads every __file__
-    (tmp_path / "nets").mkdir()
-    (tmp_path / "library" / "site-packages").mkdir(parents=True)
-    (tmp_path / "nets" / "net_in_one_folder.py").write_text(
-        "import helper_in_another, installed_somewhere\ndef net(d): ...\n"
-    )
-    (tmp_path / "library" / "helper_in_another.py").write_text(
-        "import pathlib\n__file__ = pathlib.Path(__file__)\nWIDTH = 8\n"  # no text, as of some made by hand
-    )
-    (tmp_path / "library" / "site-packages" / "installed_somewhere.py").write_text("")
-    for folder in ("nets", "library", "library/site-packages"):
-        monkeypatch.syspath_prepend(tmp_path / folder)
-    found = plugin_files("net_in_one_folder:net")
-    assert {"net_in_one_folder.py", "helper_in_another.py"} <= found.keys()
-    assert "installed_somewhere.py" not in found and not any("fedmpi" in path for path in found)
-    (tmp_path / "library" / "helper_in_another.py").write_text("WIDTH = 9\n")
-    again = plugin_files("net_in_one_folder:net")
-    assert [path for path in found if found[path] != again[path]] == ["helper_in_another.py"]
-
-
-def test_a_packages_digest_is_that_of_its_files_names_and_words(tmp_path: Path):
-    packages = {"first": ("a.py", "1"), "again": ("a.py", "1"), "renamed": ("b.py", "1"), "changed": ("a.py", "2")}
-    for folder, (name, words) in (packages | {"table": ("a.toml", "1")}).items():
-        (tmp_path / folder / "room").mkdir(parents=True)
-        (tmp_path / folder / "room" / name).write_text(words)
-        (tmp_path / folder / "notes.txt").write_text(folder)
-    first, again, *others = (_sources(tmp_path / folder) for folder in (*packages, "table"))
-    assert first == again and len({first, *others}) == 4
-
-
-def test_a_model_that_cannot_be_imported_is_a_fact_like_others():
-    assert "failed with ModuleNotFoundError" in plugin_files("nowhere_at_all:net")["nowhere_at_all:net"]

@@ -24,6 +24,7 @@ def two_hosts() -> Iterator[list[str]]:
         pytest.skip(str(reason))
 
 
+pytestmark = pytest.mark.slow
 REDUCTIONS = ("window", "allreduce", "device")
 
 

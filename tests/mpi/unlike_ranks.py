@@ -19,21 +19,20 @@ import pytest
 import torch
 
 from fedmpi import UserError
-from fedmpi.aggregation import fused_metrics
-from fedmpi.cluster import Cluster
+from fedmpi.aggregation import exact
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
+from fedmpi.core import experiment, placement
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
+from fedmpi.core.placement import agree_on_work
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
+from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds import agreement, layout
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.layout import agree_on_work
-from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.worker import Worker
 from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
@@ -46,16 +45,16 @@ Patch = pytest.MonkeyPatch
 
 def run(settings: str) -> dict[str, Any]:
     """Run it here; what engine and layout this rank has, and the bits of its model."""
-    experiment = Experiment.connect(load_config(None, settings.split()))
-    simulation = Simulation(experiment, None)
+    parts = Experiment.connect(load_config(None, settings.split()))
+    simulation = Simulation(parts, None)
     code = simulation.run()
     assert code == "finished"
     facts = {
-        "layout": experiment.layout.description,
-        "engine": experiment.trainer.engine.description.split("; so far")[0],
+        "layout": parts.layout.description,
+        "engine": parts.trainer.engine.description.split("; so far")[0],
         "model": crc32(simulation.model.numpy().tobytes()),
     }
-    experiment.close()
+    parts.close()
     return facts
 
 
@@ -65,14 +64,8 @@ def alike(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 would say of itself that the server trains; the others that it does not."""
-    patch.setattr(layout, "server_trains", lambda *_: rank == 1)
+    patch.setattr(placement, "server_trains", lambda *_: rank == 1)
     return run(f"{FEDAVG} topology.placement=shared")
-
-
-def another_opinion_of_sharing(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 2 would say of itself that data is shared; the others that it is not."""
-    patch.setattr(layout, "shares_data", lambda *_: rank == 2)
-    return run(f"{FEDAVG} server.trains=never")
 
 
 def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
@@ -86,12 +79,7 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
-    return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
-
-
-def draws_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
@@ -112,24 +100,9 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
-    own = layout.agree_on_work
-    patch.setattr("fedmpi.rounds.assemble.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    own = placement.agree_on_work
+    patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
     return run(f"{FEDAVG} server.trains=never")
-
-
-def swapped(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 takes the first participant in the place of its own first one, which nobody trains then."""
-    own = Worker.assigned
-
-    def assigned(worker: Worker, plan: Plan) -> np.ndarray:
-        places = own(worker, plan)
-        if rank == 1 and plan.round == 1:
-            others = np.setdiff1d(np.arange(len(plan.clients)), places)
-            places = np.sort(np.append(places[1:], others[0]))
-        return places
-
-    patch.setattr(Worker, "assigned", assigned)
-    return run(FEDAVG)
 
 
 def left_out(rank: int, patch: Patch) -> dict[str, Any]:
@@ -140,13 +113,6 @@ def left_out(rank: int, patch: Patch) -> dict[str, Any]:
         return own(engine, tasks[:-1] if rank == 2 else tasks, *others)
 
     patch.setattr(SequentialEngine, "train", train)
-    return run(FEDAVG)
-
-
-def no_samples(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 believes that a participant of its own has no samples."""
-    own = Worker.tasks
-    patch.setattr(Worker, "tasks", lambda *about: own(*about)[: -1 if rank == 1 else None])
     return run(FEDAVG)
 
 
@@ -175,19 +141,6 @@ def another_model(rank: int, patch: Patch) -> dict[str, Any]:
     return run(f"{FEDAVG} checkpoint.every=1")
 
 
-def another_model_at_the_end(rank: int, patch: Patch) -> dict[str, Any]:
-    """The same in a run that saves no checkpoint."""
-    own = Simulation._apply
-
-    def apply(simulation: Simulation, plan: Plan, totals: Any) -> None:
-        own(simulation, plan, totals)
-        if rank == 1 and plan.round == 1:
-            simulation.model[0] += 1
-
-    patch.setattr(Simulation, "_apply", apply)
-    return run(f"{FEDAVG} checkpoint.every=0")
-
-
 def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     """The models are alike; what SCAFFOLD keeps of the server is another one on rank 2 after the first round."""
     own = Simulation._apply
@@ -209,26 +162,21 @@ def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
 
 
 def too_many(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(fused_metrics, "MOST_RANKS", 2)
+    patch.setattr(exact, "MOST_RANKS", 2)
     return run(FEDAVG)
 
 
 SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     alike,
     another_opinion_of_the_server,
-    another_opinion_of_sharing,
     unlike_numbers_of_gpus,
     coupling_found_by_one,
-    draws_found_by_one,
     engines_timed_unlike,
     a_gpu_on_one,
     another_layout,
-    swapped,
     left_out,
-    no_samples,
     visited_once_too_often,
     another_model,
-    another_model_at_the_end,
     another_vector_of_the_server,
     a_part_of_ones_own_by_rank,
     too_many,

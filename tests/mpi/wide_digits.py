@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import fedmpi
-from fedmpi.data.embedded import load_digits_split
+from fedmpi.data.opening import load_digits_split
 
 SIZES = (90, 71, 55, 44, 37, 26, 21, 13, 8, 3)
 WIDE = (

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedmpi.privacy.ledger import LedgerEntry, PrivacyLedger
+from fedmpi.privacy.sizes import LedgerEntry, PrivacyLedger
 
 
 def test_every_answer_costs_its_epsilon():

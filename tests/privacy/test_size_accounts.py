@@ -11,12 +11,9 @@ from fedmpi import UserError
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
-from fedmpi.common.whole_numbers import BLOCK
 from fedmpi.config import load_config
-from fedmpi.privacy.exposure import exposure
-from fedmpi.privacy.mechanisms import RandomisedResponse
-from fedmpi.privacy.size_estimates import estimate_total, saturations
-from fedmpi.rounds.server import Planner
+from fedmpi.core.plan import Planner
+from fedmpi.privacy.sizes import estimate_total, exposure, saturations
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = (
@@ -96,12 +93,6 @@ def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: l
     assert found is None or found.all_clients == named.startswith("participation")  # else of the participants only
 
 
-def test_weights_of_ones_own_see_the_sizes_of_all():
-    found = exposure(load_config(None, [*PRIVATE, "aggregation.weights=tests.end_to_end.own_sums:root"]))
-    assert found is not None and found.all_clients and found.setting.startswith("aggregation.weights")
-    assert found.message.count('own_sums:root", which sees all sizes, tells') == 1
-
-
 @pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])
 def test_weights_without_sizes_leave_the_answers_private(weights: str):
     facts = planner(*PRIVATE, f"aggregation.weights={weights}").plan(0).facts
@@ -157,12 +148,3 @@ def test_unclipped_answers_and_participants_weighed_openly_add_up():
     large = np.flatnonzero(SIZES >= 20)
     assert len(np.setdiff1d(plan.clients, large)) and len(np.setdiff1d(large, plan.clients))
     assert plan.facts["size_unprotected"] == len(np.union1d(large, plan.clients))
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 12.0])
-def test_answers_drawn_block_by_block_are_those_drawn_at_once(epsilon: float):
-    law, sizes = RandomisedResponse(epsilon, 300), np.random.default_rng(1).integers(1, 300, 2 * BLOCK + 7)
-    generator = np.random.default_rng(2)
-    truthful = generator.random(sizes.size) < law.truth_probability
-    expected = np.where(truthful, sizes, generator.integers(1, 300, sizes.size))
-    assert np.array_equal(law.answer(sizes, np.random.default_rng(2)), expected)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.data import watch
+from fedmpi.data import source
 from fedmpi.data.opening import open_store
 from fedmpi.process.lost_pages import PLAIN, report_lost_pages
 from tests.data_prep.command import main
@@ -23,7 +23,7 @@ def test_a_mapping_that_lost_its_pages_is_said_in_a_sentence(tmp_path: Path, wat
         try:
             os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
             store = open_store(data)
-            watch.DataWatch.latest = watch.DataWatch(store) if watched else None
+            source.DataWatch.latest = source.DataWatch(store) if watched else None
             report_lost_pages()
             store.client(0)
             os.truncate(data / "train-00000.h5", 0)

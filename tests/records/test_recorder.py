@@ -22,11 +22,11 @@ from torch import nn
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.cluster import BytesMoved, Cluster
 from fedmpi.common.errors import RunFailure
 from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
+from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.process.exit_codes import _ending_of
 from fedmpi.records import hold, recorder
 from fedmpi.records.checkpoint import newest_checkpoint

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.common.object_names import own_text
+from fedmpi.common.own_code import own_text
 from fedmpi.records.plugin_files import part_sources
 from fedmpi.tasks.losses import label_smoothing
 

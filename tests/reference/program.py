@@ -15,10 +15,10 @@ import numpy as np
 
 from fedmpi import Config
 from fedmpi.common.plan import Plan
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.quick_end import end_quickly
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.clients.availability_laws import Availability, available_clients, probabilities
+from fedmpi.clients.availability import Availability, probabilities
 from fedmpi.clients.cohort import full_participation
 from fedmpi.clients.devices import survivors
 from fedmpi.common.streams import Streams
+from tests.statistical.weighed import there
 
 CLIENTS, ROUNDS = 60, 2000
 LABELS = np.arange(CLIENTS) % 4
@@ -16,19 +17,21 @@ STREAMS = Streams(5)
 
 
 @pytest.mark.parametrize(
-    "law",
+    ("law", "named"),
     [
-        Availability("bernoulli", 0.3),
-        Availability("time-of-day", 0.9, 0.2, period=24),
-        Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+        (Availability("bernoulli", 0.3), "bernoulli system.probability=0.3"),
+        (
+            Availability("time-of-day", 0.9, 0.2, period=24),
+            "time-of-day system.probability=0.9 system.lowest=0.2 system.period=24",
+        ),
+        (Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)), "label-group system.by_label=[0.2,0.4,0.6,0.8]"),
     ],
-    ids=lambda law: law.law,
 )
-def test_clients_are_available_as_often_as_their_law_says(law: Availability) -> None:
+def test_clients_are_available_as_often_as_their_law_says(law: Availability, named: str) -> None:
     """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
     hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
     for round in range(ROUNDS):
-        hits[available_clients(law, STREAMS, round, CLIENTS, LABELS)] += 1
+        hits[there(named, STREAMS, round, CLIENTS, LABELS)] += 1
         chance = probabilities(law, STREAMS, round, CLIENTS, LABELS)
         expected += chance
         variance += chance * (1 - chance)
@@ -37,11 +40,11 @@ def test_clients_are_available_as_often_as_their_law_says(law: Availability) -> 
 
 def test_drop_outs_are_as_frequent_as_stated_and_independent_of_availability() -> None:
     """2,000 rounds × 60 clients: frequency and correlation with availability within 5 standard errors (1e-6)."""
-    law, cohort = Availability("bernoulli", 0.5), full_participation(CLIENTS)
+    cohort = full_participation(CLIENTS)
     stayed, present = np.zeros((ROUNDS, CLIENTS)), np.zeros((ROUNDS, CLIENTS))
     for round in range(ROUNDS):
         stayed[round, survivors(STREAMS, round, cohort, CLIENTS, 0.25).clients] = 1
-        present[round, available_clients(law, STREAMS, round, CLIENTS)] = 1
+        present[round, there("bernoulli system.probability=0.5", STREAMS, round, CLIENTS)] = 1
     number = stayed.size
     assert abs(stayed.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / number)
     assert abs(np.corrcoef(stayed.ravel(), present.ravel())[0, 1]) < 5 / np.sqrt(number)

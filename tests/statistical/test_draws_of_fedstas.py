@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from fedmpi import Cohort
-from fedmpi.clients.allocation import allocate
-from fedmpi.clients.cohort import StrataSummary
+from fedmpi.clients.cohort import Design, StrataSummary, inclusion_by_norm, proportional_inclusion, systematic
 from fedmpi.clients.devices import first_to_arrive, survivors
-from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
-from fedmpi.clients.strata import make_strata, stratified
+from fedmpi.clients.strata import allocate, make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.privacy.size_estimates import estimate_total, sampling_probability
+from fedmpi.privacy.sizes import estimate_total, sampling_probability
 from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples import built_in_rules as rules
 from fedmpi.samples.built_in_rules import (
     BERNOULLI_BLOCK,

@@ -12,8 +12,18 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, clip_sizes, make_mechanism
-from fedmpi.privacy.size_estimates import answer_stream, estimate_total, sampling_probability, saturations
+from fedmpi.privacy.sizes import (
+    Duchi,
+    Mechanism,
+    Piecewise,
+    RandomisedResponse,
+    answer_stream,
+    clip_sizes,
+    estimate_total,
+    make_mechanism,
+    sampling_probability,
+    saturations,
+)
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from fedmpi import Cohort
-from fedmpi.clients.allocation import _exact_shares, systematic_rounding
 from fedmpi.clients.cohort import StrataSummary, uniform, weighted
-from fedmpi.clients.strata import make_strata, stratified
+from fedmpi.clients.strata import _exact_shares, make_strata, stratified, systematic_rounding
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.rounds.server import Planner
+from fedmpi.core.plan import Planner
 from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])

@@ -13,8 +13,8 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.server import Planner
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.plan import Planner
 
 LABELS = np.repeat(np.arange(10), 10)
 EQUAL = np.full(100, 600, np.int64)

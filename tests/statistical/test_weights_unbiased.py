@@ -9,8 +9,8 @@ import pytest
 
 from fedmpi import Cohort, UserError
 from fedmpi.clients.cohort import StrataSummary, full_participation
+from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Streams
-from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples.built_in_rules import bernoulli_rows, used_counts
 from tests.statistical.weighed import KINDS, coefficients, is_normalised
 

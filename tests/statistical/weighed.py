@@ -9,7 +9,12 @@ import numpy as np
 
 from fedmpi import Cohort, parts
 from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.turnout import ClientAvailability
+from fedmpi.clients.view import View
 from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
+from fedmpi.config import load_config
 
 KINDS = [part.name for part in parts("weights")]
 
@@ -38,3 +43,12 @@ def coefficients(
 def is_normalised(kind: str, cohort: Cohort) -> bool:
     """Whether the sum is divided by the total weight."""
     return weighing(kind).normalises(cohort)
+
+
+def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Ints:
+    """The clients that are there in a round by a law such as "bernoulli system.probability=0.3"."""
+    config = load_config(None, f"participation.clients=all system.availability={law}".split())
+    counts = None if labels is None else lambda: np.eye(labels.max() + 1, dtype=np.int64)[labels]
+    view = View(round, clients, np.ones(clients, np.int64), clients, streams, counts=counts)
+    present = ClientAvailability(config, streams).present(view)
+    return np.arange(present) if isinstance(present, int) else present

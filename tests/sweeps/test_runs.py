@@ -21,9 +21,9 @@ import pytest
 import tomli_w
 
 from fedmpi import UserError, api, sweep
-from fedmpi.cluster.resources import MOST_THREADS
 from fedmpi.common.errors import MissingFiles, RunFailure
 from fedmpi.data.schema import PREPARING, read_manifest
+from fedmpi.mpi.device import MOST_THREADS
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi import Config, UserError
-from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.loading import given_config
 from tests.mpi.launch import run_mpi
 from tests.tasks import worlds
@@ -37,19 +36,6 @@ def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
     merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("merged", "sequential"))
     assert np.abs(values(merged) - values(one_by_one)).max() < 1e-6
     assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_clients_side_by_side_come_to_the_same(world: str):
-    for further in (
-        {},
-        {"local__optimizer": "adam", "local__lr": 0.01, "local__epsilon": 1e-3},
-        {"local__batch_size": 7},
-    ):
-        engines = ("batched", "sequential")
-        batched, one_by_one = (run(world, rounds=1, local__engine=engine, **further) for engine in engines)
-        assert np.abs(values(batched) - values(one_by_one)).max() < 2e-5
-        assert batched.records[-1]["train_loss"] == pytest.approx(one_by_one.records[-1]["train_loss"], rel=1e-4)
 
 
 def test_the_run_says_which_engine_trains_tokens_and_why():
@@ -139,16 +125,6 @@ def test_a_regression_is_judged_by_its_loss():
     assert "best_test_accuracy" not in done.summary and "test_loss" in repr(done)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_has_a_loss_of_its_own_unless_another_is_named(kind: str):
-    assert Config(preset="fedavg", task={"kind": kind}).task.loss == KINDS[kind].loss
-    assert Config(preset="fedavg", task={"kind": kind, "loss": squares}).task.loss is squares
-
-
-def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs - targets).square()
-
-
 @pytest.mark.parametrize(
     ("task", "words"),
     [
@@ -193,21 +169,7 @@ def two_values(description: Any) -> nn.Module:
     return nn.Linear(description.feature_shape[0], 2)
 
 
-FITS = {
-    "fedstas": {"participation.count": 4},
-    "fedsso": {"participation.count": 4},
-    "fedsampling": {"samples.wanted": 100, "samples.threshold": 80},
-    "fedprox": {"participation.count": 4, "logging.diagnostics": True},
-}
 TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
-
-
-@pytest.mark.parametrize("preset", FITS)
-def test_systems_that_need_no_class_a_sample_learn_tokens(preset: str):
-    done = fedmpi.run(preset, {**TOKENS, **FITS[preset]})
-    assert done.records[-1]["test_perplexity"] < 40 and len(done.records) == 2
-    if preset == "fedprox":
-        assert all(record["gamma"] > 0 for record in done.records), "local work lowers a client's own loss"
 
 
 REFUSED = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmpi import PartFailure, UserError
-from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
@@ -23,7 +21,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
-from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, LossTraits, focal, label_smoothing, loss_traits, task_loss
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, focal, label_smoothing, task_loss
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
@@ -170,11 +168,6 @@ def test_what_is_no_loss_per_sample_is_refused_before_the_first_round(loss: str,
         forward_traits(model_of(task_loss(f"tests.tasks.own_losses:{loss}")), SMALL_IMAGES)
 
 
-def test_a_loss_is_tried_with_labels_that_exist_where_there_are_fewer_classes_than_samples():
-    two_classes = replace(SMALL_IMAGES, classes=2)
-    assert forward_traits(model_of(OWN, two_classes), two_classes).loss == LossTraits()
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -211,35 +204,6 @@ def test_a_loss_may_compute_in_another_type(engine: str):
     assert found.dtype == torch.float32 and relative_error(found, expected) < 1e-5
 
 
-def wrecking(outputs: Tensor, targets: Tensor) -> Tensor:
-    losses = torch.nn.functional.cross_entropy(outputs, targets.clone(), reduction="none")
-    targets.zero_()
-    if not outputs.requires_grad:
-        outputs.zero_()
-    return losses
-
-
-def test_a_loss_that_changes_what_it_is_given_changes_neither_labels_nor_the_outputs_that_are_judged():
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(40, *SMALL_IMAGES.feature_shape, generator=generator)
-    y = torch.arange(40) % SMALL_IMAGES.classes
-    module = build("mlp", {"hidden": [9]}, SMALL_IMAGES, seed=3)
-    found = evaluate(module, x, y, 7, task_loss(wrecking))
-    expected = evaluate(module, x, y, 7, OWN)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert found.numbers == expected.numbers
-    model = FlatModel(module, loss=task_loss(wrecking))
-    model.loss_gradient(x, y)
-    assert y.tolist() == [i % SMALL_IMAGES.classes for i in range(40)]
-
-
-def test_global_generators_are_as_before_whatever_a_loss_draws():
-    state = np.random.get_state()[1].copy()  # noqa: NPY002
-    with SQUARED.kept_generators():
-        np.random.random(3)  # noqa: NPY002
-    assert np.array_equal(np.random.get_state()[1], state)  # noqa: NPY002
-
-
 def test_a_class_with_options_is_a_loss():
     outputs, targets = torch.from_numpy(LOGITS), torch.from_numpy(TARGETS)
     found = task_loss("tests.tasks.own_losses:Margin", {"margin": 2}).per_sample(outputs, targets)
@@ -269,35 +233,3 @@ def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alon
     torch.set_rng_state(before)
     summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_loss_is_tried_on_outputs_that_stay_as_they_are():
-    def overwrites(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
-        outputs.data.zero_()
-        return losses
-
-    description = DataDescription((8,), "float32", 3, "image", 0, (), ())
-    outputs = torch.randn(4, 3)
-    before = outputs.clone()
-    loss_traits(task_loss(overwrites), outputs, description)
-    assert torch.equal(outputs, before)
-
-
-class Centers(nn.Module):
-    """A loss that would learn a centre for each class (Wen et al. 2016)."""
-
-    def __init__(self, trained: bool = True):
-        super().__init__()
-        self.centers = nn.Parameter(torch.zeros(3, 3), requires_grad=trained)
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - self.centers[targets]).square().sum(1)
-
-
-def test_parameters_of_a_loss_are_refused_where_they_would_want_training():
-    description = DataDescription((4,), "float32", 3, "image", 0, (), ())
-    outputs = torch.randn(5, 3)
-    assert loss_traits(task_loss(Centers(trained=False)), outputs, description) == LossTraits()
-    with pytest.raises(UserError, match=r"parameters of its own \(centers\), which nothing trains"):
-        loss_traits(task_loss(Centers()), outputs, description)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.rounds.traffic_count import keeps_moments, round_links
 from fedmpi.updates.traffic import (
     RoundTraffic,
     TargetCost,
@@ -21,13 +20,14 @@ from fedmpi.updates.traffic import (
     cost_to_target,
     fedavg_formula,
     full_probes,
+    keeps_moments,
     mediator_models,
     rebalancing,
+    round_links,
     size_answers,
     star_models,
 )
 
-ASTRAEA_CNN = 68_873
 COUNTS = st.integers(1, 10_000)
 
 
@@ -41,12 +41,6 @@ def test_a_round_of_astraea_sends_what_the_formula_says(values: int, clients: in
     counted = mediator_models(values, visits=epochs * clients, mediators=-(-clients // most))
     assert counted.total == astraea_formula(values, clients, most, epochs)
     assert counted.client_up == counted.client_down == 4 * values * epochs * clients
-
-
-def test_the_papers_settings_cost_thirty_megabytes_a_round() -> None:
-    # 2 · 4 · 68,873 · (5 + 50); FedAvg with 10 clients: 2 · 10 · 4 · 68,873.
-    assert astraea_formula(ASTRAEA_CNN, 50, 10) == 30_304_120
-    assert fedavg_formula(ASTRAEA_CNN, 10) == 5_509_840
 
 
 def test_gamma_one_with_one_epoch_doubles_the_traffic_of_fedavg() -> None:
@@ -112,11 +106,6 @@ def test_a_compressed_probe_sends_centres_indices_and_a_norm() -> None:
     assert compressed_probes(2, 1000, 9) == RoundTraffic(client_up=2 * (40 + 500), client_down=8000)
     assert compressed_probes(1, 1000, 2).client_up == 12 + 125
     assert full_probes(2, 1000) == RoundTraffic(client_up=8000, client_down=8000)
-
-
-def test_traffic_adds_up_link_by_link() -> None:
-    assert RoundTraffic(1, 2, 3, 4) + RoundTraffic(10, 20, 30, 40) == RoundTraffic(11, 22, 33, 44)
-    assert RoundTraffic(1, 2, 3, 4).total == 10
 
 
 def test_the_cost_of_a_target_counts_every_round_up_to_its_first_evaluation() -> None:

@@ -21,10 +21,10 @@ from fedmpi.config import Config
 from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
-from fedmpi.data.divergence import kl_divergence, summarise
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
+from fedmpi.data.statistics import kl_divergence, summarise
 
 log = logging.getLogger("fedmpi")
 SampleSource = ClientData | AugmentedData

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.arithmetic import full_precision
-from fedmpi.common.rounding import explained_by_rounding
+from fedmpi.common.arithmetic import explained_by_rounding, full_precision
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import ClientMasks, Dropout, Masks, NoMasks
 from fedmpi.models.dropout_calls import DropoutCalls

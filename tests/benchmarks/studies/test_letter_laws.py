@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
 from data_prep.partitions.astraea_laws import class_shares
-from fedmpi.data.divergence import kl_divergence
+from fedmpi.data.statistics import kl_divergence
 
 
 def test_a_population_has_its_totals_and_the_divergence_that_is_looked_for() -> None:

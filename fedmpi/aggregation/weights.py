@@ -1,0 +1,301 @@
+"""How much each participant's update counts: one coefficient c_k per participant, and whether the sum is normalised.
+
+The server's update is Σ c_k Δ_k, divided by Σ c_k over those who returned when the sum is to be normalised.
+
+=============  ==================================  ==========  =====================================================
+name           c_k (times the multiplicity)        normalised  source
+=============  ==================================  ==========  =====================================================
+samples        samples used                        yes         McMahan et al. 2017, Algorithm 1
+uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
+gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
+   …-squared   (samples used)² / K                 no          what FedSampling's published code does for texts
+stratified     N_h / (N m_h P_h)                   no          FedSTaS, Algorithm 2; FedSTS
+normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
+unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
+literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (an average of models)
+=============  ==================================  ==========  =====================================================
+
+π_k is the probability to be drawn given who is there. What was not there is made up for by r_h, the share of its
+stratum's weight Σ ρ_k that was there (every stratum then has its own share of the mean, whoever of it is there), or by
+a_k, the known probability of being there. P_h is the probability that stratum h has a participant at all, and N there
+counts the clients of the strata of which somebody was there. Where strata leave clients out, ρ_k and N are those of the
+others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 / N with "clients" (the target of
+FedSTaS's stratified mean).
+
+A participant of whom no sample is used sends nothing. It does not count where the sum is normalised, and counts as one
+that returns the model it was sent where it is not. The coefficients of all but the gradient sum and the unbiased kind
+are multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up.
+
+Weights may depend on how a client's work went, as in q-FFL: a class of weights may have a second method, `after`
+(work), called by the rank that trained a client once its update is there. It returns the factor c of the update in the
+sum and its share h of what the sum is divided by: Σ c_k Δ_k / Σ h_k. One number alone is both. `work` is a
+`ClientWork`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedmpi.clients.cohort import Cohort
+from fedmpi.common.decorators import weights
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import resolve
+from fedmpi.common.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
+
+Population = Literal["samples", "clients"]
+
+GRID_BITS = 40
+
+
+SMALLEST_LOSS = 1e-10
+"""Powers below zero of a loss that is zero would be infinite."""
+
+
+@weights(name="samples", per_sample=True)
+def samples(cohort: Cohort, sizes: Ints) -> Floats:
+    """In proportion to the samples used (McMahan et al. 2017, Algorithm 1).
+
+    Parameters
+    ----------
+    cohort : Cohort
+        The m participants.
+    sizes : int64 (N,)
+        Samples of every client of the population.
+
+    Returns
+    -------
+    float64 (m,)
+        The factor of one sample.
+    """
+    return cohort.multiplicity.astype(np.float64) * _power_of_two_share(int(sizes[cohort.clients].sum()))
+
+
+@weights(name="uniform")
+def uniform(cohort: Cohort, sizes: Ints) -> Floats:
+    """The same for every participant (FedSampling §3.3; Li et al. 2020, Scheme I)."""
+    return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
+
+
+@weights(name="gradient-sum", per_sample=True, normalised=False)
+def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
+    """The samples used over the samples wanted, K (FedSampling, Algorithm 1, with one full-batch step).
+
+    Returns
+    -------
+    float64 (m,)
+        The factor of one sample.
+    """
+    if not cohort.wanted:
+        raise ValueError("the gradient sum needs Cohort.wanted, the number of samples wanted")
+    return cohort.multiplicity / cohort.wanted
+
+
+@weights(name="gradient-sum-squared", per_sample=2, normalised=False)
+def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
+    """The square of the samples used over K: what FedSampling's published code does for texts.
+
+    Its loop visits a client once for every sample drawn of it and adds n/K of the client's mean gradient each time, so
+    that n samples count n²/K. The paper's text says n/K (`gradient-sum`).
+
+    Returns
+    -------
+    float64 (m,)
+        The factor of one pair of samples.
+    """
+    return gradient_sum(cohort, sizes)
+
+
+@weights(name="stratified", normalised=False)
+def stratified(cohort: Cohort, sizes: Ints) -> Floats:
+    """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
+
+    A participant without a sampled row returns the model it was sent (Algorithm 3): it counts in m_h and changes
+    nothing.
+    """
+    return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
+
+
+@weights(name="normalised")
+def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
+    """ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    rho = _population_weights(cohort, sizes, population)
+    inclusion = _inclusion(cohort, "normalised")
+    return _sending(cohort, sizes) * _on_grid(rho[cohort.clients] / (inclusion * _share_there(cohort, rho)))
+
+
+@weights(name="unbiased", normalised=False)
+def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
+    """ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    chance = None if cohort.presence is None else cohort.presence.chance
+    inclusion = _inclusion(cohort, "unbiased")
+    there = inclusion if chance is None else inclusion * chance[cohort.clients]
+    return _sending(cohort, sizes) * _population_weights(cohort, sizes, population)[cohort.clients] / there
+
+
+@weights(name="literal", normalised=False, averages_models=True)
+def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
+    """The next model is (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    rho = _population_weights(cohort, sizes, population)
+    expansion = _population(cohort, sizes) / max(cohort.draws, 1)
+    return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
+
+
+def _sending(cohort: Cohort, sizes: Ints) -> Ints:
+    """How often each participant counts, (m,): not at all without samples."""
+    sending: Ints = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
+    return sending
+
+
+def _inclusion(cohort: Cohort, name: str) -> Floats:
+    if cohort.inclusion is None:
+        raise UserError(
+            f'aggregation.weights = "{name}" divides by inclusion probabilities, which the sampler of '
+            'participation.clients does not tell: have it return them in its Cohort, or choose "samples" or "uniform"'
+        )
+    return cohort.inclusion
+
+
+def _power_of_two_share(total: int) -> float:
+    """The power of two just below 1 / total: products with counts, and their sums, are then exact."""
+    return 0.5 ** total.bit_length()
+
+
+def _on_grid(values: Floats) -> Floats:
+    """Multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
+    return np.rint(values * 2.0**GRID_BITS) / 2.0**GRID_BITS
+
+
+def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
+    """Which clients can take part at all, (N,), where the strata of the cohort leave some out; else None."""
+    groups = None if cohort.presence is None else cohort.presence.groups
+    if cohort.stratum is None or groups is None or groups.min() >= 0:
+        return None
+    return groups >= 0
+
+
+def _population(cohort: Cohort, sizes: Ints) -> int:
+    """N, the clients that can take part at all."""
+    kept = _kept(cohort)
+    return sizes.size if kept is None else int(kept.sum())
+
+
+def _population_weights(cohort: Cohort, sizes: Ints, population: Population) -> Floats:
+    """ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
+    counted = sizes if population == "samples" else np.ones_like(sizes)
+    kept = _kept(cohort)
+    counted = counted if kept is None else np.where(kept, counted, 0)
+    share: Floats = counted / int(counted.sum())
+    return share
+
+
+def _share_there(cohort: Cohort, rho: Floats) -> Floats | float:
+    """Σ ρ_k over those of the participant's group who were there, over Σ ρ_k of the whole group; (m,), or 1."""
+    presence = cohort.presence
+    if presence is None or presence.groups is None or isinstance(presence.present, int):
+        return 1.0
+    group, present = presence.groups + 1, presence.present
+    whole = np.bincount(group, rho)
+    there = np.bincount(group[present], rho[present], minlength=whole.size)
+    share = np.divide(there, whole, out=np.ones_like(whole), where=there > 0)  # without any ρ_k nothing is weighed
+    return np.asarray(share[group[cohort.clients]])
+
+
+def _stratum_weights(cohort: Cohort) -> Floats:
+    """N_h / (N m_h P_h) of each participant's stratum, m_h counted in the cohort itself."""
+    if cohort.stratum is None or cohort.strata is None:
+        raise UserError(
+            'aggregation.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
+        )
+    sizes, represented = cohort.strata.sizes, cohort.strata.represented
+    represented = np.ones(sizes.size) if represented is None else represented
+    drawn = np.bincount(cohort.stratum, cohort.multiplicity, minlength=sizes.size)
+    of_stratum = sizes / max(1, int(sizes[represented > 0].sum()))
+    h = cohort.stratum
+    weights: Floats = of_stratum[h] / (drawn[h] * represented[h])
+    return weights
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What weights are told of a participant's work in a round."""
+
+    client: int
+    round: int
+    coefficient: float  # What the weights gave before the round; times the samples used where they count per sample
+    loss: float  # Mean loss of the global model, before any work, over all samples of the client
+    update_norm: float  # ‖Δ_k‖, Euclidean, of the update as the server receives it
+    lr: float  # Local learning rate of the round
+
+
+@weights(name="q-ffl")
+class QFFL:
+    """Clients with a higher loss count more: q-FedAvg (Li et al. 2020, "Fair Resource Allocation in FL", Algorithm 2).
+
+    With Δ_k = w_k − w, F_k the client's loss at w and L the Lipschitz constant of the gradients, the step is
+    Σ L F_k^q Δ_k / Σ (q F_k^{q−1} L² ‖Δ_k‖² + L F_k^q). q = 0 is the plain mean.
+
+    Parameters
+    ----------
+    q : float
+        How much fairness: 0 counts all alike, larger counts those with a high loss more; at most 100, beyond which
+        powers of losses leave the range of floats.
+    lipschitz : float, optional
+        L; 1 / lr of the round by default, as in the paper, whose clients take steps of SGD: L (w − w_k) then stands for
+        a gradient. With another local optimizer it must be given.
+    """
+
+    def __init__(
+        self,
+        *,
+        q: Annotated[float, Field(ge=0, le=100)] = 1.0,
+        lipschitz: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None,
+    ):
+        self.q, self.lipschitz = q, lipschitz
+
+    def refuses(self, config: Config) -> str | None:
+        """Why it means nothing with the rest of this configuration, and what to do; None where it does."""
+        optimizer = resolve("local optimizer", config.local.optimizer).name
+        if optimizer == "sgd" or self.lipschitz is not None:
+            return None
+        return (
+            "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or aggregation.lipschitz'
+        )
+
+    def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:
+        """How often each was drawn, (m,)."""
+        return cohort.multiplicity.astype(np.float64)
+
+    def after(self, work: ClientWork) -> tuple[float, float]:
+        """F_k^q and q F_k^{q−1} L ‖Δ_k‖² + F_k^q, times how often it was drawn: both divided by L."""
+        lipschitz = 1 / work.lr if self.lipschitz is None else self.lipschitz
+        loss = max(work.loss, SMALLEST_LOSS)
+        factor = loss**self.q
+        slope = self.q * loss ** (self.q - 1) * lipschitz * work.update_norm**2
+        return work.coefficient * factor, work.coefficient * (slope + factor)

@@ -1,0 +1,251 @@
+"""The built-in samplers of `participation.clients`: everyone, simple random, by size or gradient norm, stratified and
+clustered draws, power of choice and Oort.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedmpi.clients.cohort import Cohort, full_participation, importance, uniform, weighted
+from fedmpi.clients.strata import stratified
+from fedmpi.clients.view import View
+from fedmpi.common.decorators import client_sampler
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
+
+Share = Annotated[float, Field(ge=0, le=1)]
+LEAST_UTILITY = 1e-12
+"""Of a client without any loss, which may be drawn all the same where it is among the best."""
+
+
+@client_sampler(name="all")
+def all_clients(view: View) -> Cohort:
+    """Every client that is there."""
+    return full_participation(view.present)
+
+
+@client_sampler(name="uniform")
+def uniform_clients(view: View) -> Cohort:
+    """Uniformly without replacement."""
+    return uniform(view.generator, view.present, view.count)
+
+
+@client_sampler(name="weighted")
+def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
+    """In proportion to the clients' samples n_k (Li et al. 2020, Scheme I).
+
+    Parameters
+    ----------
+    view : View
+    replace : bool
+        With replacement (a client drawn twice counts twice) or without.
+    """
+    available = None if isinstance(view.present, int) else view.present
+    return weighted(view.generator, view.sizes, available, view.count, replace)
+
+
+@client_sampler(name="importance", needs=("norms",))
+def importance_clients(view: View, *, design: Literal["systematic", "sequential"] = "systematic") -> Cohort:
+    """In proportion to the norm of the clients' gradients.
+
+    Parameters
+    ----------
+    view : View
+    design : str
+        Systematic PPS, whose inclusion probabilities are known, or one client after another.
+    """
+    if view.strata is None or view.strata.norms is None:
+        raise UserError('participation.clients = "importance" needs the norms of gradients: choose other features')
+    return importance(view.generator, view.strata.norms, view.present, view.count, design)
+
+
+@client_sampler(name="stratified", needs=("strata",))
+def stratified_clients(
+    view: View,
+    *,
+    allocation: Literal["proportional", "neyman", "equal"] = "neyman",
+    every_stratum: bool = True,
+    draw: Literal["uniform", "importance"] = "importance",
+    design: Literal["systematic", "sequential"] = "systematic",
+) -> Cohort:
+    """Stratum by stratum (FedSSO, FedSTS, FedSTaS).
+
+    Parameters
+    ----------
+    view : View
+    allocation : str
+        How m is split over the strata.
+    every_stratum : bool
+        Neyman: at least one participant from every stratum while m >= H.
+    draw : str
+        Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
+    design : str
+        Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
+        paper's words).
+    """
+    strata = view.strata
+    if strata is None:
+        raise UserError('participation.clients = "stratified" needs strata: none are in force')
+    return stratified(
+        strata,
+        view.present,
+        view.wanted(int(strata.sizes.sum())),
+        view.streams,
+        view.round,
+        allocation=allocation,
+        every_stratum=every_stratum,
+        draw=draw,
+        design=design,
+        over_selection=view.over_selection,
+    )
+
+
+@client_sampler(name="clustered-md")
+def clustered_by_size(view: View) -> Cohort:
+    """One client from each of m urns that hold the samples of clients alike in size (Fraboni et al. 2021, Algorithm 1).
+
+    Clients in order of size lay down m n_k balls each, which fill m urns of n balls one after another. A client is
+    drawn from every urn by its share of the balls: it is expected m n_k / n times, as with draws by size, but with less
+    variance. `inclusion` is that expectation; with `aggregation.weights = "uniform"` each draw counts 1/m, so that a
+    client's weight is n_k / n on average.
+    """
+    sizes = view.sizes[view.available]
+    total, urns = int(sizes.sum()), view.count
+    if not total or not urns:
+        return Cohort(np.empty(0, np.int64), np.empty(0))
+    if total * urns >= 2**63:
+        raise UserError("participation.count times the number of samples must stay below 2**63 when drawing from urns")
+    order = _by_size(sizes)
+    ends = urns * np.cumsum(sizes[order])
+    balls = total * np.arange(urns) + view.generator.integers(0, total, urns)
+    places, times = np.unique(np.searchsorted(ends, balls, side="right"), return_counts=True)
+    members = order[places]
+    back = np.argsort(members)
+    expected = urns * (sizes[members] / total)
+    return Cohort(view.available[members[back]], expected[back], times[back].astype(np.int64))
+
+
+def _by_size(sizes: Ints) -> Ints:
+    """Places of the clients from the largest to the smallest, equal ones in their order."""
+    return np.argsort(-sizes, kind="stable")
+
+
+@client_sampler(name="power-of-choice", measures=("loss",))
+class PowerOfChoice:
+    """Of d candidates drawn by size, those with the highest loss of the current model (Cho et al. 2020, π_pow-d).
+
+    Inclusion probabilities depend on losses that nobody knows beforehand: none are told.
+
+    Parameters
+    ----------
+    candidates : int
+        d, the clients measured in every round; at least as many as take part, and never more than are there and hold
+        samples.
+    """
+
+    def __init__(self, *, candidates: Annotated[int, Field(ge=1)] = 30):
+        self.size = candidates
+
+    def candidates(self, view: View) -> Ints:
+        """d of the available clients without replacement, one after another with probability n_k over those left."""
+        return drawn_by_size(view.generator, view.sizes, view.available, max(self.size, view.count))
+
+    def draw(self, view: View) -> Cohort:
+        """The m candidates with the highest loss; of equal ones those with the lower index."""
+        loss = view.fresh("loss")
+        measured = np.flatnonzero(~np.isnan(loss))
+        loudest = measured[np.argsort(-loss[measured], kind="stable")][: view.count]
+        return Cohort(np.sort(loudest))
+
+
+@client_sampler(name="oort", needs=("loss",))
+class Oort:
+    """Explores clients never seen, exploits those of high statistical utility (Lai et al. 2021, Algorithm 1).
+
+    The utility of a client seen at round L (both counted from 1) is n_k · loss_k + √(stale · ln R / L) in round R. The
+    paper's root mean square of the samples' losses is here that of one number, the client's mean loss. Left out are the
+    paper's utility of the system (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of
+    clients after a number of rounds; who has never been seen is explored uniformly instead of by speed, and clients
+    without samples never take part.
+
+    Parameters
+    ----------
+    explore : float
+        ε of round 0, the share of the draws that goes to clients never seen.
+    explore_decay : float
+        Factor of ε from round to round.
+    explore_least : float
+        ε never falls below it.
+    cutoff : float
+        c: exploited are clients with at least this share of the utility of the last one that fits, in proportion to it.
+    clip : float
+        Losses' part of the utility is capped at this quantile of its values, which tames outliers.
+    stale : float
+        How much long absence raises the utility.
+    """
+
+    def __init__(
+        self,
+        *,
+        explore: Share = 0.9,
+        explore_decay: Share = 0.98,
+        explore_least: Share = 0.2,
+        cutoff: Share = 0.95,
+        clip: Share = 0.95,
+        stale: Annotated[float, Field(ge=0)] = 0.1,
+    ):
+        self.explore, self.explore_decay, self.explore_least = explore, explore_decay, explore_least
+        self.cutoff, self.clip, self.stale = cutoff, clip, stale
+
+    def draw(self, view: View) -> Cohort:
+        """ε m clients never seen, the others by utility; where one kind does not suffice the other fills up."""
+        holding = view.available[view.sizes[view.available] > 0]
+        seen = view.age("loss")[holding] >= 0
+        known, unknown = holding[seen], holding[~seen]
+        count = min(view.count, len(holding))
+        explored = min(len(unknown), max(self._explored(view.round, count), count - len(known)))
+        exploited = self._exploited(view, known, count - explored)
+        found = view.generator.choice(unknown, explored, replace=False, shuffle=False)
+        return Cohort(np.sort(np.concatenate([exploited, found])).astype(np.int64))
+
+    def _explored(self, round: int, count: int) -> int:
+        share = max(self.explore_least, self.explore * self.explore_decay**round)
+        return math.floor(share * count + 0.5)
+
+    def _exploited(self, view: View, known: Ints, count: int) -> Ints:
+        if not count:
+            return known[:0]
+        utility = self.utility(view, known)
+        last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
+        pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # losses of one's own may be negative
+        return drawn_in_proportion(view.generator, known[pool], np.maximum(utility[pool], LEAST_UTILITY), count)
+
+    def utility(self, view: View, clients: Ints) -> Floats:
+        """The utility of clients (k,) that have been seen, float64 (k,)."""
+        statistical = view.sizes[clients] * view.last("loss")[clients]
+        if len(clients):
+            statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
+        now = view.round + 1
+        return statistical + np.sqrt(self.stale * math.log(now) / (now - view.age("loss")[clients]))
+
+
+def drawn_by_size(generator: np.random.Generator, sizes: Ints, available: Ints, count: int) -> Ints:
+    """`count` of the available clients (a,), one after another by n_k over those left; those with samples, sorted."""
+    return drawn_in_proportion(generator, available, sizes[available].astype(np.float64), count)
+
+
+def drawn_in_proportion(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:
+    """`count` of the clients without replacement, one after another with probability ∝ weight over those left.
+
+    Fewer where fewer have a positive weight. The first arrivals of independent exponential times with the weights as
+    rates are such a sample.
+    """
+    positive = np.flatnonzero(weights > 0)
+    arrival = generator.standard_exponential(len(positive)) / weights[positive]
+    count = min(count, len(positive))
+    first = np.argpartition(arrival, count - 1)[:count] if 0 < count < len(positive) else np.arange(count)
+    return np.sort(clients[positive[first]])

@@ -1,0 +1,115 @@
+"""Fairness of participation and of scores: Gini coefficient, effective share (Kish 1965), counts of use, worst and best
+10 % of clients, Jain's index.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.common.types import Floats, Ints
+
+SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
+
+
+@dataclass(frozen=True)
+class Evenness:
+    """How evenly something was used.
+
+    Attributes
+    ----------
+    used : float
+        Share of the units used at least once, in [0, 1].
+    effective : float
+        (Σ u)² / (units · Σ u²) in [0, 1]: the effective sample size (Kish 1965) as a share of all units; 1 = all used
+        equally often, 1/units = a single one used. 0 before anything was used.
+    gini : float
+        Gini coefficient of the usage in [0, 1): 0 = all used equally often. 0 before anything was used.
+    largest : int
+        Most frequent use of a unit.
+    """
+
+    used: float
+    effective: float
+    gini: float
+    largest: int
+
+
+def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
+    """Evenness of usage counts."""
+    weight = np.ones(len(usage)) if units is None else units.astype(np.float64)
+    total_units, total = weight.sum(), float((weight * usage).sum())
+    if total == 0:
+        return Evenness(0.0, 0.0, 0.0, 0)
+    used = float(weight[usage > 0].sum() / total_units)
+    effective = float(total**2 / (total_units * (weight * usage.astype(np.float64) ** 2).sum()))
+    return Evenness(used, effective, gini(usage, weight), int(usage[weight > 0].max()))
+
+
+def gini(values: Ints, weight: Floats | None = None) -> float:
+    """Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 where all are
+    0.
+    """
+    weight = np.ones(len(values)) if weight is None else weight
+    order = np.argsort(values, kind="stable")
+    population = weight[order] / weight.sum()
+    lorenz = np.cumsum(weight[order] * values[order])
+    if not len(lorenz) or lorenz[-1] == 0:
+        return 0.0
+    lorenz /= lorenz[-1]
+    return float(max(0.0, 1.0 - (population * (lorenz + np.concatenate([[0.0], lorenz[:-1]]))).sum()))
+
+
+class Usage:
+    """Counts how often each client took part and, if wanted, how often each sample was used."""
+
+    def __init__(self, clients: int, samples: int = 0):
+        self.clients = np.zeros(clients, np.int64)
+        self.samples = np.zeros(samples, np.int64)
+
+    def record(self, clients: Ints, multiplicity: Ints | None = None) -> None:
+        """Count a round's participants (sorted and unique), each `multiplicity` times."""
+        self.clients[clients] += 1 if multiplicity is None else multiplicity
+
+    def record_samples(self, positions: Ints) -> None:
+        """Count the samples at these global positions, once for every occurrence."""
+        np.add.at(self.samples, positions, 1)
+
+
+def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
+    """How a number spreads over K clients, each counted once but in "weighted".
+
+    Parameters
+    ----------
+    values : float64 (K,)
+        One a client, K ≥ 1.
+    weights : float64 (K,)
+        Samples of each.
+    best : {"largest", "smallest"}
+        Whether large numbers are good (accuracies) or small ones (losses).
+
+    Returns
+    -------
+    dict
+        "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and
+        of the ⌈K/10⌉ best (the tenths of Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al.
+        1984, 1 where all are the same and 1/K where one has all there is. NaN where a client's is; "std" and "jain"
+        also where one is infinite.
+    """
+    if np.isnan(values).any():
+        return dict.fromkeys(SPREADS, math.nan)
+    tenth = math.ceil(len(values) / 10)
+    low, high = np.sort(values)[:tenth].mean(), np.sort(-values)[:tenth].mean() * -1
+    worst, good = (low, high) if best == "largest" else (high, low)
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of a model that has diverged
+        squares = (values**2).sum()
+        return {
+            "mean": float(values.mean()),
+            "weighted": float(values @ weights / weights.sum()),
+            "std": float(values.std()),
+            "worst10": float(worst),
+            "best10": float(good),
+            "jain": float(values.sum() ** 2 / (len(values) * squares)) if squares else 1.0,
+        }

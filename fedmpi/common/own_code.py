@@ -1,0 +1,107 @@
+"""The user's own code: names of functions and classes, the text that its author wrote, and its lines in a traceback."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from traceback import FrameSummary
+from types import CodeType
+from typing import Any
+
+LAMBDA = "<lambda>"
+"""What Python calls every lambda."""
+
+
+NOT_THEIRS = (
+    Path(__file__).resolve().parents[1],
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+)
+"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
+
+
+def object_name(chosen: Any) -> str:
+    """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
+    chosen = as_written(chosen)
+    named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def own_text(chosen: Any) -> str:
+    """The source text of a function or class alone, of a lambda whole lines, of an object that of its class.
+
+    "" where it cannot be had.
+    """
+    written = as_written(chosen)
+    named = written if hasattr(written, "__qualname__") else type(written)
+    try:
+        return _lines_of_lambda(named) or inspect.getsource(named)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return _text_of_class(named) if inspect.isclass(named) else ""
+
+
+def _text_of_class(made: type) -> str:
+    """The text of a class that no file holds, such as one of a notebook's cell: its functions know where they stand."""
+    for code in _code_of_class(made):
+        lines = linecache.getlines(code.co_filename)
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            continue
+        for found in ast.walk(tree):
+            if not isinstance(found, ast.ClassDef) or found.name != made.__name__:
+                continue
+            if found.lineno <= code.co_firstlineno <= (found.end_lineno or 0):
+                first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+                return "".join(lines[first - 1 : found.end_lineno])
+    return ""
+
+
+def _code_of_class(made: type) -> Iterator[CodeType]:
+    """The code of the functions that were written within a class."""
+    for name, value in vars(made).items():
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if getattr(function, "__qualname__", "") == f"{made.__qualname__}.{name}" and hasattr(function, "__code__"):
+            yield function.__code__
+
+
+def _lines_of_lambda(chosen: Any) -> str:
+    """From the line in which a lambda begins to the last of it and of others that begin there; "" of anything else.
+
+    inspect ends with the first line that could be a statement's last, whatever brackets it stands in.
+    """
+    code = getattr(inspect.unwrap(chosen), "__code__", None)
+    if code is None or code.co_name != LAMBDA:
+        return ""
+    lines, first = inspect.findsource(code)[0], code.co_firstlineno
+    try:
+        nodes = ast.walk(ast.parse("".join(lines)))
+    except (SyntaxError, ValueError):  # such as a notebook's cell that awaits something
+        return ""
+    ends = [one.end_lineno or first for one in nodes if isinstance(one, ast.Lambda) and one.lineno == first]
+    return "".join(lines[first - 1 : max(ends, default=0)])
+
+
+def as_written(chosen: Any) -> Any:
+    """What its author wrote, and perhaps decorated: of a partial what it binds."""
+    return chosen.func if isinstance(chosen, partial) else chosen
+
+
+def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
+    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote."""
+    found = ""
+    for frame in frames:
+        path = Path(frame.filename).resolve()
+        if frame.filename.startswith("<"):
+            theirs = typed_in
+        else:
+            there = any(place.is_file() for place in (path, *path.parents))  # a file, or one in an archive
+            there = there or (typed_in and bool(frame.line))
+            theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
+        found = f"{frame.filename}:{frame.lineno}" if theirs else found
+    return found

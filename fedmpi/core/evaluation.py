@@ -1,0 +1,416 @@
+"""Evaluation of the global model: on the test and validation parts by rank 0, and on each client's own samples.
+
+The clients evaluated are cut into parts that follow from the clients alone, and a worker evaluates whole parts: any
+number of ranks gives the same bits where their models have the same. Rank 0 gathers one row per client.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.calling import during
+from fedmpi.common.errors import ClientFailure, Divergence, UserError
+from fedmpi.common.fairness import spread_over_clients
+from fedmpi.common.plan import Plan
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.task_kinds import CLASSIFICATION, KINDS
+from fedmpi.common.types import Floats, Ints
+from fedmpi.config import Config
+from fedmpi.config.choices import all_chosen, options_of_part
+from fedmpi.config.server_tables import EvaluationTable
+from fedmpi.core.placement import Layout
+from fedmpi.core.worker import Trainer
+from fedmpi.data.copies.class_copies import Rebalancing
+from fedmpi.data.copies.client_samples import SampleSource
+from fedmpi.data.copies.warps import AugmentedData
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.shards import ShardStore
+from fedmpi.data.source import RESIDENT_BYTES, ClientData
+from fedmpi.data.statistics import label_distances
+from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, named_client
+from fedmpi.local.seeding import evaluating
+from fedmpi.local.traits import couples_in_evaluation, forward_traits, rows_of_a_pass
+from fedmpi.local.work import ClientTask
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.model_memory import halved
+from fedmpi.mpi import Cluster
+from fedmpi.records.client_table import Columns
+from fedmpi.records.confusion import Confusion
+from fedmpi.records.history import Record
+from fedmpi.tasks.evaluation import (
+    JUDGED,
+    LOSS,
+    RIGHT,
+    SAMPLES,
+    Evaluation,
+    client_sums,
+    cut,
+    evaluate,
+    has_accuracy,
+    rows_per_pass,
+)
+from fedmpi.tasks.metrics import Metric
+
+MOST_ROWS = 2000
+"""Samples evaluated at once unless the configuration says another number, or they are too wide."""
+NAMES = {"test": "test", "val": "validation"}
+
+
+log = logging.getLogger("fedmpi")
+FINE_TUNING = 1 << 24
+"""The visit whose random streams fine-tuning draws from: beyond those of any mediator."""
+CELLS_AT_ONCE = 1 << 22
+"""Class counts looked at together."""
+SumsOfClients = Callable[[Ints], Floats]
+
+
+def task_metrics(config: Config) -> list[Metric]:
+    """What a run measures: what its kind of task always does, and what else `task.metrics` names."""
+    always = KINDS[config.task.kind].metrics
+    chosen = [*(resolve("metric", name) for name in always), *all_chosen(config, "metric")]
+    return [Metric(part, options_of_part(config, part)) for part in dict.fromkeys(chosen)]
+
+
+def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDescription) -> int:
+    """Samples that a model is evaluated on at once (`evaluation.batch_size`)."""
+    if table.batch_size == "auto":
+        return rows_of_a_pass(model, description, MOST_ROWS)
+    return rows_per_pass(description, table.batch_size)
+
+
+class EvaluatedParts:
+    """The parts of a data set that a run evaluates on."""
+
+    def __init__(self, config: Config, store: ShardStore, data: SampleSource):
+        self.names = config.evaluation.parts(store.part_samples("val") > 0)
+        self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
+        self._rows: int | None = None
+        self.metrics = task_metrics(config)
+        self.confusion: Confusion | None = None
+        self._names = store.manifest.class_names
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        for part in self.names:
+            if not store.part_samples(part):
+                other = "val" if part == "test" else "test"
+                raise UserError(
+                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.shards} '
+                    f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
+                )
+
+    def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:
+        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
+        if self._rows is None:
+            self._rows = rows_evaluated(self._table, flat, self._data.description)
+        draws = forward_traits(flat, self._data.description).seeded
+        flat.bind_to_look(model)
+        facts: dict[str, float] = {}
+        for part in self.names:
+            with flat.loss.kept_generators(), during(round):
+                found = self._evaluated(flat, part, round, draws)
+            unlikely = flat.loss.kind is CLASSIFICATION and found.loss == math.inf  # a class that is masked by -inf
+            if not (abs(found.loss) < LARGEST_LOSS or unlikely):
+                raise Divergence(
+                    f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}: training diverged; "
+                    "lower local.lr or aggregation.lr"
+                )
+            facts |= found.facts(part)
+            if part == "test" and found.confusion is not None:
+                self.confusion = Confusion(found.confusion, self._names)
+        flat.check_bound_values()
+        return facts
+
+    def _evaluated(self, flat: FlatModel, part: str, round: int, draws: bool) -> Evaluation:
+        """The evaluation, with half as many samples at once as often as the device has no memory for more."""
+        assert self._rows is not None
+        x, y = self.samples(part)
+        rows = min(self._rows, len(y))
+        while True:
+            try:
+                with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
+                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, flat.part)
+            except torch.OutOfMemoryError:
+                if rows == 1:
+                    raise
+            self._rows = rows = halved(rows, "samples evaluated")
+
+    def samples(self, part: str) -> tuple[Tensor, Tensor]:
+        """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""
+        if part in self._kept:
+            return self._kept[part]
+        found = self._data.test() if part == "test" else self._data.validation()
+        assert found is not None
+        if found[0].numel() * found[0].element_size() <= RESIDENT_BYTES:
+            self._kept[part] = found
+        return found
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows that each client is evaluated on."""
+
+    data: ClientData  # Reads them
+    held_out: bool  # Whether they are held out of the clients; otherwise they are their training rows, without copies
+    # (N,): Client k's rows are those from starts[k] on, counts[k] of them, of the validation or the training part
+    starts: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, data: ClientData, rebalancing: Rebalancing | None) -> OwnRows:
+        """The held-out rows where the data know whose those are, else the training rows."""
+        store = data.store
+        offsets = store.validation_offsets if store.part_samples("val") else None
+        if offsets is not None:
+            return cls(data, True, offsets[:-1], np.diff(offsets))
+        counts = store.sizes if rebalancing is None else rebalancing.original_sizes
+        return cls(data, False, store.offsets[:-1], counts)
+
+    @property
+    def kind(self) -> str:
+        """In words, for the summary."""
+        return "held-out rows" if self.held_out else "training rows"
+
+    def load(self, clients: Ints) -> tuple[Tensor, Tensor]:
+        """Features and labels of these clients, ascending and none without rows, one after the other."""
+        counts = self.counts[clients]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self.data.load_sorted(np.repeat(self.starts[clients], counts) + within, self.held_out)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is evaluated, and by whom."""
+
+    clients: Ints  # (k,): All that are evaluated, ascending
+    borders: Ints  # (parts + 1,): Parts of them that go through the model together
+    mine: tuple[int, int]  # (int, int): The parts of this rank: from the first on, up to the second without it
+
+    @property
+    def parts(self) -> list[Ints]:
+        """The clients of each part of this rank."""
+        return [self.clients[self.borders[p] : self.borders[p + 1]] for p in range(*self.mine)]
+
+
+class ClientsView:
+    """Evaluates the global model on clients, by themselves (`evaluation.clients`)."""
+
+    def __init__(
+        self, config: Config, cluster: Cluster, streams: Streams, rows: OwnRows, layout: Layout, trainer: Trainer
+    ):
+        self.config, self.part, self.cluster = config, config.evaluation, cluster
+        self.streams, self.rows, self.layout = streams, rows, layout
+        self.worker, self.engine = trainer.worker, trainer.sequential
+        self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
+        self.loss = self.model.loss
+        self.used = np.zeros(len(rows.counts), np.int64)
+        self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
+        self._panel = self._drawn()
+        self._shares: tuple[Ints, Share] | None = None
+        self._far: tuple[Ints, Floats] | None = None
+        self._leaving = OnDivergence(config.local.on_divergence == "drop")
+        self._point: Tensor | None = None
+        if cluster.is_server and not rows.held_out:
+            log.info("clients are evaluated on their training rows: the data hold none out of each (data_prep --val)")
+
+    @property
+    def tunes(self) -> bool:
+        """Whether models of the clients' own are evaluated too."""
+        return self.part.fine_tune > 0
+
+    def due(self, t: int) -> bool:
+        """Whether clients are evaluated after round t."""
+        return (t + 1) % self.part.clients_every == 0 or t + 1 == self.config.rounds
+
+    def count(self, plan: Plan) -> None:
+        """Note who took part."""
+        self.used[plan.clients] += 1
+
+    def look(self, plan: Plan, w: Tensor) -> Columns | None:
+        """Evaluate the global model w (d,) after a round; collective, on rank 0 a table with a row a client."""
+        share = self._share(plan)
+        self.model.bind_to_look(w)
+        gathered = self._gathered(share, partial(self._evaluated, plan.round))
+        self.model.check_bound_values()
+        return None if gathered is None else self._table(plan.round, share.clients, gathered)
+
+    def tune(self, plan: Plan, w: Tensor) -> Columns | None:
+        """Evaluate each such client's own model, fine-tuned from w (d,); collective, on rank 0 columns of the table.
+
+        NaN for clients whose training diverged, where `local.on_divergence` = "drop".
+        """
+        gathered = self._gathered(self._share(plan), partial(self._tuned, plan, w))
+        if gathered is None:
+            return None
+        return {f"tuned_{name}": column for name, column in self._scores(gathered).items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """How often clients took part, for a checkpoint."""
+        return {"clients_view.used": torch.from_numpy(self.used)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint holds; KeyError where it does not."""
+        self.used[:] = state["clients_view.used"].numpy()
+
+    def _drawn(self) -> Ints | None:
+        """The clients evaluated every time, or None where they are those of the round."""
+        holding, wanted = np.flatnonzero(self.rows.counts), self.part.clients
+        if wanted == "participants":
+            return None
+        if wanted == "all" or wanted is None:
+            return holding
+        if int(wanted) > len(holding):
+            raise UserError(
+                f"evaluation.clients = {wanted}, but {len(holding)} of the {len(self.used)} clients of "
+                f'{self.config.data.shards} hold {self.rows.kind}: give at most so many, or "all"'
+            )
+        generator = self.streams.generator(Purpose.CLIENTS_VIEWED)
+        return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))
+
+    def _share(self, plan: Plan) -> Share:
+        """Who is evaluated after this round, and by which ranks."""
+        panel = self._panel
+        clients = plan.clients[self.rows.counts[plan.clients] > 0] if panel is None else panel
+        key = plan.clients if panel is None else panel
+        if self._shares is None or self._shares[0] is not key:
+            alone = couples_in_evaluation(self.model, self.description)
+            counts = self.rows.counts[clients]
+            borders = np.arange(len(clients) + 1) if alone else cut(counts, self._most)
+            mine = self._own_parts(clients, np.concatenate(([0], np.cumsum(counts)))[borders], borders)
+            self._shares = key, Share(clients, borders, mine)
+        return self._shares[1]
+
+    def _own_parts(self, clients: Ints, rows: Ints, borders: Ints) -> tuple[int, int]:
+        """The parts of this rank: equal numbers of rows where any may read all data, else those of its own clients."""
+        worker, workers = self.layout.worker, self.layout.workers
+        if worker is None:
+            return 0, 0
+        if self.layout.shared:
+            limits = rows[-1] * np.arange(workers + 1) // workers
+            first, last = np.searchsorted(rows[:-1], limits[worker : worker + 2])
+        else:
+            owned = self.layout.boundaries[worker : worker + 2]
+            first, last = np.searchsorted(clients[borders[:-1]], owned)
+        return int(first), int(last)
+
+    def _gathered(self, share: Share, measure: SumsOfClients) -> Floats | None:
+        """The sums (k, 4) of all clients, ascending, on rank 0; each part measured by its rank."""
+        with self.loss.kept_generators():
+            own = [measure(clients) for clients in share.parts]
+        mine = np.concatenate(own) if own else np.empty((0, 4))
+        everybody = self.cluster.gather(mine.ravel())
+        return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
+
+    def _evaluated(self, t: int, clients: Ints) -> Floats:
+        """The sums (k, 4) of a part's clients at the values that the model is bound to."""
+        draws = forward_traits(self.model, self.description).seeded
+        x, y = self.rows.load(clients)
+        while True:
+            try:
+                seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, t, int(clients[0]), draws)
+                with during(t), seeded:
+                    return client_sums(
+                        self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once, self.model.part
+                    )
+            except torch.OutOfMemoryError:
+                if min(self._at_once, len(y)) == 1:
+                    raise
+            self._at_once = halved(min(self._at_once, len(y)), "samples evaluated")
+
+    def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
+        """The sums (k, 4) of a part's clients, each at the model that it has trained for itself."""
+        rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
+        sums = np.full((len(clients), 4), np.nan)
+        self._point = torch.empty_like(w) if self._point is None else self._point
+        for place, client in enumerate(clients.tolist()):
+            task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
+            try:
+                with during(plan.round), named_client(client, self.cluster.rank):
+                    self.engine.advance(self._point.copy_(w), task, rule, plan.round)
+                    check_update(self._point - w, rule.lr)
+            except ClientFailure as failure:
+                self._leaving.leave_out(failure, plan.round)
+                continue
+            self.model.bind(self._point)
+            sums[place] = self._evaluated(plan.round, clients[place : place + 1])
+        return sums
+
+    def _table(self, t: int, clients: Ints, sums: Floats) -> Columns:
+        return {
+            "round": np.full(len(clients), t),
+            "client": clients,
+            "samples": self.rows.counts[clients],
+            "training_samples": self.store.sizes[clients],
+            "times_used": self.used[clients],
+            **({"label_distance": self._distances(clients)} if self.description.labelled else {}),
+            **self._scores(sums),
+        }
+
+    def _scores(self, sums: Floats) -> Columns:
+        """Loss and, where the task has one, accuracy of every client; NaN where nothing of it could be right."""
+        columns = {"loss": sums[:, LOSS] / sums[:, SAMPLES]}
+        if has_accuracy(self.loss.kind):
+            with np.errstate(invalid="ignore"):
+                columns["accuracy"] = sums[:, RIGHT] / sums[:, JUDGED]
+        return columns
+
+    @cached_property
+    def _label_mix(self) -> Floats:
+        """The class shares of all clients together, float64 (C,)."""
+        pooled = np.zeros(self.description.classes)
+        for block in self.store.class_count_blocks():
+            pooled += block.sum(axis=0, dtype=np.int64)
+        shares: Floats = pooled / pooled.sum()
+        return shares
+
+    def _distances(self, clients: Ints) -> Floats:
+        """How far each one's class shares are from those of all together, as of `label_distances`; NaN without any."""
+        if self._far is None or self._far[0] is not clients:
+            far, step = np.empty(len(clients)), max(1, CELLS_AT_ONCE // len(self._label_mix))
+            for first in range(0, len(clients), step):
+                some = slice(first, first + step)
+                far[some] = label_distances(self.store.class_counts(clients[some]), self._label_mix)
+            far[self.store.sizes[clients] == 0] = np.nan
+            self._far = clients, far
+        return self._far[1]
+
+
+def facts_of(table: Columns) -> Record:
+    """What a round's record says of the clients evaluated after it: `spread_over_clients` of every score."""
+    facts: Record = {}
+    for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss"):
+        if score not in table:
+            continue
+        values, samples = table[score], table["samples"].astype(np.float64)
+        known = np.ones(len(values), bool) if score == "loss" else ~np.isnan(values)
+        if score == "tuned_loss" and not known.all():
+            facts["client_tuned_diverged"] = int((~known).sum())
+        if known.any():
+            measures = spread_over_clients(
+                values[known], samples[known], "smallest" if score.endswith("loss") else "largest"
+            )
+            facts |= {f"client_{score}_{name}": value for name, value in measures.items()}
+    return facts
+
+
+def clients_view(
+    config: Config,
+    cluster: Cluster,
+    streams: Streams,
+    data: SampleSource,
+    rebalancing: Rebalancing | None,
+    layout: Layout,
+    trainer: Trainer,
+) -> ClientsView | None:
+    """The view of a run, or None where `evaluation.clients` asks for none."""
+    if config.evaluation.clients is None:
+        return None
+    stored = data.data if isinstance(data, AugmentedData) else data
+    return ClientsView(config, cluster, streams, OwnRows.of(stored, rebalancing), layout, trainer)

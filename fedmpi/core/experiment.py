@@ -1,0 +1,376 @@
+"""The experiment of a configuration, assembled on one rank: its data, model, placement, plan, training and evaluation.
+
+Before anything else all ranks compare what they run; what a rank finds out about its node or the model counts for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedmpi
+from fedmpi.aggregation.exact import check_ranks
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients.turnout import CohortDraw
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import own_part
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Bytes, Ints
+from fedmpi.config import Config
+from fedmpi.config.base import written
+from fedmpi.config.choices import chosen, data_options, options
+from fedmpi.config.writing import flat_table
+from fedmpi.core.evaluation import ClientsView, EvaluatedParts, clients_view
+from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
+from fedmpi.core.plan import Decisions, Inquiry, Planner
+from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
+from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
+from fedmpi.data.copies.client_samples import ClientSamples, SampleSource, client_samples, rebalancing_facts
+from fedmpi.data.opening import open_store
+from fedmpi.data.schema import DataDescription, Manifest, check_targets
+from fedmpi.data.shards import ShardStore
+from fedmpi.data.source import DataWatch
+from fedmpi.local.client_numbers import ClientMeasures
+from fedmpi.local.comparisons import LocalLosses, Reference
+from fedmpi.local.engines import LocalEngine, choose_engine
+from fedmpi.local.hooks import Hooks, make_hooks
+from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.probes import make_probe
+from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, check_type, forward_traits
+from fedmpi.local.work import DataSource
+from fedmpi.mediators.groups import mediator_groups
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.ranks import on_server
+from fedmpi.privacy.updates import check_buffers
+from fedmpi.records.model_file import model_file
+from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
+from fedmpi.records.provenance import versions
+from fedmpi.samples.row_rule import RowRule
+from fedmpi.tasks.losses import LossTraits, task_loss
+from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
+from fedmpi.updates.compression import check_residuals
+
+NAMED, CLIENTS_NAMED = 3, 5
+"""Facts, and clients, that a message names."""
+NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm, squeeze()?)"
+Facts = dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of a run on one rank: as stored, as clients hold them and train on them."""
+
+    store: ShardStore  # As stored
+    watch: DataWatch  # Sees when the files are changed
+    samples: ClientSamples  # As the clients hold them, copies of scarce classes among them
+    evaluated: EvaluatedParts  # What rank 0 evaluates the global model on
+    attackers: Ints  # (a,): The clients that attack
+    trained_on: DataSource  # The clients' samples as they train on them: those of attackers may have other labels
+    augmentation: dict[str, Any]  # What rebalancing did to the clients' data, for the record (rank 0 only)
+
+    @classmethod
+    def of(cls, config: Config, cluster: Cluster, streams: Streams, store: ShardStore, device: torch.device) -> RunData:
+        """Return those of a configuration, whose tensors come to lie on the device; collective."""
+        watch = DataWatch(store)
+        if config.data.verify:
+            on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))
+        samples = client_samples(config, store, streams, device)
+        evaluated = EvaluatedParts(config, store, samples.data)
+        check_targets(config.task.kind, store.description, str(written(config.data.shards)))
+        attacking = attackers(config, streams, store.clients)
+        trained_on = FlippedLabels(samples.data, attacking) if config.attack.kind == "label-flip" else samples.data
+        augmentation = rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {}
+        return cls(store, watch, samples, evaluated, attacking, trained_on, augmentation)
+
+    @property
+    def sizes(self) -> Ints:
+        """Effective sizes of all clients, int64 (N,)."""
+        return self.samples.sizes
+
+    @property
+    def digest(self) -> str:
+        """What checkpoints know the data by."""
+        return self.store.manifest.digest
+
+
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """What the global model is evaluated on and compared with."""
+
+    parts: EvaluatedParts  # The samples that it is evaluated on (by rank 0)
+    clients: ClientsView | None = None  # Evaluates it on clients by themselves
+    reference: Reference | None = None  # What it is compared with, on every rank alike
+
+
+@dataclass
+class Experiment:
+    """All that a rank needs for its share of a run."""
+
+    config: Config
+    cluster: Cluster
+    layout: Layout  # Which clients this rank owns
+    data: SampleSource  # Every client's samples; a rank reads those it owns
+    data_facts: RunData  # What is known of the data beside the samples
+    model: FlatModel  # The network, its parameters views of one flat vector
+    decisions: Decisions  # What is found out and decided before the work of a round
+    trainer: Trainer  # The local work of this rank's clients
+    local_state: LocalState  # What is kept for the local work from round to round
+    server: ServerStep  # From the round's sums to the next model, the same on every rank
+    evaluation: ModelEvaluation
+    # Makes what takes every client's own update, where sums of them are not enough
+    single_updates: SingleUpdates | None = None
+
+    @classmethod
+    def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
+        """Assemble the parts of this rank; without a cluster join the job's other ranks first."""
+        cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
+        check_ranks(cluster.size)
+        store = open_and_compare(cluster, config)
+        device, streams = prepare_device(config, cluster), Streams(config.seed)
+        data = RunData.of(config, cluster, streams, store, device)
+        samples, description = data.samples, data.samples.description
+        loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
+        module = build(config.model.name, config.model.options, description, config.seed)
+        model = FlatModel(module, device, loss, own_part("model", config.model.name))
+        check_buffers(config, model)
+        settle_threads(config, cluster, model.size, data.sizes)
+        shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
+        layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
+        losses = partial(LocalLosses, config, data.trained_on, device, streams, model.loss)
+        observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
+        if observer is not None and config.logging.diagnostics:
+            observer.losses = losses()
+        reference = Reference(config.logging.reference, model) if config.logging.reference else None
+        if config.transport.error_feedback:
+            check_residuals(store.clients, model.size)
+        agree_on_values(cluster, model)
+        agree_on_traits(cluster, model, description)
+        check_precision(model, description, config.local.precision)
+        check_batches(config, data.sizes, model.least)
+        hooks = make_hooks(config, model, store.clients)
+        engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
+        worker = _worker(config, streams, data, layout, engine, hooks)
+        local_state = LocalState(cluster, layout, store.clients, hooks, observer)
+        trainer = Trainer(config, cluster, engine, worker, store, observer, local_state)
+        decisions = _decisions(config, streams, data, model, observer, trainer)
+        chosen_step = chosen(config, "server optimizer")
+        optimizer = ServerOptimizer(chosen_step, options(config, "server optimizer"), model.trainable)
+        view = clients_view(config, cluster, streams, samples.data, samples.rebalancing, layout, trainer)
+        return cls(
+            config=config,
+            cluster=cluster,
+            layout=layout,
+            data=samples.data,
+            data_facts=data,
+            model=model,
+            decisions=decisions,
+            trainer=trainer,
+            local_state=local_state,
+            server=ServerStep(config, streams, store.clients, decisions.weighing, optimizer, hooks),
+            evaluation=ModelEvaluation(data.evaluated, view, reference),
+            single_updates=one_by_one(config, cluster, model, losses),
+        )
+
+    def close(self) -> None:
+        """Free what belongs to MPI, and the file of clients' state."""
+        self.local_state.close()
+        self.cluster.close()
+
+
+def _worker(
+    config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
+) -> Worker:
+    """Make what turns a plan into this rank's tasks."""
+    part, given, labels = chosen(config, "row rule"), options(config, "row rule"), data.samples.data.labels
+    row_rule = RowRule(part, given, streams, config.samples.wanted, labels)
+    evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
+    proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
+    return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)
+
+
+def _decisions(
+    config: Config, streams: Streams, data: RunData, model: FlatModel, observer: UpdateObserver | None, trainer: Trainer
+) -> Decisions:
+    """Make what a round is planned by."""
+    cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
+    cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
+    sampler = cohorts.sampler
+    wanted = Inquiry.measures(sampler)
+    device = model.initial.device
+    measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
+    probe = make_probe(config, model, trained_on, streams, cluster.rank)
+    groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
+    learning = layout.shared and config.topology.balance == "measured"
+    return Decisions(
+        cluster=cluster,
+        layout=layout,
+        planner=Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
+        stratifier=Stratifier(
+            config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
+        ),
+        sampler=sampler,
+        inquiry=Inquiry(cluster, sampler, cohorts.numbers, layout.owned, measure, observer, trainer.trial_norms),
+        balance=BalanceLearner(layout.workers if learning else 0),
+    )
+
+
+def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
+    """Open the data, and refuse ranks that do not run the same; collective, and before any other exchange."""
+    store, refusal = None, ""
+    try:
+        store = open_store(config.data.shards, data_options(config))
+    except UserError as error:
+        refusal = str(error)
+    compare_ranks(cluster, facts_of_run(config, store.manifest if store else None, refusal))
+    if store is None:
+        raise UserError(refusal)
+    return store
+
+
+def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -> Facts:
+    """What this rank is about to run."""
+    facts = {key: repr(value) for key, value in flat_table(config).items()}
+    facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
+    facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
+    choices = [choice for _, choice in foreign_choices(config)]
+    facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(*choices).items()}
+    if any(not isinstance(choice, str) for choice in choices):
+        facts |= {f"{name} (sha256)": digest for name, digest in digests(part_sources(config)).items()}
+    if isinstance(config.model.name, nn.Module):
+        facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.name)).hexdigest()
+    facts["the data"] = refusal or "readable"
+    return facts | (manifest.identity() if manifest else {})
+
+
+def compare_ranks(cluster: Cluster, facts: Facts) -> None:
+    """Compare the ranks' facts; collective."""
+    text = json.dumps(facts).encode()
+    digests = cluster.gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+    (table,) = cluster.broadcast([np.stack(digests)] if digests is not None else None)
+    speakers = np.unique(table, axis=0, return_index=True)[1]  # the first rank with each of the lists
+    if len(speakers) == 1:
+        return
+    mine = json.dumps([socket.gethostname(), facts]).encode() if cluster.rank in speakers else b""
+    lists = cluster.gather(np.frombuffer(mine, np.uint8))
+    message = None
+    if lists is not None:
+        message = [np.frombuffer(_difference(sorted(speakers.tolist()), lists).encode(), np.uint8)]
+    raise UserError(cluster.broadcast(message)[0].tobytes().decode())
+
+
+def _difference(speakers: list[int], lists: list[Bytes]) -> str:
+    first, other = speakers[:2]
+    (host, here), (other_host, there) = (json.loads(lists[rank].tobytes()) for rank in (first, other))
+    both = [key for key in here if key in there and here[key] != there[key]]
+    keys = both or [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    named = [
+        f"{key} is {here.get(key, 'unset')} on rank {first} ({host}) and {there.get(key, 'unset')} on rank {other} "
+        f"({other_host})"
+        for key in keys[:NAMED]
+    ]
+    more = f"; {len(keys) - NAMED} more differ" if len(keys) > NAMED else ""
+    return f"the ranks do not run the same: {'; '.join(named)}{more}: give all ranks the same files and options"
+
+
+@cache
+def _sources(package: Path) -> str:
+    """The SHA-256 of a package's sources and tables, names included: what this process's first run has found."""
+    summed = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
+        summed.update(f"{path.relative_to(package)}\0".encode())
+        summed.update(hashlib.sha256(path.read_bytes()).digest())
+    return summed.hexdigest()
+
+
+def check_batches(config: Config, sizes: Ints, least: int) -> None:
+    """Reject training batches of one sample, where the model needs more (`models.flat.FlatModel.least`)."""
+    part, rule = config.local, chosen(config, "row rule").name
+    if least == 1:
+        return
+    why, other = f"{NEEDS_TWO}, which", "replace BatchNorm by GroupNorm, squeeze() by flatten(1)"
+    remedy = "Set local.drop_last = true, which leaves such batches out, or"
+    if part.batch_size == 1:
+        raise UserError(f"{why} local.batch_size = 1 makes. Set a larger local.batch_size, or {other}")
+    needs = chosen(config, "client sampler").marks.get("needs", ())
+    probes = bool({"strata", "norms"} & {*needs}) and config.participation.features != "label-histogram"
+    if config.participation.probe == "sample" and (probes or config.participation.opening):
+        raise UserError(f'{why} participation.probe = "sample" makes. Set it to "batch" or "full", or {other}')
+    if part.drop_last:
+        return
+    lone = sizes == 1
+    if part.batch_size != "all" and (part.steps is None or config.evaluation.fine_tune > 0):
+        lone = sizes % part.batch_size == 1
+        if rule != "all" and sizes.max() > part.batch_size:
+            raise UserError(f'{why} samples.rule = "{rule}" may leave to a client. {remedy} {other}')
+    if rule != "all":  # a client does not train in a round in which it has one sample
+        return
+    if lone.any():
+        who = _named(np.flatnonzero(lone), sizes)
+        raise UserError(
+            f"{why} local.batch_size = {part.batch_size!r} leaves to {who}. {remedy} set another local.batch_size, or "
+            f"{other}"
+        )
+
+
+def untrained(config: Config, sizes: Ints, least: int) -> str:
+    """The sentence about clients that `local.drop_last` keeps from training; "" where there are none."""
+    single = np.flatnonzero(sizes == 1)
+    if least == 1 or not (len(single) or config.samples.rule != "all"):
+        return ""
+    never = f": this is so in every round for {_named(single, sizes)}" if len(single) else ""
+    return f"{NEEDS_TWO}. A client does not train in a round in which it has one sample{never}"
+
+
+def _named(clients: Ints, sizes: Ints) -> str:
+    """The first of some clients with their numbers of samples."""
+    some = ", ".join(f"client {client} ({sizes[client]} samples)" for client in clients[:CLIENTS_NAMED].tolist())
+    some = some.replace("(1 samples)", "(1 sample)")
+    return some if len(clients) <= CLIENTS_NAMED else f"{some} and {len(clients) - CLIENTS_NAMED} more"
+
+
+def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
+    """All ranks must hold a model of as many values, and the same values where these never travel; collective."""
+    gathered = cluster.gather(np.array([model.trainable, model.size, model.frozen_checksum], np.int64))
+
+    def refuse() -> None:
+        found = np.stack(gathered or [np.zeros(3, np.int64)])
+        other = found != found[0]
+        if sized := np.flatnonzero(other[:, :2].any(axis=1)).tolist():
+            values = ", ".join(f"{found[rank, 1]} on rank {rank}" for rank in (0, sized[0]))
+            raise UserError(
+                f"the ranks made models of different sizes ({values} values): model.name must make the same one from "
+                "the same description and options, whatever the rank, the host or the time"
+            )
+        if others := np.flatnonzero(other[:, 2]).tolist():
+            raise UserError(
+                f"the model's frozen values, which never travel, are others on ranks {others} than on rank 0: make "
+                "them with torch's own random numbers, which are seeded alike, or read them from one file"
+            )
+
+    on_server(cluster, refuse)
+
+
+def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
+    """What one rank found out about the model by trying it counts for all; collective."""
+    own = forward_traits(model, description)
+    check_type(model, description)
+    found = own.draws, own.couples, own.loss.draws, own.loss.couples
+    draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
+    kept, widest, least = map(cluster.maximum, (own.bytes_kept, own.bytes_widest, own.least))
+    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes, own.bends
+    agreed = (bool(cluster.maximum(int(trait))) for trait in others)
+    loss = LossTraits(loss_draws, loss_couples)
+    traits = ForwardTraits(draws, couples, loss, kept, widest, *agreed)
+    adopt_traits(model, replace(traits, least=least))

@@ -1,0 +1,251 @@
+"""The round loop: the one file to read first.
+
+Every rank runs the same loop. In round t the server (rank 0) plans, the workers train the planned clients they own,
+one fused allreduce sums updates, weights and metrics, and every rank takes the same server step. Rank 0 evaluates the
+model of round t while the workers train round t + 1; the result lands in the record of round t.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from fedmpi.common.plan import Plan
+from fedmpi.core.evaluation import facts_of
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.records import Listener, OnRound, SavedState, round_record, summary_facts
+from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
+from fedmpi.local.failures import check_model, enter_round
+from fedmpi.mpi import read_launch
+from fedmpi.records.history import History, Record
+from fedmpi.records.progress import Outlook, RoundDisplay, open_display
+from fedmpi.records.recorder import Recorder
+
+VIEWING = ("clients", "fine_tune")
+"""Phases of the evaluation on clients."""
+
+Ending = Literal["finished", "ended", "stopped"]
+"""All rounds done; no more wanted by `on_round`; asked to stop, what is needed to go on saved."""
+
+
+class Simulation:
+    """One run of an experiment on the ranks of a cluster."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        recorder: Recorder | None = None,
+        *,
+        on_round: OnRound | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: bool = False,
+        rearm: Callable[[], None] | None = None,
+    ):
+        self.experiment = experiment
+        self.cluster = experiment.cluster
+        self.config = experiment.config
+        self.decisions, self.trainer, self.server = experiment.decisions, experiment.trainer, experiment.server
+        self.evaluation, self.local_state = experiment.evaluation, experiment.local_state
+        self.net = net = experiment.model
+        self.recorder = recorder
+        self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
+        self.model = net.initial.clone()
+        hooks = self.local_state.hooks
+        self.sums = RoundSum(
+            self.cluster,
+            self.model,
+            self.config.aggregation.exact,
+            experiment.single_updates,
+            vectors=hooks.sums if hooks else (),
+            numbers=hooks.numbers if hooks else (),
+        )
+        self.saved = SavedState(experiment, recorder)
+        self.listener = Listener(self.cluster, on_round)
+        self.stop = stop or (lambda: False)
+        self.rearm = rearm or (lambda: None)
+        self.progress = progress and self.cluster.is_server
+        self.display: RoundDisplay | None = None
+        self.outlook: Outlook | None = None
+        self.unsettled: Record | None = None
+        self.phases: dict[str, float] = {}
+        self.summary: Record = {}
+
+    def run(self) -> Ending:
+        """Run all rounds that are left; says why it ended."""
+        first, self.unsettled = self.saved.resume(self.model)
+        facts, trial = self.experiment.data_facts, self.trainer.trial
+        trial.recall(self.recorder.folder if self.recorder else None)
+        self.outlook = Outlook(self.config.rounds, first)
+        if self.progress:
+            self.display = open_display(
+                self.config.rounds, first, self.config.logging.interval, launched=read_launch() is not None
+            )
+        ending: Ending = "finished"
+        t = first - 1
+        for t in range(first, self.config.rounds):
+            started = time.perf_counter()
+            self.phases = {}
+            self.rearm()
+            enter_round(t)
+            facts.watch.look()
+            plan = self._plan(t)
+            work = self._work(plan)
+            if self.decisions.inquires:
+                with self._phase("inquire"):
+                    self.decisions.inquire(plan, self.model)  # measured before the server step
+            with self._phase("reduce"):
+                totals = self.sums.reduce()
+            self.trainer.check(plan, totals.sums)
+            self._apply(plan, totals)
+            seen = self._view_clients(plan)
+            self._note(plan, totals, started, seen)
+            if work.steady and self.cluster.is_server:
+                self.decisions.learn(totals)
+            enough = self._enough(plan)
+            if t + 1 < self.config.rounds:
+                ending = "ended" if enough else "stopped" if totals.stop else "finished"
+            if ending == "stopped" or self._checkpoint_due(t + 1, ending):
+                self.saved.save(t + 1, self.model, self.history.rounds, self.unsettled)
+            if ending != "finished":
+                break
+        if ending != "stopped":
+            self.saved.check(self.model, t)
+            self._settle(last=True)
+        self._finish(ending)
+        return ending
+
+    def _plan(self, t: int) -> Plan:
+        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
+        with self._phase("plan"):
+            self.decisions.observe(t, self.model)
+            plan = self.decisions.plan(t) if self.cluster.is_server else None
+            arrays = self.cluster.broadcast(plan.arrays() if plan else None)
+            return plan or Plan.from_arrays(arrays)
+
+    def _work(self, plan: Plan) -> RankWork:
+        """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
+        self.sums.open(plan, self.model)
+        self._settle()
+        started = time.perf_counter()
+        work = self.trainer.train(plan, self.model, self.sums.updates, self.sums.further)
+        self.phases["load"] = work.report.load_seconds
+        self.phases["train"] = time.perf_counter() - started - work.report.load_seconds
+        self.decisions.plan_ahead(plan.round + 1)
+        busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
+        self.sums.close(work, busy, self.stop(), self.trainer.observer, self.local_state.numbers)
+        return work
+
+    def _apply(self, plan: Plan, totals: RoundTotals) -> None:
+        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2); it ends the run where it diverges."""
+        with self._phase("apply"):
+            self.server.take(plan, totals, self.model)
+            check_model(self.model, plan.round, plan.lr)
+
+    def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
+        """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""
+        view = self.evaluation.clients
+        if view is None:
+            return {}
+        if not ended:
+            view.count(plan)
+        if view.due(plan.round) == ended:
+            return {}
+        with self._phase("clients"):
+            table = view.look(plan, self.model)
+        if view.tunes:
+            with self._phase("fine_tune"):
+                tuned = view.tune(plan, self.model)
+            table = None if table is None or tuned is None else table | tuned
+        if table is None or not len(table["client"]):
+            return {}
+        self.history.see(table)
+        if self.recorder is not None:
+            self.recorder.note_clients(table)
+        return facts_of(table)
+
+    def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
+        """Rank 0 keeps the round's record until its evaluation is there."""
+        if self.cluster.is_server:
+            record = round_record(self.experiment, plan, totals, self.model) | seen
+            record["seconds"] = time.perf_counter() - started
+            record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
+            self.unsettled = record
+
+    def _enough(self, plan: Plan) -> bool:
+        """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
+        if not self.listener.listens:
+            return False
+        self._complete()
+        ended = self.listener.ends(self.unsettled)
+        if ended and plan.round + 1 < self.config.rounds:
+            seen = self._view_clients(plan, ended)
+            if self.unsettled is not None:
+                self.unsettled |= seen
+                self.unsettled["phase_seconds"] |= {n: s for n, s in self.phases.items() if n in VIEWING}
+        self._settle(last=ended)
+        return ended
+
+    def _settle(self, last: bool = False) -> None:
+        """Write the record of the last finished round, evaluated if that is due; the model has not changed since."""
+        self._complete(last)
+        record, self.unsettled = self.unsettled, None
+        if record is None:
+            return
+        if self.recorder is not None:
+            self.recorder.write(record)
+        else:
+            self.history.add(record)
+        if self.outlook is not None:
+            self.outlook.update(record)
+        if self.display is not None:
+            self.display.update(record)
+
+    def _complete(self, last: bool = False) -> None:
+        """Add the evaluation to the record that waits for it, if it is due."""
+        record, every = self.unsettled, self.config.evaluation.every
+        if record is None or "evaluate" in record["phase_seconds"]:
+            return
+        if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
+            started = time.perf_counter()
+            parts = self.evaluation.parts
+            record.update(parts.scores(self.net, self.model, record["round"]))
+            record["phase_seconds"]["evaluate"] = time.perf_counter() - started
+
+    def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
+        every = self.config.checkpoint.every
+        last = next_round == self.config.rounds or ending == "ended"
+        return every > 0 and (next_round % every == 0 or last)
+
+    def _finish(self, ending: Ending) -> None:
+        """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
+        if self.recorder is None:
+            self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
+        else:
+            self.recorder.saved()
+        self.sums.release()
+        moved = self.saved.moved()
+        self.net.bind(self.model)
+        self.net.restart()
+        if self.display is not None:
+            self.display.close()
+        if not self.cluster.is_server:
+            return
+        facts = summary_facts(self.experiment) | moved.facts()
+        if self.recorder is None or ending == "stopped":
+            self.summary = self.history.summary(facts)
+        else:
+            parts = self.evaluation.parts
+            self.summary = self.recorder.finish(self.net.module, facts, parts.confusion)
+
+    def close(self) -> None:
+        """End the display, where the run was broken off."""
+        if self.display is not None:
+            self.display.close()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.phases[name] = time.perf_counter() - started

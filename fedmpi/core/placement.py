@@ -1,0 +1,439 @@
+"""Who trains whom: worker indices, the range of clients that every worker owns, and who trains a participant.
+
+Assignments are pure functions of the plan, so every rank comes to the same answer. Where any rank may map any shard,
+participants are assigned by planned work. Seconds measured in earlier rounds count only if `topology.balance` =
+"measured": they make the sums of two equal runs differ in their last bits. Rank 0 then learns what samples, steps and
+workers cost and sends the result with the plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import os
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.arithmetic import repeat_results
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
+from fedmpi.config import Config
+from fedmpi.data.assignment import ownership
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.work import LocalRule
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.device import explicit_threads, threads_beside_others
+from fedmpi.mpi.ranks import on_server
+
+log = logging.getLogger("fedmpi")
+
+WORK_WORTH_THREADS = 8_000_000
+"""Values × samples of a launch from which two threads are quicker than one. Measured for a multilayer perceptron of
+199,210 values and batches of 10: no gain with one client (2 million), 1.7 times as fast with ten together (20 million).
+"""
+
+THREADS_A_CORE = 8
+"""Threads for each core of a node beyond which a system may refuse to start them, which ends the process."""
+SHARED_BYTES = 2 << 30
+"""Data of a node's ranks up to which "auto" lets every one of them keep all of it."""
+
+
+STEP_ROWS = 8.0
+"""A step costs as much as this many more rows in its batch (measured: 6 to 12 for small dense and convolutional
+networks)."""
+LONGEST_FIRST_UP_TO = 4096
+"""Participants up to which the exact rule's loop is worth its time; more are dealt out in turns, as evenly."""
+COMPARISONS = 1 << 14
+"""Participants times workers up to which the same holds where workers differ in speed and all have to be compared."""
+DEALS = 8
+"""Parts in which the others are then dealt out, each making up for what the one before left uneven."""
+MEMORY = 0.95
+"""Weight of a round in what is learned a round later: the last twenty rounds count most."""
+MOST_STEP_ROWS = 1000.0
+SLOWEST = 50.0
+"""A worker is taken to be at most this much slower or faster than the average one."""
+TRUST = 1e-4
+"""How much the values assumed beforehand weigh beside measured ones: they decide where measurements say nothing."""
+NOISE, LIKELY = 0.1, 30.0
+"""Assumed errors: of measured seconds, relative, and of STEP_ROWS, in rows. Where all batches are of one size, rows and
+steps tell too little apart, and noise alone would send the cost of a step from one bound to the other."""
+PASSES = 3
+"""Turns of the fit after a round; it goes on from the last one."""
+STATE = "balance.rounds"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The workers of a job."""
+
+    boundaries: Ints  # (workers + 1,): Worker w owns the clients boundaries[w] … boundaries[w + 1] − 1
+    worker: int | None  # This rank among the workers; None for a rank that only serves
+    shared: bool = False  # Whether participants are trained by any worker, not only by their owner
+    server_trains: bool = False  # Whether rank 0, which plans and evaluates, is worker 0 as well
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self.boundaries) - 1
+
+    @property
+    def description(self) -> str:
+        """Who trains what, for the run log."""
+        who = f"{self.workers} workers" + (", rank 0 among them" if self.server_trains else "")
+        return f"{who}: " + (
+            "each trains an equal part of the cohort" if self.shared else "each trains its own clients"
+        )
+
+    def ranks(self, workers: Ints) -> Ints:
+        """The ranks of workers; below zero where there is none."""
+        first = 0 if self.server_trains else 1
+        return np.where(workers < 0, workers, workers + first)
+
+    def owners(self, clients: Ints) -> Ints:
+        """The worker that owns each of the clients (m,), int64 (m,)."""
+        return np.searchsorted(self.boundaries, clients, side="right") - 1
+
+    @property
+    def owned(self) -> tuple[int, int]:
+        """First client of this rank and one past its last; empty for a rank that only serves."""
+        if self.worker is None:
+            return 0, 0
+        return int(self.boundaries[self.worker]), int(self.boundaries[self.worker + 1])
+
+
+def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
+    """Whether any worker may train any client (`topology.placement`)."""
+    placement = config.topology.placement
+    if cluster.size == 1 or config.topology.kind == "mediators" or config.transport.error_feedback:
+        return False
+    if placement != "auto":
+        return placement == "shared"
+    kept_bytes = int(sizes.sum()) * (4 * math.prod(description.feature_shape) + 8)
+    return kept_bytes * cluster.largest_node <= SHARED_BYTES
+
+
+def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
+    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
+    if config.server.trains != "auto":
+        return config.server.trains == "always"
+    return shared and cluster.largest_node <= places
+
+
+def agree_on_work(
+    config: Config, cluster: Cluster, sizes: Ints, description: DataDescription, device: torch.device
+) -> tuple[bool, bool]:
+    """Whether data is shared, and whether the server trains, as rank 0 decides for all; collective."""
+    places, decided = places_on_node(cluster, device), None
+    if cluster.is_server:
+        shared = shares_data(config, cluster, sizes, description)
+        decided = [np.array([shared, server_trains(config, cluster, shared, places)])]
+    shared, with_server = cluster.broadcast(decided)[0].tolist()
+    cluster.server_trains = with_server
+    return shared, with_server
+
+
+def lay_out(
+    cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
+) -> Layout:
+    """Share the clients out among the ranks that train."""
+    all_train = server_trains or cluster.size == 1
+    workers = cluster.size if all_train else cluster.size - 1
+    idle = workers - len(sizes)
+    if cluster.is_server and idle > 0:
+        log.warning("%d workers for %d clients: %d stay idle", workers, len(sizes), idle)
+    worker = cluster.rank if all_train else cluster.rank - 1
+    boundaries = ownership(sizes, shard_starts, workers)
+    return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)
+
+
+def check_threads(threads: int) -> None:
+    """Refuse so many threads that starting them ends the process."""
+    cores = os.cpu_count() or 1
+    if threads > THREADS_A_CORE * cores:
+        raise UserError(
+            f"cluster.threads = {threads}, but this node ({socket.gethostname()}) has {cores} cores: choose at most "
+            f"{THREADS_A_CORE * cores}, better as many as a rank has cores, or 0 for that"
+        )
+
+
+def prepare_device(config: Config, cluster: Cluster) -> torch.device:
+    """This rank's device, the most threads it may have (one with exact sums, for the same arithmetic), its memory."""
+    check_threads(config.cluster.threads)
+    if config.aggregation.exact:
+        torch.set_num_threads(1)
+        repeat_results()
+    else:
+        torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
+    device = cluster.device(config.cluster.device)
+    refuse_mixed_devices(cluster, device)
+    return device
+
+
+def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -> int:
+    """The threads of this rank, now that model and clients are known; collective.
+
+    Its fair share, as far as nothing else uses the cores, and only one where the work of a step is too small for more.
+    What the user names, by `cluster.threads` or OMP_NUM_THREADS, stays.
+    """
+    fair, cores = torch.get_num_threads(), cluster.fewest_cores
+    named = config.cluster.threads or explicit_threads(os.environ)
+    if not cluster.maximum(int(fair > 1 and not config.aggregation.exact)):
+        return fair
+    others = cluster.cores_of_others()
+    free = threads_beside_others(fair, cores, others, cluster.node_size)
+    busy = f"other processes keep {others:.1f} of the {cores} cores busy"
+    level = logging.WARNING if cluster.is_server else logging.INFO
+    if named:
+        if free < named > 1:
+            log.log(level, "%s: the %d threads asked for will wait for one another: ask for fewer", busy, named)
+        return fair
+    if values * rows_per_launch(config, cluster, sizes) < WORK_WORTH_THREADS:
+        free = 1
+        log.info("threads: 1, of %d that there is room for: a step is too small for more", fair)
+    elif free < fair:
+        log.log(level, "%s: threads = %d, not %d (cluster.threads sets another number)", busy, free, fair)
+    else:
+        log.info("threads: %d", fair)
+    torch.set_num_threads(free)
+    return free
+
+
+def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
+    """About how many samples one launch works on: a batch, of several clients where they may be trained together."""
+    batch = float(sizes.mean()) if config.local.batch_size == "all" else float(config.local.batch_size)
+    if config.local.engine == "sequential" or config.topology.kind == "mediators":
+        return batch
+    part = config.participation
+    cohort = part.count or round((part.fraction or 1.0) * len(sizes))
+    return min(batch, float(sizes.mean())) * max(1.0, cohort / cluster.workers)
+
+
+def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
+    """All ranks compute on one kind of device; collective.
+
+    Every rank takes the server's step for itself, and must come to the same bits. Processors and GPUs do not round all
+    operations alike: a division by a number is one on the former and a product with its reciprocal on the latter.
+    """
+    gathered = cluster.gather(np.frombuffer(device.type.encode(), np.uint8))
+
+    def refuse() -> None:
+        kinds = Counter(kind.tobytes().decode() for kind in gathered or [])
+        if len(kinds) > 1:
+            found = ", ".join(f"{count} on {kind}" for kind, count in sorted(kinds.items()))
+            raise UserError(
+                f"the ranks of this job have different kinds of devices ({found}), whose results differ in their last "
+                'bits: set cluster.device = "cpu", or start all ranks on nodes with GPUs'
+            )
+
+    on_server(cluster, refuse)
+
+
+def places_on_node(cluster: Cluster, device: torch.device) -> int:
+    """How many ranks the node with the fewest has cores for, or GPUs, the same on all ranks; collective."""
+    if device.type == "cpu":
+        return cluster.fewest_cores
+    return -cluster.maximum(-torch.cuda.device_count())
+
+
+def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]:
+    """The gradients of one sample and the steps that each participant is."""
+    batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
+    if rule.steps is not None:
+        steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
+    else:
+        assert rule.epochs is not None
+        used = rows - rows % batch if rule.drop_last else rows
+        steps, seen = rule.epochs * -(-used // batch), rule.epochs * used
+    return seen, np.where(steps == 1, 0, steps) if merged else steps
+
+
+def planned_cost(rule: LocalRule, rows: Ints, merged: bool, step_rows: float = STEP_ROWS) -> Floats:
+    """The work that each participant is, in gradients of one sample, float64 (m,); see `planned_work`."""
+    seen, steps = planned_work(rule, rows, merged)
+    return seen + step_rows * steps
+
+
+def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
+    """Give the costliest participant to the worker that would finish it first, then the next one, and so on.
+
+    With equal speeds that is the worker with the least to do (Graham 1969).
+    """
+    if speeds is not None and (speeds != speeds[0]).any():
+        return _first_to_finish(costs, speeds, head_start)
+    order = np.argsort(-costs, kind="stable")
+    owners = np.empty(len(costs), np.int64)
+    loads = [(head_start if worker == 0 else 0.0, worker) for worker in range(workers)]
+    heapq.heapify(loads)
+    for place in order[:LONGEST_FIRST_UP_TO].tolist():
+        load, worker = loads[0]
+        owners[place] = worker
+        heapq.heapreplace(loads, (load + costs[place], worker))
+    rest = order[LONGEST_FIRST_UP_TO:]
+    if len(rest):
+        least_busy_first = np.array([worker for _, worker in sorted(loads)])
+        in_turns = np.concatenate([least_busy_first, least_busy_first[::-1]])
+        owners[rest] = np.resize(in_turns, len(rest))
+    return owners
+
+
+def _first_to_finish(costs: Floats, speeds: Floats, head_start: float) -> Ints:
+    """`longest_first` for workers of unequal speeds; the smallest of many participants are taken to be alike."""
+    order = np.argsort(-costs, kind="stable")
+    owners = np.empty(len(costs), np.int64)
+    compared = min(LONGEST_FIRST_UP_TO, COMPARISONS // len(speeds))
+    slowness = (1 / speeds).tolist()
+    finished = [head_start * slowness[0]] + [0.0] * (len(speeds) - 1)
+    for place in order[:compared].tolist():
+        cost = float(costs[place])
+        would = [time + cost * slow for time, slow in zip(finished, slowness, strict=True)]
+        owner = would.index(min(would))
+        finished[owner] = would[owner]
+        owners[place] = owner
+    seconds = np.array(finished)
+    for part in np.array_split(order[compared:], DEALS):
+        if len(part):
+            owners[part] = _dealt_out(len(part), float(costs[part].mean()) / speeds, seconds)
+            seconds += np.bincount(owners[part], costs[part], len(speeds)) / speeds
+    return owners
+
+
+def _dealt_out(count: int, seconds: Floats, finished: Floats) -> Ints:
+    """The workers of `count` like participants, each of `seconds` (workers,), given to who would finish them first."""
+    if not seconds.any():
+        return np.resize(np.arange(len(seconds)), count)
+    # All stop together: so much each can finish until then, and as many more as rounding may take.
+    end = (count + float((finished / seconds).sum())) / float((1 / seconds).sum())
+    turns = np.maximum(0, np.ceil((end - finished) / seconds)).astype(np.int64) + 1
+    workers = np.repeat(np.arange(len(seconds)), turns)
+    turn = np.arange(len(workers)) - np.repeat(np.cumsum(turns) - turns, turns)
+    ends = finished[workers] + (turn + 1) * seconds[workers]
+    return workers[np.argsort(ends, kind="stable")[:count]]
+
+
+def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
+    """Cut the participants, in their order, into neighbouring parts of equally many samples.
+
+    Workers of unequal speeds get parts in proportion to them.
+    For sampled rows: neighbours are drawn together, so that no rank draws the whole cohort's rows.
+    """
+    shares = np.ones(workers) if speeds is None else speeds / speeds.mean()
+    whole, ends = float(offsets[-1]), np.concatenate([[0.0], np.cumsum(shares)])
+    share = (whole + head_start) / workers
+    if shares[0] * share <= head_start and workers > 1:
+        targets = np.minimum(np.maximum(ends - ends[1], 0) * (whole / (ends[-1] - ends[1])), whole)
+    else:
+        targets = np.clip(ends * share - head_start, 0, whole)
+    after = np.searchsorted(offsets, np.ceil(targets).astype(np.int64))  # as numbers of the offsets' type: no copy
+    before = np.maximum(after - 1, 0)
+    boundaries: Ints = np.where(targets - offsets[before] < offsets[after] - targets, before, after)
+    boundaries[0], boundaries[-1] = 0, len(offsets) - 1
+    return boundaries
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What an assignment of participants to workers is made from."""
+
+    step_rows: float = STEP_ROWS  # A step costs as much as this many rows
+    speeds: Floats | None = None  # (workers,): Relative speeds of the workers, 1 on average; None = all alike
+
+    def as_array(self) -> Floats:
+        """As one array, for the plan, float64 (1 + workers,)."""
+        return np.concatenate([[self.step_rows], [] if self.speeds is None else self.speeds])
+
+    @classmethod
+    def from_array(cls, values: Floats) -> Balance:
+        """What the plan says; an empty array stands for planned costs and equal speeds."""
+        return cls(float(values[0]), values[1:]) if len(values) else cls()
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of the round that was spread by it; empty unless measured."""
+        return {} if self.speeds is None else {"step_rows": self.step_rows, "worker_speeds": self.speeds.tolist()}
+
+
+class BalanceLearner:
+    """Learns the cost of a step and the workers' speeds: seconds = slowness_w · (rows + κ steps) · a.
+
+    Least squares over all workers and past rounds, older ones forgotten slowly, each round weighed by its own length.
+    Slownesses and costs are fitted in turns, starting from those of the round before.
+    """
+
+    def __init__(self, workers: int):
+        # Sums over the rounds, a row a worker: rows², rows · steps, steps², rows · seconds, steps · seconds.
+        self._sums = np.zeros((workers, 5))
+        self._slowness = np.ones(workers)
+        self._step_rows = STEP_ROWS
+
+    def observe(self, rows: Floats, steps: Floats, seconds: Floats) -> None:
+        """Learn from a round."""
+        working = (rows > 0) & (seconds > 0)
+        if not len(self._sums) or not working.any():
+            return
+        length = float(seconds[working].mean())
+        r, q, s = (np.where(working, values, 0.0) / length for values in (rows, steps, seconds))
+        self._sums *= MEMORY
+        self._sums += np.stack([r * r, r * q, q * q, r * s, q * s], axis=1)
+        self._fit()
+
+    def balance(self) -> Balance | None:
+        """What has been learned so far; None before the first round."""
+        if not self._sums.any():
+            return None
+        speeds = 1 / self._slowness
+        return Balance(self._step_rows, speeds / speeds.mean())
+
+    def as_array(self) -> Floats:
+        """What has been learned so far, for the plan; empty before the first round."""
+        learned = self.balance()
+        return learned.as_array() if learned else np.empty(0)
+
+    def _fit(self) -> None:
+        rr, rq, qq, rs, qs = self._sums.T
+        for _ in range(PASSES):
+            slow = self._slowness
+            pooled = (slow**2 @ rr, slow**2 @ rq, slow**2 @ qq, slow @ rs, slow @ qs)
+            k = self._step_rows = _step_rows(*map(float, pooled))
+            squares, products = rr + 2 * k * rq + k * k * qq, rs + k * qs
+            row_seconds = float(slow @ products) / float(slow**2 @ squares)
+            assumed = TRUST * float(squares.mean())
+            slow = (products / row_seconds + assumed) / (squares + assumed)
+            self._slowness = np.clip(slow / slow.mean(), 1 / SLOWEST, SLOWEST)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps: sums and slownesses, float64 (workers, 6); nothing before the first round."""
+        if not self._sums.any():
+            return {}
+        return {STATE: torch.from_numpy(np.column_stack([self._sums, self._slowness]))}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over a checkpoint; by another number of workers it is only taken for what a step costs."""
+        if STATE not in state or not len(self._sums):
+            return
+        saved: Floats = state[STATE].numpy()
+        sums, slow = saved[:, :5], saved[:, 5:]
+        if len(saved) == len(self._sums):
+            self._sums, self._slowness = sums.copy(), slow[:, 0].copy()
+        else:
+            alike = (sums * np.hstack([slow**2] * 3 + [slow] * 2)).sum(axis=0) / len(self._sums)
+            self._sums = np.tile(alike, (len(self._sums), 1))
+        self._fit()
+
+
+def _step_rows(rr: float, rq: float, qq: float, rs: float, qs: float) -> float:
+    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn towards STEP_ROWS, bounded."""
+    if qq == 0:  # nothing but merged steps
+        return STEP_ROWS
+    row_seconds = (rs + STEP_ROWS * qs) / (rr + 2 * STEP_ROWS * rq + STEP_ROWS**2 * qq)
+    assumed = (NOISE / (LIKELY * row_seconds)) ** 2
+    rr, rq, qq = rr + assumed * STEP_ROWS**2, rq - assumed * STEP_ROWS, qq + assumed
+    row, step = qq * rs - rq * qs, rr * qs - rq * rs
+    if row <= 0:
+        return MOST_STEP_ROWS
+    return min(max(step / row, 0.0), MOST_STEP_ROWS)

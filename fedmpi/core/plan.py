@@ -1,0 +1,564 @@
+"""What the server decides before a round: which clients take part, which data they use, how much each counts.
+
+All ranks measure what the plan needs; rank 0 alone decides. Everything random is drawn from streams keyed by the round,
+so a plan depends on the configuration, the seed and the clients' sizes, never on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.devices import round_seconds
+from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.strata import Strata
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients.turnout import CohortDraw, Turnout
+from fedmpi.clients.view import ClientNumbers
+from fedmpi.common.apportionment import offsets_of, united
+from fedmpi.common.decorators import MEASURABLE
+from fedmpi.common.errors import UserError
+from fedmpi.common.fairness import Usage, evenness
+from fedmpi.common.plan import Plan, learning_rate
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.config import Config
+from fedmpi.config.checks import weighs_twice
+from fedmpi.config.choices import chosen, options
+from fedmpi.config.local_algorithm import local_algorithm
+from fedmpi.core.placement import BalanceLearner, Layout
+from fedmpi.core.reduce import RoundTotals
+from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.mediators.groups import MediatorGroups
+from fedmpi.mpi import Cluster
+from fedmpi.privacy.sizes import (
+    PrivacyLedger,
+    SizeEstimate,
+    answer_stream,
+    estimate_total,
+    exposure,
+    sampling_probability,
+    saturations,
+)
+from fedmpi.privacy.updates import GaussianAccountant, adds_noise, draws_in_secret, planned_participants
+from fedmpi.samples.built_in_rules import used_counts
+from fedmpi.samples.row_rule import RowRule
+
+log = logging.getLogger("fedmpi")
+Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
+TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
+
+
+class Accounts:
+    """The server's accounts of a run."""
+
+    def __init__(self, config: Config, sizes: Ints):
+        samples, privacy = config.samples, config.privacy
+        private = samples.rule == "bernoulli" and samples.size_estimate != "exact"
+        self.sizes = sizes
+        self.ledger = PrivacyLedger(len(sizes), samples.epsilon, samples.memoise) if private else None
+        self.exposure = exposure(config) if private else None
+        self._unclipped_from = samples.threshold if private and not samples.clip else None
+        self.accountant = (
+            GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
+        )
+        self.draws_in_secret = draws_in_secret(config)
+        rule = chosen(config, "row rule")
+        self.knows_rows = bool(rule.marks.get("pooled"))
+        counted = int(sizes.sum()) if self.knows_rows and samples.rule != "all" else 0
+        self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
+
+    def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
+        """Enter a round; returns what the record says of the accounts."""
+        cohort = turnout.cohort
+        facts: dict[str, Any] = {}
+        if self.ledger is not None:
+            entry = self.ledger.record(answering, self._exposed(cohort, answering))
+            facts["size_unprotected"] = entry.unprotected
+            facts["size_epsilon_round"] = entry.epsilon_round
+            facts["size_epsilon_max"] = entry.epsilon_max
+            facts["size_epsilon_mean"] = entry.epsilon_mean
+        if self.accountant is not None:
+            drawn = (len(turnout.asked), turnout.available) if self.draws_in_secret else (1, 1)
+            self.accountant.spend(*drawn)
+            facts["update_epsilon"] = self.accountant.epsilon()
+        if self.usage is not None:
+            facts |= self._used(self.usage, cohort, positions)
+        return facts
+
+    def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
+        """Clients whose size this round reveals as it is; None for nobody."""
+        if self.exposure is not None and self.exposure.all_clients:
+            return np.arange(len(self.sizes), dtype=np.int64)
+        exposed = np.empty(0, np.int64)
+        if self._unclipped_from is not None:
+            asked = np.arange(len(self.sizes), dtype=np.int64) if answering is None else answering
+            exposed = asked[self.sizes[asked] >= self._unclipped_from]
+        if self.exposure is not None:
+            exposed = united(exposed, cohort.clients)
+        return exposed if len(exposed) else None
+
+    def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
+        """How evenly clients, and samples where the server knows them, have been used so far."""
+        usage.record(cohort.clients, cohort.multiplicity)
+        if positions is not None:
+            usage.record_samples(positions)
+        clients = evenness(usage.clients)
+        facts = {
+            "clients_used": clients.used,
+            "client_use_effective": clients.effective,
+            "client_use_gini": clients.gini,
+        }
+        if not self.knows_rows:
+            return facts
+        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
+        return facts | {
+            "samples_used": samples.used,
+            "sample_use_effective": samples.effective,
+            "sample_use_gini": samples.gini,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """The accounts as tensors, for a checkpoint."""
+        arrays: dict[str, AnyArray] = {}
+        if self.ledger is not None:
+            arrays |= {f"ledger.{name}": array for name, array in self.ledger.state().items()}
+        if self.accountant is not None:
+            arrays |= {f"accountant.{name}": array for name, array in self.accountant.state().items()}
+        if self.usage is not None:
+            arrays["usage.clients"], arrays["usage.samples"] = self.usage.clients, self.usage.samples
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the accounts of a checkpoint."""
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise UserError(
+                f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
+                "run cannot go on from it: resume with the version of fedmpi that wrote it, or choose another --out"
+            )
+        if self.ledger is not None:
+            self.ledger.load(_section(state, "ledger."))
+        if self.accountant is not None:
+            self.accountant.load(_section(state, "accountant."))
+        if self.usage is not None:
+            self.usage.clients[:] = state["usage.clients"].numpy()
+            self.usage.samples[:] = state["usage.samples"].numpy()
+
+
+def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
+    return {name.removeprefix(prefix): value.numpy() for name, value in state.items() if name.startswith(prefix)}
+
+
+def rate_of(config: Config, t: int) -> float:
+    """The local learning rate of round t."""
+    part = config.local
+    return learning_rate(part.lr_schedule, part.lr, t, config.rounds, every=part.lr_every, factor=part.lr_factor)
+
+
+@dataclass(frozen=True)
+class DataSampling:
+    """The probability with which a participant's sample is used, and the size estimate it came from, if any.
+
+    `asked` int64 (a,) are the clients that were asked for their size; None stands for all.
+    """
+
+    probability: float
+    estimate: SizeEstimate | None = None
+    asked: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A round as worked out: the plan with the facts of its mediators, and what the other facts are made of."""
+
+    plan: Plan
+    turnout: Turnout
+    sampling: DataSampling
+
+
+class Planner:
+    """Plans the rounds of a run."""
+
+    def __init__(
+        self,
+        config: Config,
+        sizes: Ints,
+        streams: Streams,
+        cohorts: CohortDraw,
+        groups: MediatorGroups | None = None,
+        weight_sizes: Ints | None = None,
+    ):
+        self.config = config
+        self.sizes = sizes
+        self.weight_sizes = sizes if weight_sizes is None else weight_sizes
+        self.streams = streams
+        self.cohorts = cohorts
+        self.groups = groups
+        self.accounts = Accounts(config, sizes)
+        self.row_rule = RowRule(chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted)
+        self.weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+        algorithm = local_algorithm(config)
+        self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
+        self.seconds: Floats | None = None
+        self._warned: set[str] = set()
+        self._drafts: dict[int, Draft] = {}
+
+    @property
+    def sends_coming(self) -> bool:
+        """Whether it helps workers to know the next cohort: they read whole clients, and not those of every round."""
+        part = self.config.topology
+        everybody = self.config.participation.clients == "all"
+        return self.config.samples.rule == "all" and not everybody and part.placement != "mediator"
+
+    def prepare(self, t: int, strata: Strata | None = None) -> None:
+        """Work out a coming round while there is time: `plan` has only to enter it in the accounts then."""
+        if t < self.config.rounds and t not in self._drafts:
+            self._drafts[t] = self._draft(t, strata)
+
+    def plan(self, t: int, strata: Strata | None = None) -> Plan:
+        """The plan of round t, drawn from the strata in force if it needs any."""
+        draft = self._drafts.pop(t, None) or self._draft(t, strata)
+        self.seconds = draft.turnout.seconds
+        self._drafts = {later: kept for later, kept in self._drafts.items() if later > t}
+        following = self._drafts.get(t + 1) if self.sends_coming else None
+        coming = draft.plan.coming if following is None else following.plan.clients
+        return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
+
+    def state(self) -> dict[str, Tensor]:
+        """The accounts, for a checkpoint."""
+        return self.accounts.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the accounts of a checkpoint."""
+        self.accounts.load(state)
+
+    def _draft(self, t: int, strata: Strata | None) -> Draft:
+        clips = self.config.privacy.clip_norm is not None
+        turnout = self.cohorts.draw(t, strata)
+        cohort = turnout.cohort
+        opening = self.cohorts.opens(t)
+        sampling = DataSampling(1.0, asked=np.empty(0, np.int64)) if opening else self.data_sampling(t, turnout)
+        weighing = self._opening_weights() if opening else self.weighing
+        self._check_draw(t, cohort, opening)
+        mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
+        made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
+        if clips:  # 1/W, whoever returns (see `private_updates`)
+            clients = len(self.sizes)
+            coefficients = cohort.multiplicity / (clients if opening else planned_participants(self.config, clients))
+        else:
+            coefficients = self._coefficients(weighing, t, cohort)
+        plan = Plan(
+            round=t,
+            lr=rate_of(self.config, t),
+            clients=cohort.clients,
+            coefficients=coefficients,
+            per_sample=weighing.per_sample,
+            normalise=weighing.normalises(cohort) and not clips,
+            probability=sampling.probability,
+            mediators=mediators,
+            one_step=opening,
+            facts=made | divergences,
+        )
+        return Draft(plan, turnout, sampling)
+
+    def _check_draw(self, t: int, cohort: Cohort, opening: bool) -> None:
+        """Refuse a cohort that the local algorithm does not go with; warn where sizes count twice."""
+        if not opening and (warning := weighs_twice(self.config)) is not None:
+            self._warn_once("weights", t, warning)
+        if not self.counts_once:
+            return
+        twice, sampler = cohort.clients[cohort.multiplicity > 1], self.cohorts.sampler
+        if len(twice):
+            raise UserError(
+                f'local.algorithm = "{self.config.local.algorithm}" counts every participant once, but '
+                f'participation.clients = "{sampler.name}" drew client {twice[0]} more than once in '
+                f"round {t}: draw clients without replacement"
+            )
+
+    def _opening_weights(self) -> Weighing:
+        """Those of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).
+
+        Weights that make up for those who are away do so here too.
+        """
+        part = self.config.aggregation
+        if part.weights in ("gradient-sum", "gradient-sum-squared"):
+            return Weighing(resolve("weights", "samples"), {})
+        if part.weights not in ("stratified", "literal"):
+            return self.weighing
+        population = "clients" if part.weights == "stratified" else part.population
+        return Weighing(resolve("weights", "normalised"), {"population": population})
+
+    def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
+        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, K over the samples of
+        all who are there for a pooled rule of the user's own, 1 otherwise.
+
+        The size query goes to everybody who is there (FedSampling), or to those who receive the model (FedSTaS), who
+        answer before some of them drop out.
+        """
+        part = self.config.samples
+        if part.rule == "ratio":
+            assert part.ratio is not None
+            return DataSampling(part.ratio)
+        if part.rule != "bernoulli":
+            return DataSampling(self._wanted_share(turnout))
+        assert part.wanted is not None
+        queried = turnout.asked if part.asked == "participants" else turnout.present
+        asked = None if isinstance(queried, int) else queried
+        answers = answer_stream(self.streams, t, part.memoise)
+        size = estimate_total(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
+        for saturation in saturations(size, part.wanted, part.threshold):
+            self._warn_once(saturation.kind, t, saturation.message)
+        return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
+
+    def _wanted_share(self, turnout: Turnout) -> float:
+        """min(1, K over the samples of all who are there), which a pooled rule of the user's own is told; else 1."""
+        wanted, rule = self.config.samples.wanted, self.row_rule
+        if wanted is None or not rule.part.foreign or not rule.pooled:
+            return 1.0
+        sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
+        return sampling_probability(wanted, int(sizes.sum()))
+
+    def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
+        """Raw coefficients; of weights that count samples, the factor of one sample."""
+        wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
+        return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
+
+    def _facts(self, draft: Draft) -> dict[str, Any]:
+        plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling
+        cohort, system = turnout.cohort, self.config.system
+        facts: dict[str, Any] = {"participants": len(cohort.clients)}
+        facts |= {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
+        if plan.one_step:
+            facts["opening"] = True
+        if system.availability != "always":
+            facts["available"] = turnout.available
+        if system.drop_out or system.over_selection > 1:
+            facts["asked"] = len(turnout.asked)
+        if turnout.seconds is not None:
+            facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
+        if (strata := cohort.strata) is not None:
+            facts["strata"] = len(strata.sizes)
+            facts["stratum_sizes"] = strata.sizes.tolist()
+            facts["allocation"] = strata.draws.tolist()
+        if self.config.samples.rule in ("bernoulli", "ratio") and not plan.one_step:
+            facts["sampling_probability"] = sampling.probability
+        if sampling.estimate is not None:
+            facts["size_estimate"] = sampling.estimate.total
+            facts["size_true"] = sampling.estimate.true_total
+            facts["size_asked"] = sampling.estimate.asked
+            facts["clipped_fraction"] = sampling.estimate.clipped_fraction
+        if self.accounts.usage is not None:
+            facts |= self._diagnosed(cohort)
+        if (exposure := self.accounts.exposure) is not None:
+            self._warn_once("exposure", plan.round, exposure.message)
+        return facts | self.accounts.enter(turnout, sampling.asked, self._used_samples(plan.round, cohort, sampling))
+
+    def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
+        """Length of the round: that of the slowest participant, or of the slowest mediator's chain of visits."""
+        if not len(mediators):
+            return round_seconds(seconds)
+        chains = np.bincount(mediators, weights=seconds)
+        return self.config.topology.mediator_epochs * float(chains.max(initial=0.0))
+
+    def _diagnosed(self, cohort: Cohort) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if cohort.inclusion is not None and cohort.inclusion.size:
+            facts["inclusion_min"] = float(cohort.inclusion.min())
+            facts["inclusion_mean"] = float(cohort.inclusion.mean())
+            facts["inclusion_max"] = float(cohort.inclusion.max())
+        if (strata := cohort.strata) is not None and strata.spread.any():
+            facts["stratum_spreads"] = strata.spread.tolist()
+        return facts
+
+    def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
+        """Global positions of the rows that the cohort uses; None for all rows, or if nobody wants or is to know."""
+        if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
+            return None
+        sizes = self.sizes[cohort.clients]
+        if self.cohorts.opens(t):
+            positions = np.arange(int(sizes.sum()))
+        else:
+            positions = self.row_rule.positions(t, sizes, sampling.probability)
+        shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
+        return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
+
+    def _warn_once(self, kind: str, t: int, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("round %d: %s (said once)", t, message)
+
+
+class Inquiry:
+    """Measures clients where their data is, and tells rank 0."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sampler: ClientSampler,
+        numbers: ClientNumbers,
+        owned: tuple[int, int],
+        measure: Measure | None,
+        observer: UpdateObserver | None,
+        trial: TrialNorms,
+    ):
+        self.cluster, self.sampler, self.numbers, self.owned = cluster, sampler, numbers, owned
+        self.measure, self.observer, self.trial = measure, observer, trial
+        self.measured = tuple(name for name in sampler.numbers if name in MEASURABLE)
+
+    @staticmethod
+    def measures(sampler: ClientSampler) -> bool:
+        """Whether the sampler wants anything measured that training and the clock do not tell."""
+        return bool({*sampler.measures, *sampler.numbers} & set(MEASURABLE))
+
+    def candidates(self, t: int, model: Tensor, wanted: Ints | None) -> dict[str, Floats]:
+        """Numbers of the sampler's candidates (c,) on the current model, float64 (N,) each, NaN for all others.
+
+        All but the seconds, which rank 0 counts itself. A collective call; `wanted` is rank 0's, and so is the result
+        ({} elsewhere).
+        """
+        (everybody,) = self.cluster.broadcast([wanted] if wanted is not None else None)
+        names = tuple(name for name in self.sampler.measures if name != "seconds")
+        if not names:
+            return {}
+        gathered = self._gathered(t, model, everybody, names)
+        if gathered is None:
+            return {}
+        clients, table = gathered
+        fresh = {name: np.full(self.numbers.clients, np.nan) for name in names}
+        for place, name in enumerate(names):
+            fresh[name][clients] = table[:, place]
+        return fresh
+
+    def participants(self, plan: Plan, model: Tensor, seconds: Floats | None) -> None:
+        """Enter the numbers of a round's participants, measured on the model that they were sent; collective."""
+        if self.measured:
+            gathered = self._gathered(plan.round, model, plan.clients, self.measured)
+            if gathered is not None:
+                for place, name in enumerate(self.measured):
+                    self._enter(name, plan.round, gathered[0], gathered[1][:, place])
+        if "update_norm" in self.numbers.names:
+            norms = self.observer.norms if self.observer is not None else {}
+            clients = self.cluster.gather(np.fromiter(norms.keys(), np.int64, len(norms)))
+            values = self.cluster.gather(np.fromiter(norms.values(), np.float64, len(norms)))
+            if clients is not None and values is not None:
+                self._enter("update_norm", plan.round, np.concatenate(clients), np.concatenate(values))
+        if "seconds" in self.numbers.names and seconds is not None:
+            self._enter("seconds", plan.round, plan.clients, seconds)
+
+    def state(self) -> dict[str, Tensor]:
+        """The numbers of past participations, for a checkpoint."""
+        return self.numbers.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint holds of them."""
+        self.numbers.load(state)
+
+    def _gathered(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, Floats] | None:
+        """The numbers of sorted clients, each measured by its owner: who (k,) and (k, names) on rank 0."""
+        first, last = np.searchsorted(clients, self.owned)
+        mine = clients[first:last]
+        seen = [name for name in names if name in MEASURABLE]
+        columns: dict[str, Floats] = {}
+        if seen:
+            assert self.measure is not None
+            columns |= zip(seen, self.measure(t, model, mine, seen).T, strict=True)
+        if "update_norm" in names:
+            columns["update_norm"] = self.trial(t, model, clients, mine)
+        table = np.stack([columns[name] for name in names], axis=1)
+        everybody, tables = self.cluster.gather(mine), self.cluster.gather(table.ravel())
+        if everybody is None or tables is None:
+            return None
+        return np.concatenate(everybody), np.concatenate(tables).reshape(-1, len(names))
+
+    def _enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
+        known = ~np.isnan(values)
+        self.numbers.enter(name, round, clients[known], values[known])
+
+
+@dataclass
+class Decisions:
+    """What a round is planned by."""
+
+    cluster: Cluster
+    layout: Layout
+    planner: Planner  # Used by rank 0
+    stratifier: Stratifier  # Measures and groups the clients, all ranks together
+    sampler: ClientSampler
+    inquiry: Inquiry  # What all ranks find out about single clients for the sampler
+    # Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared
+    balance: BalanceLearner
+
+    @property
+    def measured(self) -> int:
+        """Clients that were measured for strata before this round (rank 0 only)."""
+        return self.stratifier.measured
+
+    @property
+    def weighing(self) -> Weighing:
+        """How much each participant's update counts."""
+        return self.planner.weighing
+
+    def observe(self, t: int, model: Tensor) -> None:
+        """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
+        self.stratifier.observe(t, model)
+        if self.sampler.measures:
+            cohorts = self.planner.cohorts
+            wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
+            measured = self.inquiry.candidates(t, model, wanted)
+            if wanted is not None:
+                cohorts.add_measured(t, wanted, measured)
+
+    @property
+    def inquires(self) -> bool:
+        """Whether the sampler wants to know anything of a round's participants."""
+        return bool(self.sampler.numbers)
+
+    def inquire(self, plan: Plan, model: Tensor) -> None:
+        """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
+        self.inquiry.participants(plan, model, self.planner.seconds)
+
+    def plan(self, t: int) -> Plan:
+        """The server's plan of round t (rank 0 only)."""
+        plan = self.planner.plan(t, self.stratifier.strata)
+        self.stratifier.latest = plan.clients
+        noise = self.stratifier.noise
+        facts = plan.facts if noise is None else plan.facts | {"noise_clients": noise}
+        return replace(plan, facts=facts, balance=self.balance.as_array())
+
+    def plan_ahead(self, t: int) -> None:
+        """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
+        idle = self.cluster.is_server and self.layout.worker is None
+        if idle and not self.sampler.depends_on_rounds:
+            self.planner.prepare(t)
+            if self.planner.sends_coming:
+                self.planner.prepare(t + 1)
+
+    def learn(self, totals: RoundTotals) -> None:
+        """Learn from the seconds of a round like others how the work is best spread (rank 0 only)."""
+        workers = slice(-self.layout.workers, None)  # the last ranks, with or without rank 0
+        self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of all this; whole on rank 0."""
+        parts = self.stratifier.state() | self.planner.state() | self.balance.state() | self.inquiry.state()
+        return parts | (self.sampler.state() if self.cluster.is_server else {})
+
+    def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
+        """Take over what a checkpoint keeps; collective."""
+        saved = dict(tensors or {})
+        if tensors is not None:
+            self.planner.load(saved)
+            self.balance.load(saved)
+            self.inquiry.load(saved)
+            self.sampler.load(saved)
+        self.stratifier.load(saved, resumed=resumed)

@@ -1,0 +1,332 @@
+"""What a run leaves behind: round records, the summary, the user's `on_round`, and checkpoints of all ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedmpi
+from fedmpi.common.data_choices import in_memory
+from fedmpi.common.errors import PartFailure, RanksDisagree, UserError, raised
+from fedmpi.common.files import writing
+from fedmpi.common.own_code import object_name
+from fedmpi.common.plan import Plan
+from fedmpi.common.registry import resolve
+from fedmpi.config.base import written
+from fedmpi.config.layers import remarks
+from fedmpi.config.writing import flat_table
+from fedmpi.core.experiment import Experiment, untrained
+from fedmpi.core.placement import Balance
+from fedmpi.core.reduce import RoundTotals
+from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
+from fedmpi.mpi import BytesMoved, Cluster
+from fedmpi.mpi.ranks import on_server
+from fedmpi.records.checkpoint import Checkpoint, clients_file
+from fedmpi.records.history import Record, json_value
+from fedmpi.records.participants import clients_as_text
+from fedmpi.records.plugin_files import foreign_choices
+from fedmpi.records.provenance import git_commit, versions
+from fedmpi.records.recorder import Recorder
+from fedmpi.updates.traffic import paper_formula, round_links
+
+log = logging.getLogger("fedmpi")
+
+
+OnRound = Callable[[Record], Any]
+
+
+def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
+    """The round's record, without what evaluation adds."""
+    sums, facts = totals.sums, experiment.data_facts
+    record = {
+        "round": plan.round,
+        "lr": plan.lr,
+        "train_loss": sums["loss_sum"] / sums["loss_count"] if sums["loss_count"] else None,
+        "samples": round(sums["samples"]),
+        "steps": round(sums["steps"]),
+        **plan.facts,
+        **({"clients": clients_as_text(plan.clients)} if experiment.config.logging.participants else {}),
+        **_links(experiment, plan, totals),
+        **_observed(experiment, plan, totals),
+        **({"attackers": int(np.isin(plan.clients, facts.attackers).sum())} if facts.attackers.size else {}),
+        **Balance.from_array(plan.balance).facts(),
+        "busy_seconds": totals.busy.tolist(),
+    }
+    if plan.round == 0 and facts.augmentation:
+        record["rebalancing"] = facts.augmentation
+    if (reference := experiment.evaluation.reference) is not None:
+        record["weight_divergence"] = reference.distance(model)
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, int]:
+    config, model, data = experiment.config, experiment.model, experiment.data
+    clients, classes, visits = len(data.sizes), data.description.classes, round(totals.sums["visits"])
+    links = round_links(config, model, clients, classes, plan, experiment.decisions.measured, visits)
+    counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
+    return counted | {"bytes_paper_formula": paper_formula(config, model.size, len(plan.clients))}
+
+
+def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    config, server = experiment.config, experiment.server
+    hooks, returned = experiment.local_state.hooks, round(totals.sums["clients"])
+    if hooks is not None and returned:
+        facts |= {f"local_{name}": totals.further[name] / returned for name in hooks.numbers}
+    if config.topology.kind == "mediators":
+        facts["visits"] = round(totals.sums["visits"])
+        facts["hops"] = round(totals.sums["hops"])
+        facts["idle_seconds"] = totals.idle.tolist()
+    if config.privacy.clip_norm is not None:
+        facts["clipped_updates"] = round(totals.sums["clipped"])
+    if config.local.on_divergence == "drop":
+        facts["diverged"] = round(totals.sums["diverged"])
+    if config.logging.diagnostics:
+        norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
+        facts["update_norm"] = norm / server.divisor(plan, totals)
+        if not server.combines:  # both compare the updates with their weighted mean
+            facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
+            facts["client_drift"] = client_drift(totals.moments, norm)
+        facts["gamma"] = local_gain(totals.moments)
+    return facts
+
+
+def log_setup(experiment: Experiment) -> None:
+    """Say in the run log what runs where, and why this engine."""
+    cluster, model, sizes = experiment.cluster, experiment.model, experiment.data.sizes
+    initial, engine = model.initial, experiment.trainer.engine
+    log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, cluster.mpi)
+    log.info("%d ranks on %d nodes, device %s", cluster.size, cluster.nodes, initial.device)
+    log.info("%d clients, %d samples, model of %d values", len(sizes), sizes.sum(), model.size)
+    for line in _data_lines(experiment):
+        log.info("data: %s", line)
+    log.info("placement: %s", experiment.layout.description)
+    for remark in remarks(flat_table(experiment.config)):
+        log.info("%s", remark)
+    log.info("engine: %s", engine.description)
+    if (who := untrained(experiment.config, sizes, model.least)) and cluster.is_server:
+        log.warning("%s", who)
+    if (hooks := experiment.local_state.hooks) is not None:
+        log.info("algorithm: %s", hooks.description)
+
+
+def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
+    """What a run is, for the terminal, once everything is loaded."""
+    config, sizes = experiment.config, experiment.data.sizes
+    what = [f"preset {config.preset}"] if config.preset else []
+    what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
+    what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
+    what += [f"into {folder}"] if folder is not None else []
+    described = _data_lines(experiment) if in_memory(config.data.shards) else []  # folders were, when prepared
+    return ["; ".join(what), *described, *remarks(flat_table(config))]
+
+
+def _data_lines(experiment: Experiment) -> list[str]:
+    """What the data are, and the notes on them."""
+    manifest = experiment.data.store.manifest
+    facts = (*manifest.facts(), ("samples", manifest.parts), *(("note", note) for note in manifest.notes))
+    return [f"{name}: {what}" for name, what in facts]
+
+
+def summary_facts(experiment: Experiment) -> Record:
+    """What the summary says about where and with what the run was made."""
+    facts, view, data = experiment.data_facts, experiment.evaluation.clients, experiment.data
+    cluster, engine = experiment.cluster, experiment.trainer.engine
+    return {
+        "ranks": cluster.size,
+        "clients": len(data.sizes),
+        "parameters": experiment.model.trainable,
+        "data": asdict(data.description),
+        "engine": engine.description,
+        **({"attackers": facts.attackers.tolist()} if facts.attackers.size else {}),
+        **({"rebalancing": facts.augmentation} if facts.augmentation else {}),
+        **({"clients_evaluated_on": view.rows.kind} if view is not None else {}),
+        "versions": versions(cluster.mpi),
+        "git_commit": git_commit(),
+    }
+
+
+class Listener:
+    """Asks rank 0's function after every round, and sends all ranks what it answered."""
+
+    def __init__(self, cluster: Cluster, on_round: OnRound | None):
+        self.cluster = cluster
+        self.on_round = on_round if cluster.is_server else None
+        own = [np.array([on_round is not None])] if cluster.is_server else None
+        self.listens = bool(cluster.broadcast(own)[0][0])
+
+    def ends(self, record: Record | None) -> bool:
+        """Whether the run is to end after this round; collective where somebody listens."""
+        if not self.listens:
+            return False
+        wanted, failure, cause = False, None, None
+        if self.on_round is not None and record is not None:
+            try:
+                wanted = bool(self.on_round(dict(json_value(record))))
+            except Exception as error:
+                failure, cause = _failure(self.on_round, error, record["round"]), error
+        answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
+        (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
+        wanted, failure = json.loads(received.tobytes())
+        if failure is not None:
+            raise PartFailure(**failure) from cause
+        return bool(wanted)
+
+
+def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
+    """What `PartFailure` is made of: the function, its line, and its own part of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return {
+        "kind": "function on_round =",
+        "name": object_name(on_round),
+        "problem": f"{type(error).__name__}: {error}",
+        "where": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+        "trace": "".join(traceback.format_list(frames)).rstrip(),
+        "round": t,
+    }
+
+
+class SavedState:
+    """The checkpoints of a run."""
+
+    def __init__(self, experiment: Experiment, recorder: Recorder | None):
+        self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
+        self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
+        self.optimizer, self.view = experiment.server.optimizer, experiment.evaluation.clients
+        self.watch = self.facts.watch
+        self.recorder = recorder
+        self._moved_before = BytesMoved()
+
+    def moved(self) -> BytesMoved:
+        """What MPI has moved since the run began, up to the last checkpoint of each of its parts; collective."""
+        return self._moved_before + self.cluster.share_bytes()
+
+    def check(self, model: Tensor, round: int) -> None:
+        """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
+        self.watch.check()
+        parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
+        check_models(self.cluster, model, round, self.local.server_vectors, parts)
+
+    def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
+        """Write a checkpoint from which the run goes on at `next_round`; collective."""
+        self.check(model, next_round - 1)
+        tensors, header = self.gathered()
+        header["mpi_bytes"] = asdict(self.moved())
+        if self.recorder is not None:
+            self.recorder.saved()  # the one before, which also tidies up the folder
+        path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
+        with writing(self.recorder.folder) if self.recorder else nullcontext():
+            header |= self.local.save_clients(path)
+        if self.recorder is None:
+            return
+        header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
+        self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
+
+    def resume(self, model: Tensor) -> tuple[int, Record | None]:
+        """The first round to run, and the record that waits for its evaluation; collective.
+
+        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
+        """
+        checkpoint = on_server(self.cluster, lambda: self._found())
+        with self._fitting():
+            first, saved = self.share(checkpoint)
+            if checkpoint is not None:
+                self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
+        kept = None
+        if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
+            kept = clients_file(self.recorder.checkpoints, first)
+        self.local.load_clients(kept, self.recorder.folder if self.recorder else None)
+        if saved is not None:
+            model.copy_(saved)
+        return first, None if checkpoint is None else checkpoint.header.get("unsettled")
+
+    def _found(self) -> Checkpoint | None:
+        """Return the checkpoint of the run's folder that the run resumes from, on rank 0 only."""
+        if self.recorder is None:
+            return None
+        found = self.recorder.resume(self.facts.digest)
+        own = self.net.frozen_checksum
+        if found is not None and found.header.get("frozen", own) != own:
+            raise UserError(
+                f"the model's frozen values are others than those that {self.recorder.folder} was trained with: "
+                "build it as it was, or choose another --out"
+            )
+        return found
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Within: a checkpoint whose vectors are of other lengths or types than those of this run is refused."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the checkpoint does not fit this run ({raised(error)}): resume with the version of fedmpi that wrote "
+                "it, or choose another --out"
+            ) from error
+
+    def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
+        moments = {f"server.{name}": value for name, value in self.optimizer.state().items()}
+        decided, seen = self.decisions.state(), {} if self.view is None else self.view.state()
+        return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
+
+    def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
+        """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
+        names = ["model", *(f"server.{name}" for name in self.optimizer.names), *self.local.names]
+        arrays = None
+        if self.cluster.is_server:
+            saved = checkpoint.tensors if checkpoint else {}
+            first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
+            arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
+        received = self.cluster.broadcast(arrays)
+        initial = self.net.initial
+        named = zip(names, received[1:], strict=True)
+        tensors = {name: torch.tensor(array, device=initial.device) for name, array in named if array.size}
+        self._check_lengths(tensors)
+        moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+        self.optimizer.load(moments, int(received[0][0]))
+        self.local.load(tensors)
+        if checkpoint is not None and self.view is not None:
+            self.view.load(checkpoint.tensors)
+        self.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)
+        return int(received[0][0]), tensors.get("model")
+
+    def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
+        """Raise ValueError where a vector of the server is not as long as the model, or the model is not finite."""
+        model = self.net
+        shape = model.initial.shape
+        for name, tensor in tensors.items():
+            if name == "model" and (tensor.shape != shape or not bool(tensor.isfinite().all())):
+                raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(shape)}")
+            if name.startswith("server.") and tensor.dim() and tensor.numel() not in (model.trainable, model.size):
+                raise ValueError(f"{name} has {tensor.numel()} values, the model {model.size}")
+
+
+def check_models(
+    cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = (), parts: Sequence[str] = ()
+) -> None:
+    """All ranks must hold the same model, and further vectors of the server, after a round; collective."""
+    checksum = zlib.crc32(model.cpu().numpy().data)
+    for vector in further:
+        checksum = zlib.crc32(vector.cpu().numpy().data, checksum)
+    own = np.array([checksum], np.int64)
+    gathered = cluster.gather(own)
+    checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
+    others = np.flatnonzero(checksums != checksums[0]).tolist()
+    if others:
+        asked = f"does a part of your own ({', '.join(parts)}) give different results on different ranks, or "
+        raise RanksDisagree(
+            f"the ranks hold different models after round {round}: not that of rank 0 have ranks {others}; "
+            f"{asked if parts else ''}are the nodes' processors, or torch versions, unlike?"
+        )

@@ -1,0 +1,297 @@
+"""The fused sum of a round (update, weight total and metric sums in one flat buffer) and the server's step from it.
+
+Metrics are fixed-point limbs beside the update, so that counts stay exact whatever the number of ranks. Every rank
+receives the same sums and takes the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.combiners import Combiner
+from fedmpi.aggregation.combining import CombinedSum
+from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum, decode_metrics, encode_metrics, metric_slots
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.aggregation.weighing import JudgedSum, Weighing
+from fedmpi.common.errors import RanksDisagree
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Floats
+from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
+from fedmpi.local.algorithm import Totals
+from fedmpi.local.comparisons import LocalLosses
+from fedmpi.local.diagnostics import UpdateMoments
+from fedmpi.local.hooks import Hooks
+from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.work import WorkReport
+from fedmpi.mediators.relay import RelayReport
+from fedmpi.models.flat import FlatModel
+from fedmpi.mpi import Cluster
+from fedmpi.privacy.updates import add_noise, adds_noise, planned_participants
+
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
+ATTENDED = ("power", "places", "due")
+OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
+SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
+PER_RANK = 5
+"""Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
+
+
+LARGEST_POWER = 1023
+"""Of two, among floats."""
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a rank did in a round."""
+
+    report: WorkReport = field(default_factory=WorkReport)  # Of its engine, or of its part of the relays
+    places: int = 0  # Participants of the plan that it took for its own
+    due: int = 0  # Those of them with samples to train on
+    rows: float = 0.0  # Gradients of one sample, and steps not merged
+    steps: float = 0.0
+    relayed: RelayReport | None = None  # What it did for mediators; None in a star and where nobody took part
+    # Whether the round took as long as such rounds do: not the first one, and no trial of engines in it
+    steady: bool = False
+
+
+@dataclass(frozen=True)
+class RoundTotals:
+    """The sums of a round over all ranks.
+
+    Attributes
+    ----------
+    update : Tensor float32 (d,)
+        Σ c_k Δ_k. Valid until the next sum, and not to be written to: other ranks may read the same memory.
+    sums : dict
+        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`); the update and "weight" are the true ones times
+        2**power.
+    busy, load, idle : float64 (ranks,)
+        Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
+    rows, steps : float64 (ranks,)
+        Gradients of one sample, and steps not merged, of every rank.
+    further : dict of str to Tensor (d,) or float
+        What else the local algorithm sums over the participants.
+    """
+
+    update: Tensor
+    sums: dict[str, float]
+    busy: Floats
+    load: Floats
+    idle: Floats
+    rows: Floats
+    steps: Floats
+    further: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def moments(self) -> UpdateMoments:
+        """Sums over the participants' own updates (zeros when nobody observed them)."""
+        return UpdateMoments(*(self.sums[name] for name in OBSERVED[1:]))
+
+    @property
+    def stop(self) -> bool:
+        """Whether any rank was asked to stop."""
+        return self.sums["stop"] > 0
+
+    def phase_seconds(self) -> dict[str, float]:
+        """The slowest rank's seconds of loading and training."""
+        return {"load": float(self.load.max()), "train": float((self.busy - self.load).max())}
+
+
+class RoundSum:
+    """This rank's share of the round's sum."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: Tensor,
+        exact: bool,
+        single_updates: SingleUpdates | None = None,
+        vectors: Sequence[str] = (),
+        numbers: Sequence[str] = (),
+    ):
+        self.cluster = cluster
+        self.device = model.device
+        self.values = model.numel()
+        self.numbers = tuple(numbers)
+        self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size + len(self.numbers)
+        self.dtype = dtype = _dtype(model, exact)
+        kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
+        self.head = (1 + len(vectors)) * self.values
+        self.buffer = cluster.sum_tensor(self.head + metric_slots(self.metrics, dtype), dtype, kept)
+        sums: list[Accumulator] = [
+            FixedPointSum(part, self.device, ranks=cluster.size) if exact else FloatSum(part, self.device)
+            for part in torch.split(self.buffer[: self.head], self.values)
+        ]
+        self.updates: Accumulator = sums[0]
+        self.further = dict(zip(vectors, sums[1:], strict=True))
+        self.own = single_updates(self.updates) if single_updates is not None else None
+        self.updates = self.own or self.updates
+
+    def open(self, plan: Plan, model: Tensor) -> None:
+        """Start a round with empty sums; `model` (d,) is where it starts."""
+        self.updates.reset()
+        if self.own is not None:
+            self.own.begin(plan, model)
+        for vectors in self.further.values():
+            vectors.reset()
+
+    def close(
+        self,
+        work: RankWork,
+        busy_seconds: float,
+        stop: bool,
+        observer: UpdateObserver | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write this rank's metrics, and what it observed of single updates, into the buffer behind its update."""
+        report, relayed = work.report, work.relayed
+        self.updates.flush()
+        for vectors in self.further.values():
+            vectors.flush()
+        judged, moments = self.own, observer.moments() if observer else UpdateMoments()
+        weight, power = (judged.weight, judged.power) if isinstance(judged, JudgedSum) else (report.weight, 0)
+        visits, hops, idle_seconds = (relayed.visits, relayed.hops, relayed.idle_seconds) if relayed else (0, 0, 0.0)
+        done = [weight, report.clients, report.samples, report.steps, report.loss_sum, report.loss_count]
+        sums = [*done, float(stop), visits, hops, report.diverged, power, work.places, work.due]
+        observed = [observer.clipped if observer else 0, *astuple(moments)]
+        ranks = np.zeros((PER_RANK, self.cluster.size))
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.rows, work.steps
+        further = [0.0 if numbers is None else numbers[name] for name in self.numbers]
+        metrics = np.concatenate([sums, observed, ranks.ravel(), further])
+        self.buffer[self.head :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
+
+    def reduce(self) -> RoundTotals:
+        """The sums over all ranks; every rank receives the same bits."""
+        total = self.cluster.reduce_tensor()
+        metrics = decode_metrics(total[self.head :].numpy(force=True), self.metrics)
+        names = SUMS + ATTENDED + OBSERVED
+        after = len(names) + PER_RANK * self.cluster.size
+        busy, load, idle, rows, steps = metrics[len(names) : after].reshape(PER_RANK, -1)
+        update, *others = torch.split(total[: self.head], self.values)
+        further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
+        for (name, vectors), summed in zip(self.further.items(), others, strict=True):
+            further[name] = vectors.to_update(summed).clone()  # an algorithm may keep it
+        sums = dict(zip(names, metrics.tolist(), strict=False))
+        return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
+
+    def release(self) -> None:
+        """Drop the references to the buffer's memory before the cluster closes."""
+        self.updates, self.own = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
+        self.further = {}
+
+
+def one_by_one(
+    config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
+) -> SingleUpdates | None:
+    """What takes every client's own update, where the configuration needs them one by one; None for sums."""
+    if config.aggregation.rule != "mean":
+        combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
+        return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
+    weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+    return partial(JudgedSum, weighing=weighing, loss=losses().before, cluster=cluster) if weighing.judges else None
+
+
+def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:
+    """The type of the sums: that of the model, or fixed point."""
+    if exact:
+        return np.dtype(np.int64)
+    return np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
+
+
+def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_each: int | None) -> None:
+    """Compare the work that all ranks did in a round with the plan; every rank has the same sums and raises alike."""
+    places, due, trained = (round(sums[name]) for name in ("places", "due", "clients"))
+    participants = len(plan.clients)
+    if places != participants:
+        _disagree(plan, f"{participants} participants are planned, but the ranks took {places} for theirs")
+    worked = trained + round(sums["diverged"])
+    if worked != due or (expected is not None and worked != expected):
+        due = due if expected is None else expected
+        _disagree(plan, f"{due} participants have samples to train on, but {worked} were trained")
+    if visits_each is not None and (visits := round(sums["visits"])) != visits_each * due:
+        _disagree(plan, f"{visits_each * due} visits of mediators are planned, but there were {visits}")
+
+
+def _disagree(plan: Plan, what: str) -> None:
+    raise RanksDisagree(
+        f"round {plan.round}: {what}: the ranks do not work on the same plan with the same data, and the run is ended"
+    )
+
+
+class ServerStep:
+    """The mean update of a round, noise, what a local algorithm makes of it, and the server optimizer."""
+
+    def __init__(
+        self,
+        config: Config,
+        streams: Streams,
+        clients: int,
+        weighing: Weighing,
+        optimizer: ServerOptimizer,
+        hooks: Hooks | None,
+    ):
+        self.config = config
+        self.streams = streams
+        self.clients = clients
+        self.weighing = weighing
+        self.optimizer = optimizer
+        self.hooks = hooks
+
+    def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
+        """Change the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
+        surplus, noise, divisor = self._surplus(plan, totals), self._adds_noise, self.divisor(plan, totals)
+        if surplus or noise or self.hooks is not None:
+            self.optimizer.step(model, self._update(plan, totals, model, surplus, divisor))
+        else:
+            self.optimizer.step(model, totals.update, divisor)
+
+    def _update(self, plan: Plan, totals: RoundTotals, model: Tensor, surplus: float, divisor: float) -> Tensor:
+        """The round's mean update Δ of the model from the sums of all ranks, and what is made of it."""
+        privacy = self.config.privacy
+        update = totals.update / divisor
+        if surplus:
+            update.add_(model, alpha=surplus)
+        if self._adds_noise and privacy.clip_norm is not None:
+            share = 1 / planned_participants(self.config, self.clients)
+            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
+        if self.hooks is None:
+            return update
+        weight = math.ldexp(totals.sums["weight"], -round(totals.sums["power"]))
+        true_divisor, participants = weight if self._divides(plan, totals) else 1.0, round(totals.sums["clients"])
+        facts = Totals(self.clients, participants, weight, true_divisor, plan.round, plan.lr)
+        return self.hooks.server_step(update, totals.further, facts)
+
+    @property
+    def _adds_noise(self) -> bool:
+        return self.config.privacy.clip_norm is not None and adds_noise(self.config)
+
+    def _surplus(self, plan: Plan, totals: RoundTotals) -> float:
+        """Σ c_k − 1 of the clients whose updates came back (`Weighing.surplus`); 0 unless weights average models."""
+        returned = plan.coefficients
+        if totals.sums["diverged"] and returned.size:  # of some nothing came back
+            returned = np.array([totals.sums["weight"]])
+        return 0.0 if plan.one_step else self.weighing.surplus(returned)
+
+    @property
+    def combines(self) -> bool:
+        """Whether a combiner makes the update, and not a sum."""
+        return bool(self.config.aggregation.rule != "mean")
+
+    def divisor(self, plan: Plan, totals: RoundTotals) -> float:
+        """What the sum of updates, as it is scaled, is divided by: the total weight of those who returned one, or 1."""
+        if self._divides(plan, totals):
+            return totals.sums["weight"]
+        return math.ldexp(1.0, min(round(totals.sums["power"]), LARGEST_POWER))
+
+    def _divides(self, plan: Plan, totals: RoundTotals) -> bool:
+        return plan.normalise and totals.sums["weight"] > 0 and not self.combines

@@ -1,0 +1,501 @@
+"""A rank's work in a round: from the plan to its tasks, their training, and what is kept of clients between rounds.
+
+Clients' vectors and residuals stay with the rank that trained the client last and move to the next one. Every rank
+knows all moves without communication, because placement is a function of the plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.calling import during
+from fedmpi.common.plan import Plan
+from fedmpi.common.types import Floats, Ints
+from fedmpi.config import Config
+from fedmpi.core.placement import Balance, Layout, equal_parts, longest_first, planned_cost, planned_work
+from fedmpi.core.plan import rate_of
+from fedmpi.core.reduce import RankWork, check_work
+from fedmpi.data.shards import ShardStore
+from fedmpi.local.client_numbers import update_norms
+from fedmpi.local.client_state import ClientState
+from fedmpi.local.engine_trial import EngineTrial
+from fedmpi.local.engines import CompositeEngine, LocalEngine
+from fedmpi.local.hooks import Hooks
+from fedmpi.local.optimizers import own_optimizer
+from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
+from fedmpi.mpi import Cluster
+from fedmpi.records.client_records import load_records, save_records
+from fedmpi.samples.built_in_rules import holders
+from fedmpi.samples.row_rule import RowRule, SampledRows
+from fedmpi.updates.compression import RESIDUALS
+from fedmpi.updates.traffic import keeps_moments
+
+MOVED_BYTES = 64 << 20
+"""Of records that travel at once, over all ranks."""
+
+
+FORWARDS_PER_GRADIENT = 3
+"""Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
+
+
+class Homes:
+    """The rank that keeps each client's record."""
+
+    def __init__(self, cluster: Cluster, state: ClientState, clients: int):
+        self.cluster, self.state = cluster, state
+        self._rank = np.full(clients, -1, np.int32)
+        self.moved = 0
+
+    def settle(self, clients: Ints, ranks: Ints) -> None:
+        """Note on which ranks the records of these clients lie."""
+        self._rank[clients] = ranks
+
+    def bring(self, clients: Ints, ranks: Ints) -> None:
+        """Move the records of these clients to the ranks that train them now; collective, with the same arguments.
+
+        A rank below zero trains nobody: the record stays where it is.
+        """
+        clients, ranks = clients[ranks >= 0], ranks[ranks >= 0]
+        homes = self._rank[clients]
+        moving = np.flatnonzero((homes >= 0) & (homes != ranks))
+        at_once = max(1, MOVED_BYTES // self.state.record_bytes)
+        for first in range(0, len(moving), at_once):
+            some = moving[first : first + at_once]
+            self._move(clients[some], homes[some].astype(np.int64), ranks[some])
+        self._rank[clients] = ranks
+        self.moved += len(moving)
+
+    def _move(self, clients: Ints, homes: Ints, ranks: Ints) -> None:
+        """Send records from their homes to other ranks: rank by rank, in client order."""
+        order = np.lexsort((clients, ranks))
+        clients, homes, ranks = clients[order], homes[order], ranks[order]
+        going, coming = np.flatnonzero(homes == self.cluster.rank), np.flatnonzero(ranks == self.cluster.rank)
+        coming = coming[np.argsort(homes[coming], kind="stable")]
+        values = self.state.record_bytes // np.dtype(np.float32).itemsize
+        outgoing, incoming = np.empty((len(going), values), np.float32), np.empty((len(coming), values), np.float32)
+        for row, client in zip(outgoing, clients[going].tolist(), strict=True):
+            row[:] = self.state.record(client).reshape(-1).view(np.float32)
+            self.state.drop(client)
+        counts = [np.bincount(who, minlength=self.cluster.size) * values for who in (ranks[going], homes[coming])]
+        self.cluster.exchange(outgoing.reshape(-1), counts[0], incoming.reshape(-1), counts[1])
+        for row, client in zip(incoming, clients[coming].tolist(), strict=True):
+            self.state.put(client, row.view(self.state.dtype).reshape(-1, self.state.values).copy())
+
+
+class LocalState:
+    """The state of a run's local work."""
+
+    def __init__(
+        self, cluster: Cluster, layout: Layout, clients: int, hooks: Hooks | None, observer: UpdateObserver | None
+    ):
+        self.cluster, self.layout, self.hooks = cluster, layout, hooks
+        self.transport = observer.transport if observer is not None else None
+        travels = self.keeps and layout.shared
+        self.homes = Homes(cluster, hooks.state, clients) if hooks is not None and travels else None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the algorithm keeps vectors of clients."""
+        return self.hooks is not None and bool(self.hooks.client_state)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors that every rank receives from a checkpoint."""
+        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.tensor_names)]
+
+    @property
+    def server_vectors(self) -> list[Tensor]:
+        """The vectors that must be the same on every rank."""
+        return [] if self.hooks is None else self.hooks.vectors()
+
+    @property
+    def numbers(self) -> Mapping[str, float] | None:
+        """What the algorithm has summed in this round beside vectors; None without one."""
+        return None if self.hooks is None else self.hooks.totals
+
+    def begin(self, round: int, model: Tensor, further: Mapping[str, Accumulator]) -> None:
+        """Start a round from the model (d,); what the algorithm sums goes to `further`."""
+        if self.hooks is not None:
+            self.hooks.begin(round, model, further)
+
+    def bring(self, clients: Ints, workers: Callable[[], Ints]) -> None:
+        """Move the vectors of clients (m,) to the workers (m,) that train them now, where they travel; collective."""
+        if self.homes is not None:
+            self.homes.bring(clients, self.layout.ranks(workers()))
+
+    def gathered(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the vectors of clients; collective, whole on rank 0."""
+        server = {} if self.hooks is None else self.hooks.server_tensors()
+        return server | ({} if self.transport is None else self.transport.gather_state(self.cluster))
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over this rank's part of what `names` names."""
+        if self.hooks is not None:
+            self.hooks.load_server(tensors)
+        if self.transport is not None:
+            self.transport.load(tensors, range(*self.layout.owned))
+
+    def save_clients(self, path: Path | None) -> dict[str, str]:
+        """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
+
+        Collective; rank 0 gives the path, or None where nothing is to be written.
+        """
+        if self.hooks is None or not self.keeps:
+            return {}
+        digest = save_records(self.cluster, self.hooks.state, path)
+        return {"clients": digest} if digest else {}
+
+    def load_clients(self, path: Path | None, folder: Path | None) -> None:
+        """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
+
+        Collective; rank 0 also gives the run's `folder`, where vectors go for which there is no memory.
+        """
+        if self.hooks is None or not self.keeps:
+            return
+        name = os.fsencode(folder.resolve()) if folder is not None else b""
+        (received,) = self.cluster.broadcast([np.frombuffer(name, np.uint8)] if self.cluster.is_server else None)
+        state = self.hooks.state
+        state.folder = Path(os.fsdecode(received.tobytes())) if received.size else None
+        clients = load_records(self.cluster, state, path, range(*self.layout.owned))
+        if self.homes is not None:
+            self.homes.settle(clients, self.layout.ranks(self.layout.owners(clients)))
+
+    def close(self) -> None:
+        """Free the file of the clients' vectors."""
+        if self.hooks is not None:
+            self.hooks.close()
+
+
+class Worker:
+    """Which of a plan's participants this rank trains, on which rows, by which rule."""
+
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        engine: LocalEngine,
+        sizes: Ints,
+        row_rule: RowRule,
+        weight_sizes: Ints | None,
+        evaluation_cost: float,
+        proximal_mu: float,
+    ):
+        self.config = config
+        self.layout = layout
+        self.index = layout.worker
+        self.engine = engine
+        self.own_optimizer = own_optimizer(config)
+        self.sizes = sizes
+        self.row_rule = row_rule
+        self.weight_sizes = weight_sizes
+        self.evaluation_cost = evaluation_cost
+        self.proximal_mu = proximal_mu
+        self._all_offsets: Ints | None = None
+        self._members: tuple[Plan, Ints] | None = None
+        self._answered: tuple[Plan, Ints, SampledRows] | None = None
+
+    def rule(self, plan: Plan) -> LocalRule:
+        """What every participant does in this round."""
+        part = self.config.local
+        if plan.one_step:
+            rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
+            batch = None if rows == "all" else rows
+            return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
+        return self.usual_rule(plan.lr)
+
+    def usual_rule(self, lr: float) -> LocalRule:
+        """What every participant does in a round of this rate, unless it is the opening step."""
+        part = self.config.local
+        return replace(
+            LocalRule.scheduled(part),
+            optimizer="own" if self.own_optimizer else part.optimizer,
+            own=self.own_optimizer,
+            lr=lr,
+            proximal_mu=part.proximal_mu + self.proximal_mu,
+            beta1=part.beta1,
+            beta2=part.beta2,
+            epsilon=part.epsilon,
+        )
+
+    def uses_all(self, plan: Plan) -> bool:
+        """Whether all rows are used: the opening step, like the probe before it, chooses from all of them itself."""
+        return plan.one_step or self.row_rule.uses_all
+
+    def members(self, plan: Plan) -> Ints:
+        """Places in the cohort of the clients that this rank trains, int64 (q,)."""
+        if self._members is None or self._members[0] is not plan:
+            self._members = plan, self.assigned(plan)
+        return self._members[1]
+
+    def assigned(self, plan: Plan) -> Ints:
+        """As `members`, of any plan, also of a round to come."""
+        if self.index is None:
+            return np.empty(0, np.int64)
+        if not self.layout.shared:
+            first, last = np.searchsorted(plan.clients, self.layout.boundaries[self.index : self.index + 2])
+            return np.arange(first, last)
+        if self._in_parts(plan):
+            return np.arange(*self._parts(plan)[self.index : self.index + 2])
+        return np.flatnonzero(self._dealt(plan) == self.index)
+
+    def trainers(self, plan: Plan) -> Ints:
+        """The worker that trains each participant, int64 (m,), where data is shared; −1 where nobody has rows."""
+        if not self._in_parts(plan):
+            return self._dealt(plan)
+        parts = np.diff(self._parts(plan))
+        everybody = parts.sum() == len(plan.clients)
+        return np.repeat(np.arange(len(parts)), parts) if everybody else np.full(len(plan.clients), -1)
+
+    def _in_parts(self, plan: Plan) -> bool:
+        """Whether neighbouring participants are given to the same worker."""
+        return not self.uses_all(plan) and self.row_rule.pooled
+
+    def _dealt(self, plan: Plan) -> Ints:
+        """The worker of each participant by its planned cost, int64 (m,)."""
+        balance = Balance.from_array(plan.balance)
+        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.merging, balance.step_rows)
+        return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
+
+    def _parts(self, plan: Plan) -> Ints:
+        """Boundaries of the workers' neighbouring participants, int64 (workers + 1,)."""
+        offsets, expected = self._offsets(plan), self._expected_rows(plan)
+        if not expected:  # nobody takes part, or nobody who does holds a sample
+            return np.zeros(self.layout.workers + 1, np.int64)
+        evaluating = self._evaluating(plan.round) * offsets[-1] / expected
+        return equal_parts(offsets, self.layout.workers, evaluating, Balance.from_array(plan.balance).speeds)
+
+    @property
+    def merging(self) -> bool:
+        """Whether participants with a single step are merged into one gradient."""
+        return isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
+
+    def _expected_rows(self, plan: Plan) -> float:
+        """Rows that the cohort is expected to be trained on."""
+        wanted, whole = self.config.samples.wanted, float(self._offsets(plan)[-1])
+        return min(float(wanted), whole) if self.config.samples.rule == "exact" and wanted else plan.probability * whole
+
+    def sizes_of(self, plan: Plan) -> Ints:
+        """Samples of each participant, int64 (m,)."""
+        return self.sizes if len(plan.clients) == len(self.sizes) else self.sizes[plan.clients]
+
+    def _offsets(self, plan: Plan) -> Ints:
+        """Where the samples of each participant begin on the cohort's axis, and their number, int64 (m + 1,)."""
+        if len(plan.clients) < len(self.sizes):
+            return offsets_of(self.sizes[plan.clients])
+        if self._all_offsets is None:
+            self._all_offsets = offsets_of(self.sizes)
+        return self._all_offsets
+
+    def _evaluating(self, round: int) -> float:
+        """Planned cost of the evaluation of the round before, which rank 0 does first."""
+        return self.evaluation_cost if round > 0 and round % self.config.evaluation.every == 0 else 0.0
+
+    def tasks(self, plan: Plan, members: Ints) -> list[ClientTask]:
+        """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
+        weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
+        if self.uses_all(plan):
+            used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
+            rows: list[Ints | None] = [None] * len(members)
+        else:
+            sampled = self.sampled(plan, members)
+            members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
+            counted = used if self.weight_sizes is None else sampled.below(weighing[plan.clients[members]])
+        clients, coefficients = plan.clients[members], plan.coefficients[members]
+        least = self.engine.sequential.model.least
+        factors = coefficients * counted**plan.per_sample
+        return [
+            ClientTask(client, chosen, factor)
+            for client, chosen, factor, count in zip(
+                clients.tolist(), rows, factors.tolist(), used.tolist(), strict=True
+            )
+            if count >= least
+        ]
+
+    def sampled(self, plan: Plan, members: Ints) -> SampledRows:
+        """The sampled rows of the participants at the given places of the cohort.
+
+        Neighbours are drawn alone; others by drawing for the cohort's part that spans them and leaving out the rest.
+        """
+        if not len(members):
+            return SampledRows(members, members, members)
+        sizes = self.sizes_of(plan)
+        if not self.row_rule.pooled:
+            return self._asked(plan, members, sizes)
+        offsets, first, last = self._offsets(plan), int(members[0]), int(members[-1]) + 1
+        part = int(offsets[first]), int(offsets[last])
+        positions = self.row_rule.positions(plan.round, sizes, plan.probability, *part)
+        having, counts = holders(positions, offsets)
+        if len(members) < last - first:
+            ours = np.isin(having, members)
+            positions = positions[np.repeat(ours, counts)]
+            having, counts = having[ours], counts[ours]
+        return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
+
+    def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[Ints, Floats]:
+        """The client of each sampled row, int64 (r,), and the weight of its gradient, float64 (r,)."""
+        clients = plan.clients[sampled.members]
+        weights, power = plan.coefficients[sampled.members], plan.per_sample
+        if power and self.weight_sizes is not None:
+            weights = weights * sampled.below(self.weight_sizes[clients])
+        if power and self.weight_sizes is None:
+            weights = weights * sampled.counts ** (power - 1)
+        else:
+            weights = weights / sampled.counts
+        return np.repeat(clients, sampled.counts), np.repeat(weights, sampled.counts)
+
+    def amount(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
+        """Gradients of one sample, and steps not merged, of this rank in a round.
+
+        As done where rows are sampled, else as planned, where merged steps do not count.
+        """
+        if not self.layout.shared or not self.uses_all(plan):
+            return report.loss_count, report.steps
+        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.merging)
+        return float(rows.sum()), float(steps.sum())
+
+    def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
+        """The rows that the rule gives for each of the participants; it is asked once a round."""
+        known = self._answered
+        if known is None or known[0] is not plan or not np.array_equal(known[1], members):
+            drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()))
+            known = self._answered = plan, members, replace(drawn, members=members[drawn.members])
+        return known[2]
+
+
+class Trainer:
+    """Trains the planned clients that this rank owns."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        engine: LocalEngine,
+        worker: Worker,
+        store: ShardStore,
+        observer: UpdateObserver | None,
+        state: LocalState,
+    ):
+        self.config = config
+        self.cluster = cluster
+        self.engine = engine
+        self.worker = worker
+        self.layout = worker.layout
+        self.store = store
+        self.observer = observer
+        self.state = state
+        flat = self.sequential.model
+        self.loss = flat.loss
+        self.trial = EngineTrial(cluster, engine, int(worker.sizes.max(initial=0)))
+        self._began = False
+
+    @property
+    def sequential(self) -> SequentialEngine:
+        """The engine that trains one client after the other, part of every engine."""
+        return self.engine.sequential
+
+    def train(
+        self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
+    ) -> RankWork:
+        """Add the weighted updates of this rank's participants to `total`, and what an algorithm sums to `further`."""
+        self.state.begin(plan.round, model, further or {})
+        self.state.bring(plan.clients, lambda: self.worker.trainers(plan))
+        self._expect(plan)
+        first, self._began = not self._began, True
+        rule = self.worker.rule(plan)
+        with self.loss.kept_generators(), during(plan.round):
+            tried = self._try_engines(plan, model, rule, total)
+            done = self._trained(plan, model, rule, total)
+        rows, steps = self.worker.amount(plan, done.report)
+        return replace(done, rows=rows, steps=steps, steady=not (first or tried))
+
+    def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
+        """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective."""
+        self.state.begin(round, model, {})
+        self.state.bring(candidates, lambda: self.layout.owners(candidates))
+        rule = self.worker.usual_rule(rate_of(self.config, round))
+        with self.loss.kept_generators(), during(round):
+            return update_norms(self.sequential, mine, model, rule, round)
+
+    def check(self, plan: Plan, sums: dict[str, float]) -> None:
+        """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
+        trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
+        expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
+        check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
+
+    def _expect(self, plan: Plan) -> None:
+        """Have the system read samples of the round to come while this one's are trained on."""
+        if self.worker.index is None or not len(plan.coming):
+            return
+        fresh = self.store.unannounced(plan.coming)
+        if len(fresh):
+            mine = self.worker.assigned(replace(plan, round=plan.round + 1, clients=plan.coming, one_step=False))
+            self.store.expect(np.intersect1d(fresh, plan.coming[mine], assume_unique=True))
+
+    def _try_engines(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> bool:
+        """Choose the engine, where that is due; says whether it was."""
+        if plan.one_step or not self.trial.due(rule, total):
+            return False
+        self.trial.decide(self.worker.tasks(plan, self.worker.members(plan)), model, rule, plan.round, total)
+        return True
+
+    def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
+        if not self.worker.uses_all(plan) and isinstance(self.engine, CompositeEngine):
+            rows = self.worker.sampled(plan, self.worker.members(plan))
+            if self.engine.merges_rows(rule, rows.largest, total):
+                report = self._train_rows(self.engine, rows, plan, model, rule, total)
+                return RankWork(report, len(self.worker.members(plan)), len(rows.members))
+        if len(plan.mediators):
+            return self._relay(plan, model, rule, total)
+        members = self.worker.members(plan)
+        tasks = self.worker.tasks(plan, members)
+        if self.observer is not None:
+            self.observer.begin(tasks, plan.round, model)
+        report = self.engine.train(tasks, model, rule, plan.round, total) if tasks else WorkReport()
+        return RankWork(report, len(members), len(tasks))
+
+    def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
+        """The mediators' models travel from client to client (Astraea, Algorithm 1)."""
+        topology, workers = self.config.topology, self.layout.workers
+        costs = self.worker.sizes[plan.clients].astype(np.float64)
+        if topology.placement == "mediator":
+            owners = place_mediators(costs, plan.mediators, workers)
+        else:
+            owners = self.layout.owners(plan.clients)
+        relay = plan_relay(owners, plan.clients, plan.mediators, topology.mediator_epochs, costs, workers)
+        mine = np.flatnonzero(owners == self.worker.index) if self.worker.index is not None else np.empty(0, np.int64)
+        tasks = {task.client: task for task in self.worker.tasks(plan, mine)}
+        keeps = keeps_moments(self.config, plan.one_step)
+        relayed = run_relay(self.cluster, self.sequential, relay, tasks, model, rule, plan.round, total, keeps)
+        return RankWork(relayed.work, len(mine), len(tasks), relayed=relayed)
+
+    def _train_rows(
+        self,
+        engine: CompositeEngine,
+        sampled: SampledRows,
+        plan: Plan,
+        model: Tensor,
+        rule: LocalRule,
+        total: Accumulator,
+    ) -> WorkReport:
+        """One gradient of all sampled rows, clients not looped over: the cost is that of the rows (FedSampling)."""
+        if not len(sampled.rows):
+            return WorkReport()
+        owners, weights = self.worker.row_weights(plan, sampled)
+        return engine.train_rows(owners, sampled.rows, weights, model, rule, plan.round, total)
+
+
+def evaluation_cost(config: Config, store: ShardStore) -> float:
+    """What evaluating the model costs rank 0, in gradients of one sample."""
+    parts = config.evaluation.parts(store.part_samples("val") > 0)
+    return sum(map(store.part_samples, parts)) / FORWARDS_PER_GRADIENT

@@ -1,0 +1,308 @@
+"""Typed collectives: arrays over MPI as they lie in memory, sums, the job's communicators, and polite waiting.
+
+An array is sent as a small int64 header and its bytes, without pickling. Messages longer than `CHUNK` bytes are cut,
+since most MPI libraries count in 32-bit integers.
+
+A rank that waits must leave its core to the ranks that compute, and a blocking MPI call spins. Therefore a tiny
+non-blocking operation is polled: first eagerly (a short wait costs microseconds), for a millisecond giving way to
+whoever wants the core, then with sleeps of a tenth of the time waited so far, at most 2 ms; ranks of one node sleep
+until they are woken instead (`board.py`). A poll tests several times: a barrier takes several steps, each within a
+test. Only when everybody has arrived is the blocking collective called. Large non-blocking collectives are never polled
+with sleeps: they only progress inside the test. Python's signal handlers run between polls.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.common.types import AnyArray, Bytes, Ints
+from fedmpi.mpi.device import core_mask, cores_allowed
+
+Reduction = Literal["auto", "window", "allreduce", "device"]
+MOST_VALUES = 1 << 30
+
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHUNK = 1 << 30
+DTYPES = tuple(np.dtype(name) for name in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+DIMENSIONS = 8
+HEADER = 2 + DIMENSIONS
+
+
+EAGER_TESTS = 200
+YIELDING_SECONDS = 1e-3
+TESTS_PER_POLL = 4
+SLEEP_SHARE = 0.1
+SHORTEST_SLEEP = 50e-6
+LONGEST_SLEEP = 2e-3
+
+
+def header_of(array: AnyArray) -> Ints:
+    """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
+    if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
+        raise TypeError(f"cannot send {array.dtype} with {array.ndim} dimensions: numbers with up to {DIMENSIONS}")
+    header = np.zeros(HEADER, np.int64)
+    header[0] = DTYPES.index(array.dtype)
+    header[1] = array.ndim
+    header[2 : 2 + array.ndim] = array.shape
+    return header
+
+
+def dtype_and_shape(header: Ints) -> tuple[np.dtype, tuple[int, ...]]:
+    """What `header_of` wrote."""
+    return DTYPES[header[0]], tuple(int(length) for length in header[2 : 2 + header[1]])
+
+
+def size_in_bytes(header: Ints) -> int:
+    """Bytes of the array that the header describes."""
+    dtype, shape = dtype_and_shape(header)
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def as_bytes(array: AnyArray) -> Bytes:
+    """The array's values as uint8, without a copy if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
+    """Rank 0's arrays on every rank; the others pass None. All ranks have arrived when this is called."""
+    number = np.array([0 if arrays is None else len(arrays)], np.int64)
+    comm.Bcast(number, root=0)
+    headers = np.zeros((number[0], HEADER), np.int64)
+    if arrays is not None:
+        for row, array in zip(headers, arrays, strict=True):
+            row[:] = header_of(array)
+    if not number[0]:
+        return []
+    comm.Bcast(headers, root=0)
+    sizes = [size_in_bytes(header) for header in headers]
+    if arrays is not None:
+        payload = np.concatenate([as_bytes(array) for array in arrays])
+    else:
+        payload = np.empty(sum(sizes), np.uint8)
+    for start in range(0, len(payload), CHUNK):
+        comm.Bcast(payload[start : start + CHUNK], root=0)
+    if arrays is not None:
+        return list(arrays)
+    pieces = np.split(payload, np.cumsum(sizes)[:-1])
+    return [from_bytes(piece, header) for piece, header in zip(pieces, headers, strict=True)]
+
+
+def from_bytes(payload: Bytes, header: Ints) -> AnyArray:
+    """An array of its own out of its bytes."""
+    dtype, shape = dtype_and_shape(header)
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = payload
+    return array
+
+
+def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None:
+    """Every rank's array on rank 0, in rank order; None elsewhere. All ranks have arrived when this is called."""
+    headers = np.empty((comm.size, HEADER), np.int64)
+    comm.Allgather(header_of(array), headers)
+    sizes = np.array([size_in_bytes(header) for header in headers], np.int64)
+    received = [np.empty(shape, dtype) for dtype, shape in map(dtype_and_shape, headers)] if comm.rank == 0 else None
+    mine = as_bytes(array)
+    step = max(1, CHUNK // comm.size)
+    for start in range(0, int(sizes.max()), step):
+        lengths = np.clip(sizes - start, 0, step)
+        if received is None:
+            comm.Gatherv(mine[start : start + step], None, root=0)
+            continue
+        ends = np.cumsum(lengths)
+        staging = np.empty(ends[-1], np.uint8)
+        comm.Gatherv(mine[start : start + step], [staging, (lengths, ends - lengths)], root=0)
+        for whole, piece in zip(received, np.split(staging, ends[:-1]), strict=True):
+            whole.reshape(-1).view(np.uint8)[start : start + len(piece)] = piece
+    return received
+
+
+def exchange_parts(
+    comm: MPI.Intracomm, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
+) -> None:
+    """Neighbouring parts of `outgoing`, one a rank, into neighbouring parts of `incoming` (Alltoallv).
+
+    All ranks have arrived when this is called.
+    """
+    from mpi4py import MPI
+
+    kind = MPI.DOUBLE if outgoing.dtype == np.float64 else MPI.FLOAT
+
+    def spec(values: NDArray[np.floating], counts: Ints) -> list[object]:
+        return [values, (counts, np.cumsum(counts) - counts), kind]
+
+    comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))
+
+
+def wait_until(
+    arrived: Callable[[], bool],
+    limit: float | None = None,
+    longest_sleep: float = LONGEST_SLEEP,
+    pause: Callable[[float], None] | None = None,
+    long: bool = False,
+) -> bool:
+    """Poll `arrived` until it is true."""
+    for _ in range(1 if long else EAGER_TESTS):
+        if arrived():
+            return True
+    return _poll(arrived, limit, pause or partial(_sleep, longest_sleep), 0.0 if long else YIELDING_SECONDS)
+
+
+def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None], yielding: float) -> bool:
+    started = time.monotonic()
+    while not any(arrived() for _ in range(TESTS_PER_POLL)):
+        waited = time.monotonic() - started
+        if limit is not None and waited > limit:
+            return False
+        if waited < yielding:
+            os.sched_yield()
+        else:
+            pause(waited)
+    return True
+
+
+def _sleep(longest: float, waited: float) -> None:
+    time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest))
+
+
+def meet(comm: MPI.Intracomm) -> None:
+    """Wait politely until every rank of `comm` has come here (a barrier)."""
+    wait_until(comm.Ibarrier().Test)
+
+
+@dataclass
+class BytesMoved:
+    """Bytes that this rank handed to MPI or took from it since the start; headers of a few words are not counted."""
+
+    broadcast: int = 0  # Payload of the broadcasts (sent by rank 0, received by the others)
+    gather: int = 0  # Payload of the gathers (received by rank 0 from the others, sent by the others)
+    allreduce: int = 0  # Length of the buffers given to Allreduce, between ranks or between the leaders of the nodes
+    window: int = 0  # Bytes of the other ranks' slots that this rank read in the node-local shared memory
+    relay: int = 0  # Bytes sent to another member of a group
+    exchange: int = 0  # Bytes that this rank sent to others in exchanges of all with all
+
+    @property
+    def total(self) -> int:
+        """All kinds together, in bytes."""
+        return sum(self.as_tuple())
+
+    def __add__(self, other: BytesMoved) -> BytesMoved:
+        return BytesMoved(*(one + more for one, more in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+
+    def facts(self) -> dict[str, dict[str, int]]:
+        """The summary's entry `mpi_bytes`: every kind, and all together."""
+        return {"mpi_bytes": {**asdict(self), "total": self.total}}
+
+    def as_tuple(self) -> tuple[int, ...]:
+        """The counters in the order of the attributes."""
+        return astuple(self)
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """Built and freed by all ranks together."""
+
+    world: MPI.Intracomm  # All ranks; the ranks that share memory with this one
+    node: MPI.Intracomm
+    leaders: MPI.Intracomm | None  # The first rank of every node, on those ranks
+    nodes: int  # Number of nodes
+    core_masks: NDArray[np.bool_]  # (ranks on the node, cores): The cores that each rank of this node may use
+    largest_node: int  # The most ranks on a node, and the fewest cores that the ranks of a node have together
+    fewest_cores: int
+
+    @classmethod
+    def split(cls, comm: MPI.Intracomm) -> Communicators:
+        """Make them out of COMM_WORLD."""
+        from mpi4py import MPI
+
+        world = comm.Dup()
+        node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
+        leads = node.rank == 0
+        leaders = cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank))
+        nodes = total(world, int(leads))
+        masks = np.zeros((node.size, len(core_mask())), bool)
+        node.Allgather(core_mask(), masks)
+        cores = min(int(masks.any(axis=0).sum()), cores_allowed())
+        return cls(
+            world=world,
+            node=node,
+            leaders=leaders if leads else None,
+            nodes=nodes,
+            core_masks=masks,
+            largest_node=maximum(world, node.size),
+            fewest_cores=-maximum(world, -cores),
+        )
+
+    def free(self) -> None:
+        """Give them back to MPI; collective."""
+        for comm in (self.leaders, self.node, self.world):
+            if comm is not None:
+                comm.Free()
+
+
+def count_nodes(comm: MPI.Intracomm) -> int:
+    """How many nodes the ranks are on; collective."""
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    nodes = total(comm, int(node.rank == 0))
+    node.Free()
+    return nodes
+
+
+def maximum(comm: MPI.Intracomm, value: int) -> int:
+    """The largest of the ranks' integers, on all ranks; waits politely."""
+    from mpi4py import MPI
+
+    meet(comm)
+    largest = np.empty(1, np.int64)
+    comm.Allreduce(np.array([value], np.int64), largest, op=MPI.MAX)
+    return int(largest[0])
+
+
+def total(comm: MPI.Intracomm, value: int) -> int:
+    """The sum of the ranks' integers, on all ranks; waits politely."""
+    meet(comm)
+    summed = np.empty(1, np.int64)
+    comm.Allreduce(np.array([value], np.int64), summed)
+    return int(summed[0])
+
+
+def meet_members(world: MPI.Intracomm, ranks: tuple[int, ...], tag: int) -> None:
+    """Wait politely until all these ranks of the world have come here; no other rank takes part."""
+    nothing = np.empty(0, np.uint8)
+    first, others = ranks[0], ranks[1:]
+    if world.rank == first:
+        for rank in others:
+            wait_until(partial(world.Iprobe, source=rank, tag=tag))
+            world.Recv(nothing, source=rank, tag=tag)
+        for rank in others:
+            world.Send(nothing, dest=rank, tag=tag)
+    else:
+        world.Send(nothing, dest=first, tag=tag)
+        wait_until(partial(world.Iprobe, source=first, tag=tag))
+        world.Recv(nothing, source=first, tag=tag)
+
+
+def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:
+    """Replace the values by their sums over the ranks, in pieces that 32-bit counts can name."""
+    from mpi4py import MPI
+
+    for part in pieces(len(values)):
+        comm.Allreduce(MPI.IN_PLACE, values[part])
+
+
+def pieces(length: int) -> Iterator[slice]:
+    """Cuts that 32-bit counts can name."""
+    for start in range(0, length, MOST_VALUES):
+        yield slice(start, start + MOST_VALUES)

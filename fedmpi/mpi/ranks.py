@@ -1,0 +1,296 @@
+"""`Cluster`: this process among the ranks of the job, with the few exchanges that a federated round needs.
+
+Rank 0 is the server, the others are workers; a single process is both. Collectives are called by all ranks in the same
+order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.mpi.board import LINE, board_of
+from fedmpi.mpi.collectives import (
+    BytesMoved,
+    Communicators,
+    Reduction,
+    broadcast_arrays,
+    count_nodes,
+    exchange_parts,
+    gather_arrays,
+    maximum,
+    meet,
+    total,
+)
+from fedmpi.mpi.column_rows import DealtRows
+from fedmpi.mpi.device import Load, choose_device, core_mask, cores_allowed, fair_threads
+from fedmpi.mpi.groups import Groups, RankGroup
+from fedmpi.mpi.launch import abort_job, read_launch, short_version, start_mpi
+from fedmpi.mpi.window import Sum, build_sum, shared_memory_lacks
+
+if TYPE_CHECKING:
+    import torch
+
+
+log = logging.getLogger(__name__)
+
+SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
+
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """The ranks of the job as one of them sees them; built by `Cluster.connect`."""
+
+    def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
+        self._comms = comms
+        self._reduction: Reduction = reduction
+        self._moved = BytesMoved()
+        self._load = Load(core_mask() if comms is None else np.asarray(comms.core_masks.any(axis=0)))
+        self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
+        self._current: Sum | None = None
+        self._dealt: DealtRows | None = None
+        self._groups = Groups(None if comms is None else comms.world, self._moved)
+        self._board = None
+        if comms is not None:
+            self._board = board_of(comms.node, comms.world, shared_memory_lacks(LINE * comms.node.size))
+        self.server_trains = True
+        self.mpi = mpi
+        self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
+        self.node_rank, self.node_size = (0, 1) if comms is None else (comms.node.rank, comms.node.size)
+        self.nodes = 1 if comms is None else comms.nodes
+        self.largest_node = 1 if comms is None else comms.largest_node
+        self.fewest_cores = cores_allowed() if comms is None else comms.fewest_cores
+        self.is_server = self.rank == 0
+        self.workers = max(1, self.size - 1)
+        self.worker = None if self.is_server and self.size > 1 else max(0, self.rank - 1)
+
+    @classmethod
+    def connect(cls, reduction: Reduction = "auto") -> Cluster:
+        """Join the job that this process was launched in; without MPI, a job of one process."""
+        mpi = start_mpi()
+        if mpi is None:
+            log.info("one process: no MPI is installed")
+            return cls(None, "none", reduction)
+        library, world = short_version(mpi.Get_library_version()), mpi.COMM_WORLD
+        if world.Get_size() == 1:
+            log.info("one process (%s)", library)
+            return cls(None, library, reduction)
+        cluster = cls(Communicators.split(world), library, reduction)
+        if cluster.is_server:
+            log.info("%d processes on %d node(s) (%s)", cluster.size, cluster.nodes, library)
+        return cluster
+
+    def worker_rank(self, worker: int) -> int:
+        """The rank of the worker with this index."""
+        return worker if self.size == 1 else worker + 1
+
+    def barrier(self) -> None:
+        """Wait politely until all ranks have come here."""
+        if self._board is not None and self.nodes == 1:
+            self._board.meet()
+        elif self._comms is not None:
+            meet(self._comms.world)
+
+    def broadcast(self, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
+        """Rank 0's arrays on all ranks."""
+        if self.is_server and arrays is None:
+            raise ValueError("rank 0 broadcasts: it has to give arrays")
+        if self._comms is None:
+            return list(arrays or ())
+        self.barrier()
+        received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
+        self._moved.broadcast += sum(array.nbytes for array in received)
+        return received
+
+    def gather(self, array: AnyArray) -> list[AnyArray] | None:
+        """Every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""
+        if self._comms is None:
+            return [array]
+        self.barrier()
+        received = gather_arrays(self._comms.world, array)
+        self._moved.gather += array.nbytes if received is None else sum(part.nbytes for part in received[1:])
+        return received
+
+    def exchange(
+        self, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
+    ) -> None:
+        """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective."""
+        if self._comms is None:
+            incoming[: received[0]] = outgoing[: sent[0]]
+            return
+        self.barrier()
+        exchange_parts(self._comms.world, outgoing, sent, incoming, received)
+        self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
+
+    def dealt_rows(self) -> DealtRows:
+        """The exchange by which each rank gets its columns of all ranks' rows, until `close`; first call collective."""
+        if self._dealt is None:
+            self._dealt = DealtRows(None if self._comms is None else self._comms.world, self._moved)
+        return self._dealt
+
+    def maximum(self, value: int) -> int:
+        """The largest of the ranks' integers, on all ranks."""
+        return value if self._comms is None else maximum(self._comms.world, value)
+
+    def sum_buffer(self, count: int, dtype: DTypeLike) -> AnyArray:
+        """This rank's slot of a buffer that the next `reduce` sums.
+
+        The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
+        slot, with whatever was last written into it. Slots live until `close`.
+        """
+        return np.asarray(self._use_sum(count, dtype, None).slot)
+
+    def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
+        """`sum_buffer` for values made on a device: the slot as a tensor there, or in host memory where sums go
+        there.
+        """
+        import torch
+
+        return torch.as_tensor(self._use_sum(count, dtype, device).slot)
+
+    def reduce(self) -> AnyArray:
+        """The sum over all ranks of the slots last asked for, the same bits on every rank.
+
+        On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
+        library's.
+        """
+        result = np.asarray(self._reduced().result).view()
+        result.flags.writeable = False
+        return result
+
+    def reduce_tensor(self) -> torch.Tensor:
+        """`reduce` as a tensor that lies where that of `sum_tensor` does; not to be written to."""
+        import torch
+
+        return torch.as_tensor(self._reduced().result)
+
+    def groups(self, wanted: Sequence[Sequence[int]]) -> list[RankGroup | None]:
+        """The sub-communicators of exactly these ranks, in this order; None for those that this rank is not in.
+
+        Called by all ranks with the same groups. They are of use until the next call: those used last keep their
+        communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
+        beyond that share one communicator, so messages between two ranks take different tags in different groups.
+        """
+        return self._groups.get([tuple(int(rank) for rank in ranks) for ranks in wanted], self.rank)
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """What this rank has handed to MPI and taken from it so far (a copy)."""
+        return replace(self._moved)
+
+    def share_bytes(self) -> BytesMoved:
+        """`bytes_moved` summed over all ranks, on all ranks; collective."""
+        if self._comms is None:
+            return self.bytes_moved
+        counts = np.array(self._moved.as_tuple(), np.int64)
+        summed = np.empty_like(counts)
+        self.barrier()
+        self._comms.world.Allreduce(counts, summed)
+        return BytesMoved(*(int(count) for count in summed))
+
+    def threads_for_rank(self) -> int:
+        """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
+        masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
+        return fair_threads(masks, node_rank, cores_allowed(), os.environ)
+
+    def cores_of_others(self) -> float:
+        """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""
+        passed, busy, own = self._load.seconds()
+        if self._comms is not None:
+            own = total(self._comms.node, round(1e6 * own)) / 1e6
+        return max(0.0, (busy - own) / passed)
+
+    def device(self, request: str = "auto") -> torch.device:
+        """The torch device of this rank, made the current one; see `resources.choose_device`."""
+        device = choose_device(request, self.node_rank)
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(device)  # MPI, too, works in the context of the current device
+        return device
+
+    def close(self) -> None:
+        """Free buffers, groups and communicators; collective.
+
+        What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
+        safe only if the sender closes (or reduces) before it ends.
+        """
+        if self._dealt is not None:
+            self._dealt.close()
+            self._dealt = None
+        self._groups.close()
+        for summed in self._sums.values():
+            summed.close()
+        if self._comms is not None:
+            if self._board is not None:
+                self._board.close()
+            self._comms.free()
+        self._sums, self._current, self._comms = {}, None, None
+        self._board = None
+
+    def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
+        """The sum of this kind, built when first asked for, which the next `reduce` sums."""
+        dtype = np.dtype(dtype)
+        if dtype not in SUM_DTYPES:
+            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
+        key = (count, dtype, str(device or "cpu"))
+        if key not in self._sums:
+            self._sums[key] = build_sum(
+                self._comms,
+                self._reduction,
+                count,
+                dtype,
+                self._moved,
+                device,
+                self.mpi,
+                self._board,
+                server_away=not self.server_trains,
+            )
+        self._current = self._sums[key]
+        return self._current
+
+    def _reduced(self) -> Sum:
+        if self._current is None:
+            raise RuntimeError("ask for a sum_buffer before reduce")
+        self._groups.end_round()
+        self._current.reduce()
+        return self._current
+
+    def abort(self, code: int) -> NoReturn:
+        """End the whole job now with this exit code."""
+        abort_job(code)
+
+
+def who_runs() -> str:
+    """The processes that were launched together, in words, as soon as MPI has started; collective."""
+    launch = read_launch()
+    mpi = start_mpi() if launch is not None and launch.size > 1 else None
+    if mpi is None:
+        return "one process"
+    nodes = count_nodes(mpi.COMM_WORLD)
+    return f"{mpi.COMM_WORLD.Get_size()} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+
+
+def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:
+    """Let rank 0 alone do something that may raise a UserError; collective."""
+    result, refusal, kind = None, "", UserError
+    if cluster.is_server:
+        try:
+            result = work()
+        except UserError as error:
+            refusal, kind = str(error), RunFailure if isinstance(error, RunFailure) else UserError
+    words = [np.frombuffer(refusal.encode(errors="backslashreplace"), np.uint8), np.array([kind is RunFailure])]
+    received = cluster.broadcast(words if cluster.is_server else None)
+    if received[0].size:
+        raise (RunFailure if received[1][0] else UserError)(received[0].tobytes().decode())
+    return result

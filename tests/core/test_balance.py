@@ -1,0 +1,167 @@
+"""What rows, steps and workers cost is recovered from seconds, and work is spread by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpi.core.placement import (
+    LIKELY,
+    MEMORY,
+    MOST_STEP_ROWS,
+    NOISE,
+    STATE,
+    STEP_ROWS,
+    Balance,
+    BalanceLearner,
+    longest_first,
+)
+from fedmpi.core.reduce import RankWork
+from fedmpi.core.worker import Trainer
+from tests.end_to_end.in_process import run
+
+ROW_SECONDS = 2e-5
+
+
+class Machine:
+    """Workers of known speeds on which a row and a step cost known times, measured with 3 % of noise."""
+
+    def __init__(self, step_rows: float, speeds: list[float], seed: int = 0):
+        self.step_rows, self.speeds = step_rows, np.array(speeds)
+        self.generator = np.random.default_rng(seed)
+
+    def cohort(self, clients: int = 40) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and steps of a round's participants: sizes differ by a factor of ten, batches are of twenty."""
+        rows = self.generator.lognormal(4, 0.7, clients).astype(int) + 1.0
+        return rows, np.ceil(rows / 20)
+
+    def seconds(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        noise = self.generator.normal(1, 0.03, len(rows))
+        return ROW_SECONDS * (rows + self.step_rows * steps) / self.speeds * noise
+
+    def run(self, learner: BalanceLearner, rounds: int) -> np.ndarray:
+        """Rounds spread by what has been learned; the share of the planned work that each worker got in the last."""
+        for _ in range(rounds):
+            rows, steps = self.cohort()
+            balance = Balance.from_array(learner.as_array())
+            costs = rows + balance.step_rows * steps
+            owners = longest_first(costs, len(self.speeds), speeds=balance.speeds)
+            per_worker = [np.bincount(owners, what, len(self.speeds)) for what in (rows, steps)]
+            learner.observe(*per_worker, self.seconds(*per_worker))
+        work = np.bincount(owners, costs, len(self.speeds))
+        return work / work.sum()
+
+
+@pytest.mark.parametrize("step_rows", [0.0, 8.0, 25.0, 80.0])
+@pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0], [1.4, 1.1, 0.5]])
+def test_step_cost_and_speeds_are_recovered_within_a_few_per_cent(step_rows: float, speeds: list[float]):
+    machine, learner = Machine(step_rows, speeds), BalanceLearner(3)
+    generator = np.random.default_rng(1)
+    for _ in range(40):
+        rows, steps = generator.uniform(500, 3000, 3), generator.uniform(10, 150, 3)
+        learner.observe(rows, steps, machine.seconds(rows, steps))
+    found = learner.balance()
+    assert found is not None and found.speeds is not None
+    assert found.step_rows == pytest.approx(step_rows, rel=0.06, abs=1.5)
+    assert found.speeds == pytest.approx(np.array(speeds) / np.mean(speeds), rel=0.03)
+
+
+def test_the_step_cost_is_the_least_squares_fit_drawn_towards_what_is_assumed():
+    """Rows [rows, steps | seconds] of a plain fit a · rows + b · steps, one more row for b = STEP_ROWS · a."""
+    rows, steps, seconds = np.array([[900.0, 700.0, 1100.0], [46.0, 35.0, 54.0], [0.5, 0.3, 0.9]])
+    learner = BalanceLearner(1)
+    for round in zip(rows, steps, seconds, strict=True):
+        learner.observe(*(np.array([value]) for value in round))
+    recent = np.sqrt(MEMORY ** np.array([2, 1, 0]))
+    r, q, s = recent * rows / seconds, recent * steps / seconds, recent
+    row_seconds = np.linalg.lstsq((r + STEP_ROWS * q)[:, None], s, rcond=None)[0][0]
+    trust = NOISE / (LIKELY * row_seconds)
+    matrix = np.vstack([np.column_stack([r, q]), [-trust * STEP_ROWS, trust]])
+    row, step = np.linalg.lstsq(matrix, np.append(s, 0.0), rcond=None)[0]
+    assert 1 < step / row < MOST_STEP_ROWS / 2
+    assert learner.as_array() == pytest.approx([step / row, 1.0], rel=1e-6)
+
+
+def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():
+    shares = Machine(8.0, [1.0, 0.5, 1.0]).run(BalanceLearner(3), 12)
+    assert shares == pytest.approx([0.4, 0.2, 0.4], rel=0.1)
+
+
+def test_a_change_of_speed_is_followed():
+    machine, learner = Machine(8.0, [1.0, 1.0]), BalanceLearner(2)
+    assert machine.run(learner, 30) == pytest.approx([0.5, 0.5], abs=0.03)
+    machine.speeds = np.array([1.0, 3.0])
+    assert machine.run(learner, 80) == pytest.approx([0.25, 0.75], abs=0.04)
+
+
+def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
+    """After 60 rounds at new speeds the 200 before them weigh 0.95 ** 60 = 5 %; unforgotten they would decide."""
+    learner, generator = BalanceLearner(2), np.random.default_rng(2)
+    for count, speeds in ((200, [1.0, 1.0]), (60, [1.0, 3.0])):
+        machine = Machine(8.0, speeds, seed=count)
+        for _ in range(count):
+            rows, steps = generator.uniform(500, 3000, 2), generator.uniform(10, 150, 2)
+            learner.observe(rows, steps, machine.seconds(rows, steps))
+    found = learner.balance()
+    assert found is not None and found.speeds == pytest.approx([0.5, 1.5], rel=0.12)
+
+
+def test_rounds_of_rows_alone_teach_speeds_and_leave_the_step_cost_alone():
+    learner = BalanceLearner(2)
+    for rows in (np.array([100.0, 300.0]), np.array([200.0, 50.0])):
+        learner.observe(rows, np.zeros(2), rows / np.array([1.0, 3.0]))
+    found = learner.balance()
+    assert found is not None and found.step_rows == STEP_ROWS
+    assert found.speeds == pytest.approx([0.5, 1.5], rel=1e-2)
+
+
+def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounded():
+    learner = BalanceLearner(3)
+    learner.observe(np.array([100.0, 0.0, 100.0]), np.array([9.0, 0.0, 5.0]), np.array([1.0, 1e-6, 1.0]))
+    found = learner.balance()
+    assert found is not None and found.speeds is not None and found.speeds[1] == pytest.approx(1, rel=0.2)
+    wild = BalanceLearner(2)
+    for rows, steps, seconds in ((1.0, 1000.0, 9.0), (1000.0, 1.0, 1e-9), (5.0, 5.0, 1e9)):
+        wild.observe(np.array([rows, rows]), np.array([steps, 2 * steps]), np.array([seconds, 1e-9]))
+        found = wild.balance()
+        assert found is not None and found.speeds is not None
+        assert 0 <= found.step_rows <= MOST_STEP_ROWS and (found.speeds > 0).all()
+        assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
+
+
+def test_nothing_is_sent_before_the_first_round_or_without_workers():
+    assert not len(BalanceLearner(3).as_array()) and BalanceLearner(3).state() == {}
+    nobody = BalanceLearner(0)
+    nobody.observe(np.ones(2), np.ones(2), np.ones(2))
+    assert not len(nobody.as_array()) and Balance.from_array(nobody.as_array()) == Balance()
+    assert Balance().facts() == {}
+
+
+def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_workers():
+    learner = BalanceLearner(3)
+    Machine(40.0, [1.5, 1.0, 0.5]).run(learner, 40)
+    same, more = BalanceLearner(3), BalanceLearner(5)
+    same.load(learner.state())
+    more.load(learner.state())
+    more.load({})
+    assert same.as_array() == pytest.approx(learner.as_array(), rel=1e-3)
+    assert learner.state()[STATE].shape == (3, 6)
+    assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
+    assert more.as_array()[1:] == pytest.approx(np.ones(5))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str, monkeypatch: pytest.MonkeyPatch):
+    drawn = ("samples.rule=ratio", "samples.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
+    worked, train = list[RankWork](), Trainer.train
+
+    def noted(*given: Any) -> RankWork:
+        worked.append(train(*given))
+        return worked[-1]
+
+    monkeypatch.setattr(Trainer, "train", noted)
+    done = run("preset=fedavg", "rounds=1", *drawn)
+    (work,) = worked
+    assert work.rows == 2 * done.records[0]["samples"] and work.steps == done.records[0]["steps"] < work.rows

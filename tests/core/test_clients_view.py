@@ -1,0 +1,462 @@
+"""Every client's view: the numbers are those of a plain loop, whoever evaluates them and after any stop."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmpi
+from fedmpi import ClientArrays, UserError
+from fedmpi.common.errors import RunFailure
+from fedmpi.common.fairness import SPREADS, spread_over_clients
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Streams
+from fedmpi.common.task_kinds import KINDS
+from fedmpi.config import load_config
+from fedmpi.core.evaluation import ClientsView
+from fedmpi.core.experiment import Experiment
+from fedmpi.mpi import Cluster
+from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, read_clients
+from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, evaluate, has_accuracy
+from fedmpi.tasks.losses import task_loss
+from fedmpi.tasks.metrics import Metric
+from tests.end_to_end.in_process import QUIET, run, run_into
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "participation.count": 4,
+    "model.hidden": [6],
+    "local.engine": "sequential",
+    "logging.tensorboard": False,
+    "cluster.threads": 1,
+    "checkpoint.every": 0,
+    "evaluation.clients": "all",
+}
+SIZES = (7, 0, 30, 1, 55, 12, 3, 41)
+
+
+def arrays(held_out: tuple[int, ...] | None = None) -> ClientArrays:
+    """Clients of `SIZES` samples of two features, the second without any; some with samples held out."""
+    generator = np.random.default_rng(5)
+
+    def drawn(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        y = (owner + generator.integers(0, 2, len(owner))) % 3
+        x = generator.standard_normal((len(owner), 2)) + np.stack([np.cos(y), np.sin(y)], 1)
+        return x.astype(np.float32), y, owner
+
+    x, y, owner = drawn(SIZES)
+    held = None if held_out is None else drawn(held_out)
+    return ClientArrays(x, y, owner, test=(x[:9], y[:9]), val=held, clients=len(SIZES))
+
+
+def by_hand(module: nn.Module, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> dict[int, tuple[float, float]]:
+    """Mean loss and accuracy of each client, one after the other in float64."""
+    exact, found = copy.deepcopy(module).double().eval(), {}
+    for client, (x, y) in rows.items():
+        outputs = exact(torch.tensor(x).double()).detach().numpy()
+        log_probability = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
+        losses = [-log_probability[i, label] for i, label in enumerate(y)]
+        right = [outputs[i].argmax() == label for i, label in enumerate(y)]
+        found[client] = math.fsum(losses) / len(y), sum(right) / len(y)
+    return found
+
+
+def rows_of(data: ClientArrays, held_out: bool = False) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    (x, y), offsets = (data.val, data.val_offsets) if held_out else ((data.x, data.y), data.offsets)
+    pairs = {k: (x[a:b], y[a:b]) for k, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False))}
+    return {client: pair for client, pair in pairs.items() if len(pair[1])}
+
+
+def assert_scores(table: Columns, expected: dict[int, tuple[float, float]]) -> None:
+    assert table["client"].tolist() == sorted(expected)
+    for client, loss, accuracy in zip(table["client"], table["loss"], table["accuracy"], strict=True):
+        assert loss == pytest.approx(expected[client][0], rel=1e-5)
+        assert accuracy == expected[client][1]
+
+
+@pytest.mark.parametrize("at_once", [1, 8, 2000])
+@pytest.mark.parametrize("held_out", [None, (3, 2, 0, 1, 4, 0, 9, 6)])
+def test_scores_are_those_of_a_plain_loop_over_clients(held_out: tuple[int, ...] | None, at_once: int):
+    data = arrays(held_out)
+    done = fedmpi.run("fedavg", SMALL | {"evaluation.batch_size": at_once}, data=data)
+    table = done.clients
+    assert_scores(table, by_hand(done.model, rows_of(data, held_out is not None)))
+    assert table["samples"].tolist() == [n for n in held_out or SIZES if n]
+    assert table["training_samples"].tolist() == [SIZES[k] for k in table["client"]]
+    assert set(table["round"]) == {1}
+    assert done.summary["clients_evaluated_on"] == ("training rows" if held_out is None else "held-out rows")
+    assert done.summary["final"]["client_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
+
+
+@pytest.mark.parametrize("held_out", [None, (3, 2, 0, 1, 4, 0, 9, 6)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_of_some_clients_are_of_their_own_rows_too(held_out: tuple[int, ...] | None, seed: int):
+    data = arrays(held_out)
+    done = fedmpi.run("fedavg", SMALL | {"evaluation.clients": 3, "seed": seed}, data=data)
+    everybody = by_hand(done.model, rows_of(data, held_out is not None))
+    assert len(done.clients["client"]) == 3
+    assert_scores(done.clients, {client: everybody[client] for client in done.clients["client"].tolist()})
+
+
+def test_a_record_tells_how_they_spread_and_a_phase_what_it_cost():
+    done = fedmpi.run("fedavg", SMALL | {"rounds": 5, "evaluation.clients_every": 2}, data=arrays())
+    for record in done.records:
+        due = record["round"] in (1, 3, 4)
+        assert due == ("clients" in record["phase_seconds"]) == ("client_loss_jain" in record)
+        if not due:
+            continue
+        seen = {k: v[done.clients["round"] == record["round"]] for k, v in done.clients.items()}
+        weights = seen["samples"] / seen["samples"].sum()
+        assert len(seen["client"]) == 7
+        assert record["client_accuracy_weighted"] == pytest.approx((seen["accuracy"] * weights).sum())
+        assert record["client_accuracy_worst10"] == seen["accuracy"].min()
+        assert record["client_accuracy_best10"] == seen["accuracy"].max()
+        assert record["client_accuracy_std"] == pytest.approx(seen["accuracy"].std())
+        assert record["client_loss_worst10"] == seen["loss"].max()
+        assert record["client_loss_best10"] == seen["loss"].min()
+        assert record["phase_seconds"]["clients"] <= record["seconds"]
+    assert {f"client_accuracy_{name}" for name in SPREADS} <= done.records[-1].keys()
+
+
+def test_how_often_they_were_used_and_how_far_their_labels_are_from_all():
+    data = arrays()
+    done = fedmpi.run(
+        "fedavg", SMALL | {"rounds": 4, "evaluation.clients_every": 1, "logging.participants": True}, data=data
+    )
+    used = np.zeros(len(SIZES), int)
+    shares = np.bincount(data.y, minlength=3) / len(data.y)
+    for record in done.records:
+        took_part = [int(k) for part in record["clients"].split() for k in _span(part)]
+        used[took_part] += 1
+        seen = {k: v[done.clients["round"] == record["round"]] for k, v in done.clients.items()}
+        assert seen["times_used"].tolist() == used[seen["client"]].tolist()
+    for client, far in zip(seen["client"], seen["label_distance"], strict=True):
+        own = data.y[data.offsets[client] : data.offsets[client + 1]]
+        assert far == pytest.approx(np.abs(np.bincount(own, minlength=3) / len(own) - shares).sum())
+
+
+def _span(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def test_spread_by_hand():
+    accuracies = np.array([0.9, 0.1, 0.5, 0.7, 0.3, 0.8, 0.6, 0.4, 0.2, 1.0, 0.0])
+    weights = np.arange(1.0, 12.0)
+    found = spread_over_clients(accuracies, weights)
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["std"] == pytest.approx(math.sqrt(0.1))
+    assert found["worst10"] == pytest.approx(0.05)  # of two: a tenth of eleven, rounded up
+    assert found["best10"] == pytest.approx(0.95)
+    assert found["weighted"] == pytest.approx(sum(w * a for w, a in zip(weights, accuracies, strict=True)) / 66)
+    assert found["jain"] == pytest.approx(5.5**2 / (11 * 3.85))
+    falling = spread_over_clients(accuracies, weights, "smallest")
+    assert (falling["worst10"], falling["best10"]) == (found["best10"], found["worst10"])
+    assert spread_over_clients(np.zeros(3), np.ones(3))["jain"] == 1
+    assert spread_over_clients(np.full(3, 0.3), np.ones(3))["jain"] == pytest.approx(1)
+    assert spread_over_clients(np.array([0.0, 0.0, 0.0, 1.0]), np.ones(4))["jain"] == 0.25
+    assert spread_over_clients(np.array([0.25]), np.array([7.0]))["worst10"] == 0.25
+    assert all(map(math.isnan, spread_over_clients(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
+
+
+def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
+    assert cut(np.array([3, 3, 3, 10, 1, 1]), 6).tolist() == [0, 2, 3, 4, 6]
+    assert cut(np.array([], int), 6).tolist() == [0]
+    counts = np.random.default_rng(0).integers(1, 50, 500)
+    borders = cut(counts, 100)
+    rows = np.add.reduceat(counts, borders[:-1])
+    assert rows.sum() == counts.sum() and rows.max() <= 100
+    assert (rows[:-1] + counts[borders[1:-1]] > 100).all()
+
+
+@pytest.mark.parametrize("placement", ["shared", "owner"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 9])
+def test_ranks_share_the_parts_among_them(workers: int, placement: str):
+    settings = ["participation.count=4", "evaluation.clients=all", "evaluation.batch_size=100"]
+    config = load_config(None, [*QUIET, "data.shards=digits:clients=30", *settings])
+    experiment = Experiment.connect(config)
+    view = experiment.evaluation.clients
+    assert view is not None
+    sizes, found = experiment.data.sizes, []
+    boundaries = np.linspace(0, 30, workers + 1).astype(np.int64)
+    for worker in [None, *range(workers)]:
+        layout = replace(experiment.layout, boundaries=boundaries, worker=worker, shared=placement == "shared")
+        one = ClientsView(config, Cluster(None, "none"), Streams(config.seed), view.rows, layout, experiment.trainer)
+        parts = one._share(experiment.decisions.plan(0)).parts
+        assert not parts or worker is not None
+        found += parts
+        if placement == "owner":
+            firsts = [int(part[0]) for part in parts]
+            assert all(boundaries[worker] <= first < boundaries[worker + 1] for first in firsts)
+        elif parts:
+            assert sum(int(sizes[part].sum()) for part in parts) <= sizes.sum() / workers + 200
+    assert np.concatenate(found).tolist() == np.arange(30).tolist()
+    experiment.close()
+
+
+def test_a_number_of_clients_is_drawn_once_by_the_seed():
+    settings = SMALL | {"rounds": 3, "evaluation.clients": 4, "evaluation.clients_every": 1}
+    panels = {}
+    for seed in (0, 1, 2):
+        table = fedmpi.run("fedavg", settings | {"seed": seed}, data=arrays()).clients
+        rounds = [table["client"][table["round"] == t].tolist() for t in range(3)]
+        assert rounds[0] == rounds[1] == rounds[2] == sorted(set(rounds[0])) and len(rounds[0]) == 4
+        assert 1 not in rounds[0]  # it holds no rows
+        panels[seed] = rounds[0]
+    assert len({tuple(panel) for panel in panels.values()}) > 1
+
+
+def test_the_participants_are_those_of_the_round():
+    done = fedmpi.run(
+        "fedavg",
+        SMALL | {"evaluation.clients": "participants", "evaluation.clients_every": 1, "logging.participants": True},
+        data=arrays(),
+    )
+    for record in done.records:
+        there = {k for part in record["clients"].split() for k in _span(part)} - {1}
+        assert set(done.clients["client"][done.clients["round"] == record["round"]]) == there
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("everybody", r"evaluation\.clients = 'everybody'.*: give \"all\", \"participants\", or how many clients"),
+        (0, "how many clients"),
+        (-3, "how many clients"),
+        (True, "give a number, not true or false"),
+        (0.5, "how many clients"),
+        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* hold training rows: give at most so many"),
+        (900, "but 7 of the 8 clients"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(value: Any, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        fedmpi.run("fedavg", SMALL | {"evaluation.clients": value}, data=arrays())
+
+
+def test_fine_tuned_models_are_those_of_a_plain_loop_and_nothing_flows_back():
+    data, held_out = arrays((3, 0, 2, 1, 4, 5, 9, 6)), rows_of(arrays((3, 0, 2, 1, 4, 5, 9, 6)), held_out=True)
+    settings = SMALL | {"local.batch_size": "all", "local.lr": 0.3, "local.epochs": 1, "rounds": 3}
+    without = fedmpi.run("fedavg", {k: v for k, v in settings.items() if k != "evaluation.clients"}, data=data)
+    done = fedmpi.run("fedavg", settings | {"evaluation.fine_tune": 3, "evaluation.clients_every": 1}, data=data)
+    for name, value in without.model.state_dict().items():
+        assert torch.equal(value, done.model.state_dict()[name])
+    assert [r["test_loss"] for r in without.records] == [r["test_loss"] for r in done.records]
+    table, own = last_evaluation(done.clients), rows_of(data)
+    for place, client in enumerate(table["client"]):
+        module = copy.deepcopy(done.model).double()
+        x, y = (torch.tensor(array) for array in own[client])
+        for _ in range(3):  # epochs of one step on all rows
+            loss = nn.functional.cross_entropy(module(x.double()), y)
+            for parameter, gradient in zip(
+                module.parameters(), torch.autograd.grad(loss, [*module.parameters()]), strict=True
+            ):
+                parameter.data -= 0.3 * gradient
+        expected = by_hand(module, {client: held_out[client]})[client]
+        assert table["tuned_loss"][place] == pytest.approx(expected[0], rel=1e-4)
+        assert table["tuned_accuracy"][place] == expected[1]
+    last = done.records[-1]
+    assert last["client_tuned_accuracy_mean"] == pytest.approx(table["tuned_accuracy"].mean())
+    assert last["client_tuned_loss_worst10"] == pytest.approx(table["tuned_loss"].max())
+    assert last["phase_seconds"].keys() >= {"clients", "fine_tune"}
+
+
+@pytest.mark.parametrize("more", [{"evaluation.fine_tune": 2}, {"evaluation.fine_tune": 1, "local.batch_size": "all"}])
+def test_fine_tuning_that_diverges_ends_the_run_or_is_left_out(more: dict[str, Any]):
+    """Also where it does so in its last step, after which no loss is seen any more."""
+    settings = SMALL | {"rounds": 1, "local.lr": 1e20, "participation.count": 1} | more
+    with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
+        fedmpi.run("fedavg", settings, data=arrays())
+    done = fedmpi.run("fedavg", settings | {"local.on_divergence": "drop"}, data=arrays())
+    gone = np.isnan(done.clients["tuned_loss"])
+    assert done.records[-1]["client_tuned_diverged"] == gone.sum() > 0
+    assert (np.isnan(done.clients["tuned_accuracy"]) == gone).all()
+    assert np.isfinite(done.clients["loss"]).all()
+
+
+@pytest.mark.parametrize("kind", ["classification", "tokens", "multilabel", "regression"])
+def test_every_kind_of_task_has_the_scores_that_its_metrics_give_client_by_client(kind: str):
+    counts, generator = np.array([3, 1, 5]), torch.Generator().manual_seed(0)
+    x = torch.randn(9, 4, generator=generator)
+    shape = {"tokens": (4, 3), "regression": (1,)}.get(kind, (3,))
+    module = nn.Sequential(nn.Linear(4, math.prod(shape)), nn.Unflatten(1, shape))
+    y = {
+        "classification": torch.randint(0, 3, (9,), generator=generator),
+        "tokens": torch.randint(-1, 3, (9, 4), generator=generator),
+        "multilabel": torch.randint(0, 2, (9, 3), generator=generator).float(),
+        "regression": torch.randn(9, generator=generator),
+    }[kind]
+    y = torch.cat([y[:3], torch.full_like(y[3:4], -1), y[4:]]) if kind == "tokens" else y
+    loss = task_loss(KINDS[kind].loss, kind=kind)
+    accuracy = Metric(resolve("metric", "accuracy"))
+    sums = client_sums(module, x, y, counts, loss, rows=4)
+    assert sums[:, SAMPLES].tolist() == counts.tolist()
+    for client, (first, last) in enumerate([(0, 3), (3, 4), (4, 9)]):
+        some, targets = x[first:last], y[first:last]
+        judged = has_accuracy(KINDS[kind]) and not (kind == "tokens" and client == 1)
+        alone = evaluate(module, some, targets, 100, loss, [accuracy] if judged else [])
+        assert sums[client, LOSS] / counts[client] == pytest.approx(alone.loss, rel=1e-5)
+        assert judged or sums[client, JUDGED] == 0  # no position counts, or none can be right
+        if judged:
+            assert sums[client, RIGHT] / sums[client, JUDGED] == pytest.approx(alone.numbers["accuracy"])
+    assert has_accuracy(KINDS[kind]) == (kind != "regression")
+
+
+class OwnMean(nn.Module):
+    """Takes the mean of whatever goes through it together off."""
+
+    def __init__(self, values: int, classes: int):
+        super().__init__()
+        self.layer = nn.Linear(values, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - x.mean(0))
+
+
+def test_clients_go_through_alone_where_samples_influence_one_another():
+    data = arrays()
+    done = fedmpi.run("fedavg", SMALL_MODEL, data=data, model=OwnMean(2, 3))
+    assert_scores(done.clients, by_hand(done.model, rows_of(data)))
+
+
+SMALL_MODEL = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
+
+
+def test_copies_of_rebalancing_are_not_evaluated():
+    config = ["data.shards=digits:clients=6,alpha=0.3", "participation.count=3", "participation.clients=uniform"]
+    config += ["rebalance.enabled=true", "model.hidden=[6]", "rounds=1", "evaluation.clients=all"]
+    done = run(*config)
+    view = done.experiment.evaluation.clients
+    assert view is not None
+    store = done.experiment.data.store
+    assert view.rows.counts.tolist() == store.sizes.tolist() != done.experiment.data.sizes.tolist()
+
+
+def test_a_run_that_on_round_ends_is_evaluated_after_its_last_round():
+    done = fedmpi.run(
+        "fedavg", SMALL | {"rounds": 9}, data=arrays(), on_round=lambda record: bool(record["round"] == 2)
+    )
+    assert done.ending == "ended" and set(done.clients["round"]) == {2}
+    assert "client_accuracy_mean" in done.records[2] and "clients" in done.records[2]["phase_seconds"]
+    assert done.summary["final"]["client_accuracy_mean"] == done.records[2]["client_accuracy_mean"]
+
+
+# The file
+
+
+VIEWED = (
+    *("preset=fedavg", "rounds=8", "participation.count=4", "model.hidden=[6]", "local.engine=sequential"),
+    *("evaluation.clients=all", "evaluation.clients_every=1", "checkpoint.every=3"),
+)
+
+
+def same(one: Columns, other: Columns) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "RUN"
+    assert run_into(folder, *VIEWED) == 0
+    return folder
+
+
+def test_a_stopped_run_goes_on_with_its_rows(whole: Path, tmp_path: Path):
+    assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
+    assert np.unique(read_clients(tmp_path)["round"]).tolist() == [0, 1, 2, 3, 4]
+    assert run_into(tmp_path, *VIEWED, resume=True) == 0
+    assert same(read_clients(whole), read_clients(tmp_path))
+    assert same(fedmpi.load_run(tmp_path).clients, read_clients(whole))
+
+
+def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
+    assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
+    (path,) = tmp_path.glob("clients.*")
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(
+        UserError, match=r"clients\..* holds 0 rows .* where the checkpoint counts on 100: put the file"
+    ):
+        run_into(tmp_path, *VIEWED, resume=True)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
+        run_into(tmp_path, *VIEWED, resume=True)
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match=re.escape("how often clients were used is counted from round 0")):
+        run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "a byte", "older"])
+def test_rows_that_are_lost_or_damaged_while_a_run_lasts_end_it_in_a_sentence(
+    form: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    else:
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    table, path = ClientTable(tmp_path), tmp_path / f"clients.{form}"
+    rows = [{name: np.arange(9) + 9 * t for name in ("round", "client", "samples")} for t in range(3)]
+    table.write(rows[:1])
+    older = path.read_bytes()
+    table.write(rows[1:2])
+    whole = path.read_bytes()
+    broken = {"empty": b"", "cut": whole[:-40], "a byte": whole[:-3] + b"?" + whole[-2:], "older": older}
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(broken[damage])
+    said = r"holds (0|9) rows where this run has written 18; put" if damage in ("gone", "older") else "is damaged; put"
+    with pytest.raises(RunFailure, match=rf"clients\.{form} .*{said} .*, then go on with --resume --out {tmp_path}"):
+        table.write(rows[2:])
+    path.write_bytes(whole)
+    table.write(rows[2:])
+    assert read_clients(tmp_path)["client"].tolist() == list(range(27))
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    else:
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not installed
+    monkeypatch.setattr("fedmpi.records.client_table.GROUP_ROWS", 10)
+    table, generator = ClientTable(tmp_path), np.random.default_rng(0)
+    added = [
+        {
+            "round": np.full(7, t),
+            "client": np.arange(7),
+            "samples": generator.integers(1, 9, 7),
+            "loss": np.where(generator.random(7) < 0.2, np.nan, generator.random(7)),
+        }
+        for t in range(6)
+    ]
+    for some in (added[:2], added[2:3], added[3:]):
+        for one in some:
+            table.add(one)
+        table.write(table.take())
+    expected = {name: np.concatenate([one[name] for one in added]) for name in added[0]}
+    assert table.rows == 42 and (tmp_path / f"clients.{form}").exists()
+    found = read_clients(tmp_path)
+    assert all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected)
+    assert all(found[name].dtype == expected[name].dtype for name in expected)
+    again = ClientTable(tmp_path)
+    again.go_on(4, 28)
+    found = read_clients(tmp_path)
+    assert all(np.array_equal(found[name], expected[name][:28], equal_nan=True) for name in expected)
+    again.add(added[4])
+    again.write(again.take())
+    assert read_clients(tmp_path)["round"].tolist() == expected["round"][:35].tolist()
+    again.go_on(0, 0)
+    assert read_clients(tmp_path) == {}

@@ -1,0 +1,167 @@
+"""Equal planned work: whoever is dealt which participants, each has one worker and nobody has much more than others."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.placement import (
+    LONGEST_FIRST_UP_TO,
+    STEP_ROWS,
+    Layout,
+    equal_parts,
+    longest_first,
+    planned_cost,
+    server_trains,
+    shares_data,
+)
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.schedule import schedule
+from fedmpi.local.work import LocalRule
+
+COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(COSTS, st.integers(1, 9))
+def test_nobody_has_more_than_the_largest_cost_above_anybody_else(costs: np.ndarray, workers: int):
+    loads = np.bincount(longest_first(costs, workers), costs, minlength=workers)
+    assert loads.max() - loads.min() <= costs.max()
+
+
+def test_a_large_cohort_is_dealt_out_as_evenly():
+    costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
+    loads = np.bincount(longest_first(costs, 7), costs)
+    assert loads.max() < 1.001 * loads.mean()
+    falling = np.arange(5.0 * LONGEST_FIRST_UP_TO, 0, -1)
+    assert np.ptp(np.bincount(longest_first(falling, 8), falling)) < 50
+
+
+def test_the_head_start_of_worker_0_is_made_up_for():
+    owners = longest_first(np.ones(30), 3, head_start=6.0)
+    assert np.bincount(owners).tolist() == [6, 12, 12]
+    assert (longest_first(np.ones(4), 3, head_start=50.0) > 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 500))
+def test_parts_cover_the_cohort_and_miss_their_share_by_less_than_a_client(sizes: list, workers: int, head: float):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    boundaries = equal_parts(offsets, workers, head)
+    assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
+    share = (offsets[-1] + head) / workers
+    if share > head:
+        wanted = np.clip(np.arange(workers + 1) * share - head, 0, offsets[-1])
+        assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
+
+
+SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COSTS, SPEEDS, st.floats(0, 500))
+def test_nobody_else_would_have_finished_the_last_one_given_to_a_worker_earlier(
+    costs: np.ndarray, speeds: np.ndarray, head: float
+):
+    owners = longest_first(costs, len(speeds), head, speeds)
+    loads = np.bincount(owners, costs, minlength=len(speeds)) + head * (np.arange(len(speeds)) == 0)
+    for worker in np.unique(owners):
+        last = costs[owners == worker].min()
+        others = np.delete((loads + last) / speeds, worker)
+        assert loads[worker] / speeds[worker] <= others.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 7, 100])
+def test_a_large_cohort_is_dealt_out_in_proportion_to_speeds(workers: int):
+    generator = np.random.default_rng(0)
+    costs, speeds = generator.lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO), generator.uniform(0.5, 2, workers)
+    owners = longest_first(costs, workers, 0.0, speeds)
+    seconds = np.bincount(owners, costs, minlength=workers) / speeds
+    assert seconds.max() < 1.02 * seconds.mean()
+    assert np.bincount(longest_first(np.zeros(5 * LONGEST_FIRST_UP_TO), 2, 0.0, np.array([1.0, 2.0]))).min() > 0
+
+
+def test_an_idle_but_slow_worker_gets_nothing_that_a_busy_one_finishes_first():
+    assert longest_first(np.array([10.0, 9.0]), 2, speeds=np.array([1.0, 0.1])).tolist() == [0, 0]
+    assert longest_first(np.array([10.0, 9.0]), 2, head_start=500.0, speeds=np.array([1.0, 0.1])).tolist() == [1, 1]
+    assert longest_first(np.array([90.0]), 2, head_start=100.0, speeds=np.array([5.0, 1.0])).tolist() == [0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), SPEEDS, st.floats(0, 500))
+def test_parts_are_cut_in_proportion_to_speeds(sizes: list, speeds: np.ndarray, head: float):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    boundaries = equal_parts(offsets, len(speeds), head, speeds)
+    assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
+    seconds = (offsets[-1] + head) / speeds.sum()
+    if seconds * speeds[0] > head:
+        wanted = np.clip(seconds * np.concatenate([[0], np.cumsum(speeds)]) - head, 0, offsets[-1])
+        assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LocalRule(epochs=2, batch_size=10),
+        LocalRule(epochs=2, batch_size=10, drop_last=True),
+        LocalRule(epochs=None, steps=3, batch_size=8),
+        LocalRule(batch_size=None),
+    ],
+)
+def test_planned_cost_counts_the_rows_and_steps_of_the_schedule(rule: LocalRule):
+    rows = np.array([1, 7, 10, 25, 40])
+    costs = planned_cost(rule, rows, merged=False)
+    for n, cost in zip(rows.tolist(), costs.tolist(), strict=True):
+        batches = schedule(rule, n, np.random.default_rng(0))
+        seen = sum(n if batch is None else len(batch) for batch in batches)
+        assert cost == seen + STEP_ROWS * len(batches)
+
+
+def test_merged_participants_cost_their_rows_alone():
+    rule = LocalRule(epochs=1, batch_size=10)
+    assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]
+
+
+def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) -> tuple[bool, bool]:
+    cluster = SimpleNamespace(size=ranks, largest_node=ranks, fewest_cores=cores)
+    config = load_config(None, ["preset=fedavg", *chosen])
+    description = DataDescription((1, 28, 28), "uint8", 10, "image", 0, (0.5,), (0.5,))
+    shared = shares_data(config, cluster, np.array([samples], np.int64), description)  # type: ignore[arg-type]
+    return shared, server_trains(config, cluster, shared, cluster.fewest_cores)  # type: ignore[arg-type]
+
+
+def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
+    assert decide() == (True, True)
+    assert decide(ranks=3) == (True, False)
+    assert decide("topology.placement=owner") == (False, False)
+    top = ("transport.kind=topk", "transport.fraction=0.1")
+    assert decide(*top) == (True, True)
+    assert decide(*top, "transport.error_feedback=true") == (False, False)
+    assert decide(samples=10**6) == (False, False)
+    assert decide(samples=300_000) == (True, True)
+    assert decide(samples=500_000) == (False, False)  # 1.5 GiB for each of two ranks
+    assert decide("topology.placement=shared", samples=10**6) == (True, True)
+
+
+def test_what_the_user_says_about_the_server_counts():
+    assert decide("server.trains=never") == (True, False)
+    assert decide("server.trains=always", ranks=3) == (True, True)
+
+
+@pytest.mark.parametrize("rule", ["samples.rule=exact", "samples.rule=ratio"])
+def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
+    """300 rows and an evaluation that costs 60 more among three workers: 60, 120 and 120, to a client's 5 rows."""
+    drawn = (rule, "samples.wanted=300") if rule.endswith("exact") else (rule, "samples.ratio=0.2088")
+    shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=1")
+    experiment = Experiment.connect(load_config(None, [*shards, *drawn, "model.hidden=[8]"]))
+    worker, plan, rows = experiment.trainer.worker, experiment.decisions.plan(1), []
+    sizes, worker.evaluation_cost = experiment.data.sizes, 60.0
+    for index in range(3):
+        worker.layout, worker.index = Layout(np.arange(4) * 20, index, True, True), index
+        rows.append(300 * sizes[worker.assigned(plan)].sum() / sizes.sum())
+    experiment.close()
+    assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)

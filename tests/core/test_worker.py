@@ -1,0 +1,95 @@
+"""Participants shared out among workers: nobody twice, nobody forgotten, each with the rows and the factor of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedmpi.common.plan import Plan
+from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.placement import Balance, lay_out
+from fedmpi.core.worker import Worker
+from fedmpi.local.work import ClientTask
+
+RULES = {
+    "all": [],
+    "bernoulli": ["samples.rule=bernoulli", "samples.wanted=200"],
+    "ratio": ["samples.rule=ratio", "samples.ratio=0.3"],
+    "exact": ["samples.rule=exact", "samples.wanted=60"],
+}
+COHORTS = {"some": ["participation.clients=uniform", "participation.count=9"], "all": ["participation.clients=all"]}
+
+
+def experiment_of(*settings: str) -> Experiment:
+    common = ["data.shards=digits:clients=14,alpha=0.4", "model.hidden=[4]", "logging.tensorboard=false"]
+    return Experiment.connect(load_config(None, [*common, *settings]))
+
+
+def workers_of(experiment: Experiment, ranks: int, shared: bool, server_trains: bool) -> list[Worker]:
+    """What every rank of a job would make of the same plan."""
+    one, made = experiment.trainer.worker, []
+    for rank in range(ranks):
+        cluster = SimpleNamespace(rank=rank, size=ranks, is_server=rank == 0)
+        layout = lay_out(cluster, one.sizes, np.array([0, len(one.sizes)]), server_trains, shared)
+        cost = 50.0 if server_trains else 0.0
+        made.append(Worker(one.config, layout, one.engine, one.sizes, one.row_rule, one.weight_sizes, cost, 0.0))
+    return made
+
+
+def by_client(tasks: list[ClientTask]) -> dict[int, tuple[list[int] | None, float]]:
+    return {task.client: (None if task.rows is None else task.rows.tolist(), task.coefficient) for task in tasks}
+
+
+def assert_shared_out(plan: Plan, workers: list[Worker], expected: dict[int, tuple[list[int] | None, float]]) -> None:
+    places = [worker.members(plan) for worker in workers]
+    assert sorted(np.concatenate(places).tolist()) == list(range(len(plan.clients)))
+    parts = [by_client(worker.tasks(plan, own)) for worker, own in zip(workers, places, strict=True)]
+    assert sum(map(len, parts)) == len(expected)
+    assert {client: task for part in parts for client, task in part.items()} == expected
+    if workers[0].layout.shared:
+        trainers = workers[0].trainers(plan)
+        for rank, (worker, own) in enumerate(zip(workers, places, strict=True)):
+            assert np.array_equal(worker.trainers(plan), trainers)
+            assert np.array_equal(np.flatnonzero(worker.layout.ranks(trainers) == rank), own)
+
+
+@pytest.mark.parametrize("cohort", COHORTS)
+@pytest.mark.parametrize("rule", ["all", "bernoulli", "ratio", "exact"])
+def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> None:
+    experiment = experiment_of(*RULES[rule], *COHORTS[cohort], "evaluation.every=2")
+    alone = experiment.trainer.worker
+    for t in range(3):
+        plan = experiment.decisions.planner.plan(t)
+        everybody = np.arange(len(plan.clients))
+        expected = by_client(alone.tasks(plan, everybody))
+        for ranks, server_trains, shared in ((2, True, True), (3, False, True), (4, True, True), (3, False, False)):
+            assert_shared_out(plan, workers_of(experiment, ranks, shared, server_trains), expected)
+        scattered = everybody[1::3]
+        of_these = set(plan.clients[scattered].tolist())
+        assert by_client(alone.tasks(plan, scattered)) == {k: task for k, task in expected.items() if k in of_these}
+        assert not alone.tasks(plan, everybody[:0])
+    experiment.close()
+
+
+@pytest.mark.parametrize("rule", ["all", "bernoulli"])
+def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(rule: str) -> None:
+    experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.shards=digits:clients=60,partition=iid")
+    balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
+    plan = replace(experiment.decisions.planner.plan(1), balance=balance)
+    workers = workers_of(experiment, 3, True, False)
+    assert_shared_out(plan, workers, by_client(experiment.trainer.worker.tasks(plan, np.arange(60))))
+    assert [len(worker.members(plan)) for worker in workers] == [0, 15, 45]
+    experiment.close()
+
+
+@pytest.mark.parametrize("rule", ["bernoulli", "exact"])
+def test_where_nobody_has_rows_nobody_trains(rule: str) -> None:
+    experiment = experiment_of(*RULES[rule], *COHORTS["some"])
+    plan = replace(experiment.decisions.planner.plan(0), probability=0.0, clients=np.empty(0, np.int64))
+    for worker in workers_of(experiment, 3, True, True):
+        assert not len(worker.members(plan)) and not len(worker.trainers(plan))
+    experiment.close()
