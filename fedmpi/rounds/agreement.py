@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -22,9 +22,8 @@ from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.traits import ForwardTraits, adopt_traits, check_type, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.losses import LossTraits
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of splitmix64 (Steele, Lea & Flood 2014)."""
@@ -83,16 +82,8 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
-    own = forward_traits(model, description)
-    check_type(model, description)
-    found = own.draws, own.couples, own.loss.draws, own.loss.couples
-    draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
-    kept, widest, least = map(cluster.maximum, (own.bytes_kept, own.bytes_widest, own.least))
-    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes, own.bends
-    agreed = (bool(cluster.maximum(int(trait))) for trait in others)
-    loss = LossTraits(loss_draws, loss_couples)
-    traits = ForwardTraits(draws, couples, loss, kept, widest, *agreed)
-    adopt_traits(model, replace(traits, least=least))
+    own = astuple(forward_traits(model, description))
+    adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.cluster import Cluster
-from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
@@ -21,7 +20,6 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.traits import check_precision
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
@@ -121,8 +119,8 @@ class Experiment:
 def _built_model(config: Config, cluster: Cluster, data: RunData, device: torch.device) -> FlatModel:
     """The network as one vector, with the loss of the task; collective."""
     loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
-    module = build(config.model.name, config.model.options, data.description, config.seed)
-    model = FlatModel(module, device, loss, own_part("model", config.model.name))
+    name, given = config.model.name, config.model.options
+    model = FlatModel.built(name, given, data.description, config.seed, device, loss)
     check_buffers(config, model)
     return model
 

@@ -28,8 +28,8 @@ from fedmpi.data.copies.warps import AugmentedData
 from fedmpi.data.divergence import label_distances
 from fedmpi.data.source import ClientData
 from fedmpi.local.failures import OnDivergence, check_update, named_client
-from fedmpi.local.seeding import evaluating
-from fedmpi.local.traits import couples_in_evaluation, forward_traits
+from fedmpi.local.isolation import evaluating
+from fedmpi.local.traits import couples_in_evaluation
 from fedmpi.local.work import ClientTask
 from fedmpi.models.model_memory import halved
 from fedmpi.records.client_table import Columns
@@ -133,9 +133,7 @@ class ClientsView:
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
         """Evaluate the global model w (d,) after a round; collective, on rank 0 a table with a row a client."""
         share = self._share(plan)
-        self.model.bind_to_look(w)
-        gathered = self._gathered(share, partial(self._evaluated, plan.round))
-        self.model.check_bound_values()
+        gathered = self._gathered(share, partial(self._evaluated, plan.round, w))
         return None if gathered is None else self._table(plan.round, share.clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
@@ -205,17 +203,15 @@ class ClientsView:
         everybody = self.cluster.gather(mine.ravel())
         return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
 
-    def _evaluated(self, t: int, clients: Ints) -> Floats:
-        """The sums (k, 4) of a part's clients at the values that the model is bound to."""
-        draws = forward_traits(self.model, self.description).seeded
+    def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
+        """The sums (k, 4) of a part's clients at the values w (d,)."""
         x, y = self.rows.load(clients)
         while True:
             try:
-                seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, t, int(clients[0]), draws)
-                with during(t), seeded:
-                    return client_sums(
-                        self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once, self.model.part
-                    )
+                at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
+                with during(t), evaluating(self.model, w, self.streams, *at) as module:
+                    counts = self.rows.counts[clients]
+                    return client_sums(module, x, y, counts, self.loss, self._at_once, self.model.part)
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:
                     raise
@@ -235,8 +231,7 @@ class ClientsView:
             except ClientFailure as failure:
                 self._leaving.leave_out(failure, plan.round)
                 continue
-            self.model.bind(self._point)
-            sums[place] = self._evaluated(plan.round, clients[place : place + 1])
+            sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
         return sums
 
     def _table(self, t: int, clients: Ints, sums: Floats) -> Columns:

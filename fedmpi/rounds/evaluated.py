@@ -20,8 +20,8 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES
 from fedmpi.local.failures import LARGEST_LOSS
-from fedmpi.local.seeding import evaluating
-from fedmpi.local.traits import forward_traits, rows_of_a_pass
+from fedmpi.local.isolation import evaluating
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.model_memory import halved
 from fedmpi.records.confusion import Confusion
@@ -70,12 +70,10 @@ class EvaluatedParts:
         """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
-        draws = forward_traits(flat, self._data.description).seeded
-        flat.bind_to_look(model)
         facts: dict[str, float] = {}
         for part in self.names:
             with flat.loss.kept_generators(), during(round):
-                found = self._evaluated(flat, part, round, draws)
+                found = self._evaluated(flat, model, part, round)
             unlikely = flat.loss.kind is CLASSIFICATION and found.loss == math.inf  # a class that is masked by -inf
             if not (abs(found.loss) < LARGEST_LOSS or unlikely):
                 raise Divergence(
@@ -85,18 +83,18 @@ class EvaluatedParts:
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
                 self.confusion = Confusion(found.confusion, self._names)
-        flat.check_bound_values()
         return facts
 
-    def _evaluated(self, flat: FlatModel, part: str, round: int, draws: bool) -> Evaluation:
+    def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:
         """The evaluation, with half as many samples at once as often as the device has no memory for more."""
         assert self._rows is not None
         x, y = self.samples(part)
         rows = min(self._rows, len(y))
         while True:
             try:
-                with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
-                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, flat.part)
+                at = round, list(NAMES).index(part)
+                with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+                    return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fedmpi.local.timing import relative_difference as apart_in_a_trial
 from torch import nn
 
 from fedmpi import ClientFailure
@@ -13,7 +14,6 @@ from fedmpi.local.batched.apart import KeptApart
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import relative_difference as apart_in_a_trial
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedmpi.local.timing import on_trial, time_engines
 from torch.nn import functional
 
 from fedmpi import ClientArrays, PartFailure, UserError, run
@@ -20,7 +21,6 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import on_trial, time_engines
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import own_algorithms
