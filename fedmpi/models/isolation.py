@@ -93,7 +93,7 @@ def seed_held_generators(module: nn.Module, seed: int) -> None:
 
 
 def check_memory(module: nn.Module) -> None:
-    """Reject a module of which a trained parameter shares memory with another one, or a buffer: no vector can hold both."""
+    """Reject a module in which a trained parameter shares memory with another one, or with a buffer."""
     named = [*module.named_parameters(), *module.named_buffers()]
     values = {id(one): (name, one) for name, one in named if one.layout is torch.strided and one.numel()}
     spans = sorted((*_span(one), name, one.requires_grad) for name, one in values.values())

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedmpi.local.timing import on_trial, time_engines
 from torch.nn import functional
 
 from fedmpi import ClientArrays, PartFailure, UserError, run
@@ -257,39 +256,15 @@ def test_adam_takes_corrections_into_its_gradient() -> None:
     assert relative_difference(ends[0], without) > 1e-4
 
 
-def test_a_trial_of_engines_keeps_nothing_and_sums_nothing() -> None:
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float32, **given)
-    source, rule = Source(description, SIZES), RULES["epochs"]
-    hooks = make("scaffold", model)
-    engines = [
-        SequentialEngine(model, source, STREAMS, hooks=hooks),
-        BatchedEngine(model, source, STREAMS, hooks=hooks),
-    ]
-    sums = {"dc": FloatSum(np.zeros(model.size, np.float32))}
-    hooks.begin(0, model.initial, sums)
-    time_engines(engines, cohort(0), model.initial, rule, 0, SIZES)
-    assert len(hooks.state) == 0 and not sums["dc"].tensor.any()
-    engines[1].train(cohort(0), model.initial, rule, 0, FloatSum(np.zeros(model.size, np.float32)))
-    assert len(hooks.state) == 6 and sums["dc"].tensor.any()
-    kept = {client: hooks.state.copy(client) for client in hooks.state.clients.tolist()}
-    time_engines(engines, cohort(0), model.initial, rule, 1, SIZES)
-    assert all(torch.equal(hooks.state.copy(client), record) for client, record in kept.items())
-
-
 @pytest.mark.parametrize("name", ["mlp", "text-cnn"])
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_not_at_all(
-    engine: type, name: str
-) -> None:
+def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round(engine: type, name: str) -> None:
     description, given = MODELS[name]
     model = flat_model(name, description, torch.float32, **given)
     hooks = make("tests.local.own_algorithms:Counting", model)
     trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
     for t in range(3):
         hooks.begin(t, model.initial, {})
-        with on_trial(hooks):
-            trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         assert {float(hooks.state.read(task.client)["rounds"].unique()) for task in cohort(0)} == {t + 1.0}
     remembered = [[float(vector.unique()) for vector in seen] for seen in hooks.algorithm.seen.values()]

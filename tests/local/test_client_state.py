@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from fedmpi.rounds import homes as homes_module
 from fedmpi.rounds.homes import Homes
 from fedmpi.rounds.layout import Layout
 from fedmpi.rounds.local_state import LocalState
-from tests.mpi.algorithm_runs import run
 
 RECORD = 2 * 5 * 4
 """Bytes of two vectors of five values."""
@@ -78,14 +76,6 @@ def test_vectors_begin_where_numbers_may_in_the_file_of_a_checkpoint(tmp_path: P
         save_records(Cluster(None, "none"), state, tmp_path / "clients")
         length = int.from_bytes((tmp_path / "clients").read_bytes()[:8], "little")
         assert length % 8 == 0
-
-
-def test_what_is_read_may_be_overwritten(tmp_path: Path) -> None:
-    state = state_with(1, tmp_path)
-    for client in (3, 4):
-        state.write(client, vectors_of(client))
-        state.read(client)["a"].zero_()
-    assert_holds(state, [3, 4])
 
 
 def test_places_of_dropped_records_are_used_again(tmp_path: Path) -> None:
@@ -146,25 +136,6 @@ def test_records_of_another_algorithm_are_refused(tmp_path: Path) -> None:
     other = ClientState(("a", "c"), 5, torch.float32, 1e6)
     with pytest.raises(UserError, match="keeps a, b with 5 values .* now declares a, c with 5"):
         load_records(cluster, other, path, range(9))
-
-
-def test_nothing_is_written_without_a_folder() -> None:
-    state = state_with(2)
-    state.write(1, vectors_of(1))
-    assert save_records(Cluster(None, "none"), state, None) == ""
-
-
-def test_records_of_ten_thousand_of_a_million_clients_take_a_file(tmp_path: Path) -> None:
-    state = ClientState(("c",), 300, torch.float32, memory=1e6)
-    state.folder = tmp_path
-    homes = Homes(Cluster(None, "none"), state, 10**6)
-    drawn = np.sort(np.random.default_rng(4).choice(10**6, 10_000, replace=False))
-    homes.bring(drawn, np.zeros(len(drawn), np.int64))
-    for client in drawn.tolist():
-        state.write(client, {"c": torch.full((300,), float(client))})
-    assert len(state) == 10_000 and state.spilled == 10_000 - 833
-    assert all(float(state.read(client)["c"][299]) == client for client in drawn[::97].tolist())
-    assert homes.moved == 0
 
 
 class Ranks:
@@ -293,28 +264,3 @@ def test_the_records_of_three_ranks_are_read_by_others(
         own = [client for client in everybody if client // 8 == rank]
         assert back.clients.tolist() == own and bool(digest) == (rank == 0)
         assert_holds(back, own)
-
-
-@pytest.mark.slow
-def test_a_damaged_file_of_clients_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
-    settings = [
-        *("preset=scaffold", "logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9", "rounds=5"),
-        *("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "local.engine=sequential"),
-        "checkpoint.every=1",
-    ]
-    whole = run(settings, str(tmp_path / "whole"))
-    run(settings, str(tmp_path / "cut"), stop_after=4)
-    shutil.copytree(tmp_path / "cut", tmp_path / "lost")
-    folder = tmp_path / "cut" / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *(f"clients-0000000{round}.safetensors" for round in (3, 4)),
-        *(f"round-0000000{round}.safetensors" for round in (3, 4)),
-    ]
-    path = folder / "clients-00000004.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-    (tmp_path / "lost" / "checkpoints" / path.name).unlink()
-    for name in ("cut", "lost"):
-        assert np.array_equal(run(settings, str(tmp_path / name), resume=True)["model"], whole["model"])
-        assert (tmp_path / name / "checkpoints" / "round-00000004.safetensors.damaged").exists()

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi import Config, UserError
+from fedmpi import Config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.evaluated import EvaluatedParts
@@ -62,21 +61,6 @@ def test_training_goes_on_with_less_at_once(
     monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
     with pytest.raises(Exception, match="made up"):  # not even one fits
         summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
-
-
-def test_what_is_half_summed_when_memory_runs_out_is_not_summed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
-    add, calls = Stack.add_changes, iter([True])
-
-    def added_and_out_of_memory(*args):
-        summed = add(*args)
-        if next(calls, False):
-            raise torch.OutOfMemoryError("made up")
-        return summed
-
-    monkeypatch.setattr(Stack, "add_changes", added_and_out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        summed(BatchedEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
 
 
 class Small(nn.Module):
@@ -131,10 +115,3 @@ def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.L
 
 
 FLAT = DataDescription((16,), "float32", 4, "vector", 0, (0.0,), (1.0,))
-
-
-@pytest.mark.parametrize("when", ["always", "evaluation"])
-def test_a_model_that_changes_its_input_is_refused(when: str) -> None:
-    with pytest.raises(UserError, match="changes its input in place"):
-        forward_traits(FlatModel(Small(50, when)), FLAT)
-    forward_traits(FlatModel(Small(50)), FLAT)

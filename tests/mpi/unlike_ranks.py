@@ -24,7 +24,6 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
@@ -86,20 +85,13 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
+    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
-def draws_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
+def keeping_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
+    patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(couples=False, keeps=rank == 2))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
-
-
-def engines_timed_unlike(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 0 times nobody, rank 1 finds the batched engine quicker, rank 2 the sequential one, and by more."""
-    seconds = np.array([[0, 0, 0], [2, 0.4, 0.1], [2, 0.1, 1.0]])
-    patch.setattr(CompositeEngine, "time_candidates", lambda *_: seconds[rank])
-    return run(FEDAVG.replace("local.engine=sequential", "local.engine=auto"))
 
 
 def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
@@ -219,8 +211,7 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     another_opinion_of_sharing,
     unlike_numbers_of_gpus,
     coupling_found_by_one,
-    draws_found_by_one,
-    engines_timed_unlike,
+    keeping_found_by_one,
     a_gpu_on_one,
     another_layout,
     swapped,
