@@ -32,6 +32,7 @@ PASS_BYTES = 8 << 20
 takes them from the system anew, page by page: evaluating a CNN on 3 × 32 × 32 images (128 KiB a sample) took 1,442 µs
 a sample in passes of 2,000, 897 of 500, 657 of 250 and 670 of 64, gradients of it 2,877 in passes of 1,024, 1,756 of
 512, 1,674 of 128 and 1,644 of 64."""
+MODES = "training mode", "evaluation mode"
 LEAST_ROWS = 32
 """Samples of a pass below which it is calls that take the time."""
 
@@ -76,6 +77,13 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _dummy_samples(model, description)
     with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
+        if x.is_floating_point() and _modes_of_nan(model, x, description):
+            x = x.sigmoid()  # some cannot compute with others than positive numbers (a logarithm)
+        if modes := _modes_of_nan(model, x, description):
+            raise UserError(
+                f"the model returns NaN in {modes[0]} for samples made up before the first round. Check its layers and "
+                "initial values"
+            )
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
         if not outputs.requires_grad:
@@ -109,6 +117,12 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
         raise failure_of(model.part, error, problem) from error
 
 
+def _modes_of_nan(model: FlatModel, x: Tensor, description: DataDescription) -> list[str]:
+    """The modes in which outputs are not a number."""
+    found = [_outputs(model, x, description, training).isnan().any() for training in (True, False)]
+    return [mode for mode, nan in zip(MODES, found, strict=True) if nan]
+
+
 def _fresh(model: FlatModel, training: bool = True) -> None:
     model.begin(model.initial.clone())
     model.module.train(training)
@@ -130,7 +144,7 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
             "the model changes its input in place, as x /= 2 or a first layer with inplace=True do, which would "
             "spoil the samples for later rounds. Write x = x / 2, or clone x first"
         )
-    mode = "training mode" if training else "evaluation mode"
+    mode = MODES[not training]
     if not isinstance(outputs, Tensor) or not description.takes_outputs(tuple(outputs.shape), len(x)):
         found = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
