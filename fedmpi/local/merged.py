@@ -18,13 +18,12 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
+from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, halved, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
-from fedmpi.models.model_memory import halved
 from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 

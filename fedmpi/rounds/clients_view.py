@@ -27,11 +27,10 @@ from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.copies.warps import AugmentedData
 from fedmpi.data.divergence import label_distances
 from fedmpi.data.source import ClientData
-from fedmpi.local.failures import OnDivergence, check_update, named_client
+from fedmpi.local.failures import OnDivergence, check_update, halved, named_client
 from fedmpi.local.isolation import evaluating
 from fedmpi.local.traits import couples_in_evaluation
 from fedmpi.local.work import ClientTask
-from fedmpi.models.model_memory import halved
 from fedmpi.records.client_table import Columns
 from fedmpi.records.history import Record
 from fedmpi.rounds.evaluated import rows_evaluated

@@ -19,11 +19,10 @@ from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES
-from fedmpi.local.failures import LARGEST_LOSS
+from fedmpi.local.failures import LARGEST_LOSS, halved
 from fedmpi.local.isolation import evaluating
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.model_memory import halved
 from fedmpi.records.confusion import Confusion
 from fedmpi.tasks.evaluation import Evaluation, evaluate, rows_per_pass
 from fedmpi.tasks.metrics import Metric

@@ -17,9 +17,7 @@ from torch.nn import functional
 from fedmpi import UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
-from fedmpi.models.bilstm import lstm
-from fedmpi.models.text_cnn import text_cnn
-from fedmpi.models.transformer import transformer
+from fedmpi.models.text_models import lstm, text_cnn, transformer
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
 from tests.models.real_samples import describe_images, describe_texts, digits, loss_after_steps, news_titles
 

@@ -22,14 +22,13 @@ from fedmpi.local.batched.apart import pays_off
 from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
-from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
+from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.model_memory import halved, ran_out
 from fedmpi.models.stacked.ahead import steps_at_once
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
