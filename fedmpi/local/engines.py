@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -31,22 +31,6 @@ if TYPE_CHECKING:
 LARGEST_BATCH = 64 << 20
 """Bytes of a client's activations on a CPU, beyond which clients side by side gain nothing: cifar-cnn, with 31 MiB,
 takes 0.7 of the time of one client after another, resnet18, with 340 MiB, as long."""
-
-
-class LocalEngine(Engine, Protocol):
-    """What the round loop uses: an engine that says what it is and can also carry on a model in place."""
-
-    sequential: SequentialEngine
-    """Carries mediators' models on, client after client."""
-
-    @property
-    def description(self) -> str:
-        """Which engine runs and why, for the run log."""
-
-    def advance(
-        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
-    ) -> WorkReport:
-        """See `SequentialEngine.advance`."""
 
 
 class CompositeEngine:
@@ -153,6 +137,10 @@ class SingleEngine:
     ) -> WorkReport:
         """See `SequentialEngine.advance`."""
         return self.sequential.advance(w, task, rule, round, state)
+
+
+LocalEngine = SingleEngine | CompositeEngine
+"""What the round loop uses: an engine that says what it is and can also carry on a model in place."""
 
 
 def choose_engine(

@@ -125,26 +125,10 @@ class MergedEngine:
         round: int,
         total: Accumulator,
     ) -> WorkReport:
-        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`; the clients are not looped over unless the model has dropout.
+        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`, without a loop over clients unless the model has dropout.
 
-        Parameters
-        ----------
-        clients, rows : int64 (r,)
-            Owner and local row of every sample; the samples of a client lie together.
-        weights : float64 (r,)
-            c_k / r_k of the sample's owner.
-        start : Tensor (d,)
-        rule : LocalRule
-            Gives η.
-        round : int
-            Keys the dropout streams.
-        total : Accumulator
-            A float sum.
-
-        Returns
-        -------
-        WorkReport
-            `clients`, `steps` and `samples` count owners and samples; `weight` is Σ weights.
+        `clients` and `rows` (r,) are owner and local row of every sample, those of a client together; `weights` (r,)
+        are c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights.
         """
         reason = self.refusal(rule, total)
         if reason is not None:

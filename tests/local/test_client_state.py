@@ -25,8 +25,6 @@ from fedmpi.records import client_records
 from fedmpi.records.client_records import load_records, save_records
 from fedmpi.rounds import homes as homes_module
 from fedmpi.rounds.homes import Homes
-from fedmpi.rounds.layout import Layout
-from fedmpi.rounds.local_state import LocalState
 
 RECORD = 2 * 5 * 4
 """Bytes of two vectors of five values."""
@@ -201,45 +199,6 @@ def test_records_follow_their_clients_between_three_ranks(
     for rank, (state, moved) in enumerate(ranks.run(follow)):
         assert state.clients.tolist() == clients[plans[-1] == rank].tolist()
         assert moved == sum(int((a != b).sum()) for a, b in pairwise(plans))
-
-
-def test_records_read_from_a_checkpoint_follow_their_clients_from_there(tmp_path: Path) -> None:
-    ranks, clients, homes, now = Ranks(), np.array([2, 5, 6, 9]), np.array([0, 2, 1, 0]), np.array([1, 2, -1, 2])
-
-    def follow(rank: int) -> tuple[list[int], int]:
-        state = state_with(4, tmp_path)
-        for client in clients[homes == rank].tolist():
-            state.write(client, vectors_of(client))
-        moving = Homes(ranks.of(rank), state, 12)
-        moving.settle(clients, homes)
-        moving.bring(clients, now)
-        assert_holds(state, state.clients.tolist())
-        return state.clients.tolist(), moving.moved
-
-    assert ranks.run(follow) == [([], 2), ([2, 6], 2), ([5, 9], 2)]
-
-
-def test_vectors_of_a_checkpoint_come_from_their_owners_to_those_who_train_them_now(tmp_path: Path) -> None:
-    ranks, path, clients = Ranks(), tmp_path / "clients.safetensors", np.array([2, 5, 6, 9])
-    before, now = np.array([1, 0, 2, 0]), np.array([0, 2, 1, 2])  # workers; clients 4 to 7 are rank 1's
-
-    def local_state(rank: int) -> tuple[LocalState, ClientState]:
-        layout, state = Layout(np.array([0, 4, 8, 12]), rank, shared=True, server_trains=True), state_with(4, tmp_path)
-        hooks: Any = SimpleNamespace(state=state, client_state=state.names)
-        return LocalState(ranks.of(rank), layout, 12, hooks, None), state
-
-    def go_on(rank: int) -> list[int]:
-        kept = path if rank == 0 else None
-        (first, written), (resumed, read) = local_state(rank), local_state(rank)
-        for client in clients[before == rank].tolist():
-            written.write(client, vectors_of(client))
-        first.save_clients(kept)
-        resumed.load_clients(kept, tmp_path if rank == 0 else None)
-        resumed.bring(clients, lambda: now)
-        assert_holds(read, clients[now == rank].tolist())
-        return read.clients.tolist()
-
-    assert ranks.run(go_on) == [clients[now == rank].tolist() for rank in range(3)]
 
 
 @pytest.mark.parametrize("piece", [1, 6 * RECORD, 10**9])

@@ -63,15 +63,6 @@ def test_a_client_that_diverges_is_named_by_every_engine(name: str, rule: LocalR
         trained(engine_of(name, model, source, drops=False), model, rule, [])
 
 
-@pytest.mark.parametrize("name", ["sequential", "batched"])
-def test_a_client_whose_last_step_alone_is_no_number_is_named(name: str) -> None:
-    """Its loss before the step is a fair one."""
-    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), spoiled(1e3, [3])
-    far = LocalRule(lr=1e17, epochs=None, steps=1, batch_size=None)
-    with pytest.raises(ClientFailure, match="client 3 on rank 3: .*diverged"):
-        trained(engine_of(name, model, source, drops=False), model, far, [])
-
-
 @pytest.mark.parametrize("factor", [HUGE, LARGE])
 @pytest.mark.parametrize(("name", "rule"), WAYS)
 def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(

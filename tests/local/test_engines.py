@@ -95,12 +95,6 @@ def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, 
     assert torch.equal(found, expected)
 
 
-def test_merging_is_refused_at_once_where_a_client_takes_several_steps():
-    source, model = InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(UserError, match="takes 4 local steps, not one"):
-        chosen(source, model, local={"engine": "merged", "batch_size": 10})
-
-
 @pytest.mark.parametrize("wanted", ["sequential", "batched"])
 def test_the_named_engine_is_taken(wanted: str):
     source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)

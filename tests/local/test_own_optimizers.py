@@ -65,19 +65,6 @@ def test_an_optimizer_may_exchange_the_memory_of_parameters_with_its_own(mu: flo
     assert relative_difference(found, ends(LocalRule("own", own=own(f"{OWN}:Copying"), **common))) < 1e-12
 
 
-def test_parameters_lie_in_the_vector_again_when_it_is_bound_after_an_own_optimizer() -> None:
-    model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
-    w = model.initial.clone()
-    model.bind(w)
-    model.loosen()
-    w.zero_()
-    assert any(one.any() for one in model.parameters)
-    model.bind(w)
-    assert not any(one.any() for one in model.parameters)
-    w += 1
-    assert all(one.all() for one in model.parameters)
-
-
 class Idle(nn.Module):
     """One of its two layers is never used."""
 

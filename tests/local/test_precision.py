@@ -16,7 +16,6 @@ import fedmpi
 from fedmpi import Config, UserError
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import Engine, LocalRule
 from fedmpi.models.flat import FlatModel
@@ -156,21 +155,6 @@ def test_a_precision_without_gradients_is_rejected_before_the_first_round(
         with pytest.raises(UserError, match=r'local.precision = "bfloat16" is not possible .* = "float32".$'):
             trained()
         assert not list(tmp_path.rglob("metrics.jsonl"))
-
-
-def test_an_engine_leaves_the_model_as_it_was_for_probes_and_evaluation():
-    """Probes are float32: their gradients have the same bits before and after, while the engine's own differ."""
-    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-
-    def probed() -> Tensor:
-        found = client_gradients(source, model, range(4), model.initial, "full", STREAMS, 0)
-        return torch.stack([gradient.clone() for _, gradient in found])
-
-    before = probed()
-    summed(engine_of(SequentialEngine, model, source, "bfloat16"), model, tasks_of(source), SEVERAL)
-    summed(engine_of(MergedEngine, model, source, "bfloat16"), model, tasks_of(source), ONE_STEP)
-    assert torch.equal(probed(), before)
-    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_the_batched_engine_is_not_offered_and_refused_when_named():

@@ -6,7 +6,6 @@ import copy
 import gc
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -87,18 +86,6 @@ def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: LocalRule):
     assert not model.module.words.sparse
 
 
-def test_sampled_rows_are_the_only_ones_seen():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=0.1, epochs=2, batch_size=None)
-    rows = np.array([5, 2, 30])
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    found, report = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(2, rows, 1.0)], rule)
-    small = InMemorySource(SMALL_IMAGES, [3])
-    small.x, small.y = source.load(2, rows)
-    expected, _ = summed(SequentialEngine(model, small, STREAMS), model, [ClientTask(0, None, 1.0)], rule)
-    assert torch.equal(found, expected)
-    assert (report.samples, report.steps, report.loss_count) == (3, 2, 6)
-
-
 def test_the_report_counts_clients_steps_samples_and_losses():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=1e-12, epochs=2, batch_size=5)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
@@ -144,20 +131,6 @@ def test_without_dropout_no_mask_of_the_round_before_is_left():
     again, _ = summed(engine, model, tasks_of(source), masked)
     expected, _ = summed(SequentialEngine(never, source, STREAMS), never, tasks_of(source), masked)
     assert torch.equal(plain, expected) and torch.equal(again, dropped) and not torch.allclose(dropped, plain)
-
-
-def test_advancing_twice_continues_from_where_the_model_stands():
-    source, rule = InMemorySource(SMALL_IMAGES, [20, 10]), LocalRule(lr=0.1, epochs=1, batch_size=4)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine = SequentialEngine(model, source, STREAMS)
-    w = model.initial.clone()
-    for client in (0, 1):
-        engine.advance(w, ClientTask(client, None, 1.0), rule, 0)
-    between = model.initial + summed(engine, model, [ClientTask(0, None, 1.0)], rule)[0]
-    second = between.clone()
-    engine.advance(second, ClientTask(1, None, 1.0), rule, 0)
-    assert relative_error(second, w) < 1e-6
-    assert relative_error(w, between) > 1e-3
 
 
 def test_adams_memory_is_fresh_unless_it_is_handed_on():

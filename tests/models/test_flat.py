@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fedmpi import UserError
-from fedmpi.models.dropout import Dropout
 from fedmpi.models.flat import FlatModel, add_gradients
 
 
@@ -61,14 +60,6 @@ def test_a_bound_module_is_the_vector_without_a_copy():
     assert float(model.module.norm.running_mean[0]) == 0
 
 
-def test_training_mode_updates_the_statistics_inside_the_vector():
-    model = FlatModel(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    flat = model.initial.clone()
-    model.bind(flat)
-    model.module(torch.ones(3, 4) * 10)
-    assert torch.allclose(flat[model.trainable : model.trainable + 4], torch.ones(4))
-
-
 def test_the_state_dict_of_a_bound_module_holds_the_vectors_values():
     model = FlatModel(Mixed())
     model.bind(torch.full((model.size,), 7.0))
@@ -110,10 +101,6 @@ def test_sparse_gradients_are_added_to_the_rows_touched():
         add_gradients(model.views(total), gradients, -0.5)
     assert torch.allclose(*totals, atol=1e-7)
     assert totals[0].any()
-
-
-def test_dropout_layers_are_swapped():
-    assert isinstance(FlatModel(Mixed()).module.drop, Dropout)
 
 
 def test_what_cannot_be_trained_is_refused():
