@@ -138,6 +138,7 @@ class FlatModel:
             self._hold(self._pristine.fresh(self.masks))
         for count, first in self._counts:
             count.copy_(first)
+        self.loss.begin()
         self.bind(flat)
 
     def look(self, flat: Tensor) -> None:
