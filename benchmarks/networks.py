@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.mlp import mlp as layered_mlp
-from fedmpi.models.text_cnn import text_cnn as layered_text_cnn
 from fedmpi.models.text_layers import MaxOverTime
+from fedmpi.models.text_models import text_cnn as layered_text_cnn
 
 
 def mlp(description: DataDescription) -> nn.Sequential:

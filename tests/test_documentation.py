@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from fedmpi.privacy.mechanisms import make_mechanism
+from fedmpi.privacy.sizes import make_mechanism
 
 from fedmpi import presets
 from fedmpi.cli import app

@@ -23,7 +23,6 @@ from torch import nn
 
 import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
-from fedmpi.local.traits import MANY_ROWS
 from fedmpi.testing.kit import part_of
 from tests.mpi.commands import run_commands
 from tests.mpi.launch import LIMIT, run_mpi
@@ -380,20 +379,20 @@ def test_a_part_in_an_archive_is_named_with_its_line(tmp_path: Path, monkeypatch
 
 
 class FailsAtOnce(FailsLate):
-    """Fails when it is tried: on any samples, on the many that dropout is tried on, or where gradients are wanted."""
+    """Fails when it is tried: on any samples, on few, or where gradients are wanted."""
 
     def __init__(self, description: Any, *, when: str = "always"):
         super().__init__(description)
         self.when, self.drops = when, nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        late = {"always": True, "many": len(x) == MANY_ROWS, "gradients": torch.is_grad_enabled(), "alone": len(x) == 2}
+        late = {"always": True, "gradients": torch.is_grad_enabled(), "alone": len(x) == 2}
         if late[self.when] and (self.training or self.when == "alone"):
             raise ZeroDivisionError(self.when)
         return self.layer(self.drops(x.flatten(1)))
 
 
-@pytest.mark.parametrize("when", ["always", "many", "gradients", "alone"])
+@pytest.mark.parametrize("when", ["always", "gradients", "alone"])
 @pytest.mark.parametrize("asked", [{}, {"participation.clients": "power-of-choice"}, {"logging.diagnostics": True}])
 def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, asked: dict[str, Any]) -> None:
     words = (

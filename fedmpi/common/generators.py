@@ -15,11 +15,9 @@ import numpy as np
 GeneratorStates = dict[str, object]
 
 
-def generator_states(of_torch: bool = False) -> GeneratorStates:
-    """Where the global generators stand, all or only torch's."""
-    states: GeneratorStates = {}
-    if not of_torch:
-        states = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
+def generator_states() -> GeneratorStates:
+    """Where the global generators stand."""
+    states: GeneratorStates = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         states["torch"] = torch.default_generator.get_state()
@@ -44,7 +42,7 @@ def put_back(states: GeneratorStates) -> None:
 
 def drawn_from(before: GeneratorStates) -> list[str]:
     """The generators that have been drawn from, or seeded, since they stood so."""
-    after = generator_states(of_torch="random" not in before)
+    after = generator_states()
     return [name for name in before if name in after and not _equal(before[name], after[name])]
 
 
@@ -67,31 +65,6 @@ def kept_generators() -> Iterator[None]:
         yield
     finally:
         put_back(states)
-
-
-class torch_seeded:
-    """Within: torch's generator, and that of the device where it is a GPU, stand where this seed puts them.
-
-    It surrounds every client, and so is no generator function within others.
-    """
-
-    __slots__ = ("_before", "_generators", "_seed")
-
-    def __init__(self, seed: int, device: Any):
-        torch = sys.modules["torch"]
-        self._seed, self._generators = seed, [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._generators.append(torch.cuda.default_generators[index])
-
-    def __enter__(self) -> None:
-        self._before = [generator.get_state() for generator in self._generators]
-        for generator in self._generators:
-            generator.manual_seed(self._seed)
-
-    def __exit__(self, *raised: object) -> None:
-        for generator, state in zip(self._generators, self._before, strict=True):
-            generator.set_state(state)
 
 
 def held_generators(module: Any) -> list[Any]:
@@ -119,18 +92,6 @@ def _state(generator: Any) -> object:
     if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.get_state()
-
-
-def restart(generator: Any, seed: int) -> None:
-    """Put one of `held_generators` to where it stands with this seed."""
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(seed % 2**32)
-    elif isinstance(generator, random.Random):
-        generator.seed(seed)
-    else:
-        generator.manual_seed(seed)
 
 
 def _equal(one: object, other: object) -> bool:

@@ -74,12 +74,8 @@ KINDS = {
                     "mlp",
                     "image_cnns",
                     "resnet",
-                    "text_cnn",
-                    "transformer",
-                    "bilstm",
-                    "bag_of_words",
+                    "text_models",
                     "next_token",
-                    "causal_transformer",
                 )
             ),
             late=True,

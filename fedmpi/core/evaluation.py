@@ -36,12 +36,11 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.data.statistics import label_distances
-from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, named_client
-from fedmpi.local.seeding import evaluating
-from fedmpi.local.traits import couples_in_evaluation, forward_traits, rows_of_a_pass
+from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, halved, named_client
+from fedmpi.local.isolation import evaluating
+from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import ClientTask
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.model_memory import halved
 from fedmpi.mpi import Cluster
 from fedmpi.records.client_table import Columns
 from fedmpi.records.confusion import Confusion
@@ -110,12 +109,10 @@ class EvaluatedParts:
         """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
-        draws = forward_traits(flat, self._data.description).seeded
-        flat.bind_to_look(model)
         facts: dict[str, float] = {}
         for part in self.names:
             with flat.loss.kept_generators(), during(round):
-                found = self._evaluated(flat, part, round, draws)
+                found = self._evaluated(flat, model, part, round)
             unlikely = flat.loss.kind is CLASSIFICATION and found.loss == math.inf  # a class that is masked by -inf
             if not (abs(found.loss) < LARGEST_LOSS or unlikely):
                 raise Divergence(
@@ -125,18 +122,18 @@ class EvaluatedParts:
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
                 self.confusion = Confusion(found.confusion, self._names)
-        flat.check_bound_values()
         return facts
 
-    def _evaluated(self, flat: FlatModel, part: str, round: int, draws: bool) -> Evaluation:
+    def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:
         """The evaluation, with half as many samples at once as often as the device has no memory for more."""
         assert self._rows is not None
         x, y = self.samples(part)
         rows = min(self._rows, len(y))
         while True:
             try:
-                with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
-                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, flat.part)
+                at = round, list(NAMES).index(part)
+                with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+                    return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise
@@ -236,9 +233,7 @@ class ClientsView:
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
         """Evaluate the global model w (d,) after a round; collective, on rank 0 a table with a row a client."""
         share = self._share(plan)
-        self.model.bind_to_look(w)
-        gathered = self._gathered(share, partial(self._evaluated, plan.round))
-        self.model.check_bound_values()
+        gathered = self._gathered(share, partial(self._evaluated, plan.round, w))
         return None if gathered is None else self._table(plan.round, share.clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
@@ -308,17 +303,15 @@ class ClientsView:
         everybody = self.cluster.gather(mine.ravel())
         return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
 
-    def _evaluated(self, t: int, clients: Ints) -> Floats:
-        """The sums (k, 4) of a part's clients at the values that the model is bound to."""
-        draws = forward_traits(self.model, self.description).seeded
+    def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
+        """The sums (k, 4) of a part's clients at the values w (d,)."""
         x, y = self.rows.load(clients)
         while True:
             try:
-                seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, t, int(clients[0]), draws)
-                with during(t), seeded:
-                    return client_sums(
-                        self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once, self.model.part
-                    )
+                at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
+                with during(t), evaluating(self.model, w, self.streams, *at) as module:
+                    counts = self.rows.counts[clients]
+                    return client_sums(module, x, y, counts, self.loss, self._at_once, self.model.part)
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:
                     raise
@@ -338,8 +331,7 @@ class ClientsView:
             except ClientFailure as failure:
                 self._leaving.leave_out(failure, plan.round)
                 continue
-            self.model.bind(self._point)
-            sums[place] = self._evaluated(plan.round, clients[place : place + 1])
+            sums[place] = self._evaluated(plan.round, self._point, clients[place : place + 1])
         return sums
 
     def _table(self, t: int, clients: Ints, sums: Floats) -> Columns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Bytes, Ints
 from fedmpi.config import Config
@@ -46,10 +45,9 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
-from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, check_type, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, forward_traits
 from fedmpi.local.work import DataSource
 from fedmpi.mediators.groups import mediator_groups
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
@@ -58,7 +56,7 @@ from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
 from fedmpi.records.provenance import versions
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.tasks.losses import LossTraits, task_loss
+from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 from fedmpi.updates.compression import check_residuals
 
@@ -142,8 +140,8 @@ class Experiment:
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
         loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
-        module = build(config.model.name, config.model.options, description, config.seed)
-        model = FlatModel(module, device, loss, own_part("model", config.model.name))
+        name, given = config.model.name, config.model.options
+        model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)
         settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
@@ -364,13 +362,5 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
-    own = forward_traits(model, description)
-    check_type(model, description)
-    found = own.draws, own.couples, own.loss.draws, own.loss.couples
-    draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
-    kept, widest, least = map(cluster.maximum, (own.bytes_kept, own.bytes_widest, own.least))
-    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes, own.bends
-    agreed = (bool(cluster.maximum(int(trait))) for trait in others)
-    loss = LossTraits(loss_draws, loss_couples)
-    traits = ForwardTraits(draws, couples, loss, kept, widest, *agreed)
-    adopt_traits(model, replace(traits, least=least))
+    own = astuple(forward_traits(model, description))
+    adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))

@@ -75,8 +75,7 @@ class Simulation:
     def run(self) -> Ending:
         """Run all rounds that are left; says why it ended."""
         first, self.unsettled = self.saved.resume(self.model)
-        facts, trial = self.experiment.data_facts, self.trainer.trial
-        trial.recall(self.recorder.folder if self.recorder else None)
+        facts = self.experiment.data_facts
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(
@@ -226,8 +225,7 @@ class Simulation:
             self.recorder.saved()
         self.sums.release()
         moved = self.saved.moved()
-        self.net.bind(self.model)
-        self.net.restart()
+        self.net.begin(self.model)
         if self.display is not None:
             self.display.close()
         if not self.cluster.is_server:

@@ -60,7 +60,7 @@ class RankWork:
     rows: float = 0.0  # Gradients of one sample, and steps not merged
     steps: float = 0.0
     relayed: RelayReport | None = None  # What it did for mediators; None in a star and where nobody took part
-    # Whether the round took as long as such rounds do: not the first one, and no trial of engines in it
+    # Whether the round took as long as such rounds do: not the first one
     steady: bool = False
 
 

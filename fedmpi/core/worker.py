@@ -26,7 +26,6 @@ from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.client_numbers import update_norms
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.optimizers import own_optimizer
@@ -396,7 +395,6 @@ class Trainer:
         self.state = state
         flat = self.sequential.model
         self.loss = flat.loss
-        self.trial = EngineTrial(cluster, engine, int(worker.sizes.max(initial=0)))
         self._began = False
 
     @property
@@ -414,10 +412,9 @@ class Trainer:
         first, self._began = not self._began, True
         rule = self.worker.rule(plan)
         with self.loss.kept_generators(), during(plan.round):
-            tried = self._try_engines(plan, model, rule, total)
             done = self._trained(plan, model, rule, total)
         rows, steps = self.worker.amount(plan, done.report)
-        return replace(done, rows=rows, steps=steps, steady=not (first or tried))
+        return replace(done, rows=rows, steps=steps, steady=not first)
 
     def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
         """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective."""
@@ -441,13 +438,6 @@ class Trainer:
         if len(fresh):
             mine = self.worker.assigned(replace(plan, round=plan.round + 1, clients=plan.coming, one_step=False))
             self.store.expect(np.intersect1d(fresh, plan.coming[mine], assume_unique=True))
-
-    def _try_engines(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> bool:
-        """Choose the engine, where that is due; says whether it was."""
-        if plan.one_step or not self.trial.due(rule, total):
-            return False
-        self.trial.decide(self.worker.tasks(plan, self.worker.members(plan)), model, rule, plan.round, total)
-        return True
 
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         if not self.worker.uses_all(plan) and isinstance(self.engine, CompositeEngine):

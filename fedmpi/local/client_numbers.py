@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure
-from fedmpi.common.registry import own_part, resolve
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.local.failures import check_update, named_client
+from fedmpi.local.isolation import evaluating
 from fedmpi.local.probes import client_gradients
-from fedmpi.local.seeding import evaluating
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import forward_traits, rows_of_a_pass
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
@@ -46,9 +45,8 @@ class ClientMeasures:
         loss: Loss = CROSS_ENTROPY,
     ):
         self.data, self.streams, self.rank = data, streams, rank
-        module = build(config.model.name, config.model.options, data.description, config.seed)
-        self.model = FlatModel(module, device, loss, own_part("model", config.model.name))
-        self._point = torch.empty_like(self.model.initial)
+        name, options = config.model.name, config.model.options
+        self.model = FlatModel.built(name, options, data.description, config.seed, device, loss)
         measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
@@ -76,12 +74,11 @@ class ClientMeasures:
 
         The latter is NaN where the task has none, no position counts, or it is not asked for.
         """
-        draws = forward_traits(self.model, self.data.description).seeded
-        kept = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, draws)
-        with named_client(client, self.rank), kept:
-            module, loss = self.model.module, self.model.loss
-            self.model.bind(self._point.copy_(w))
-            module.eval()
+        loss, evaluated = (
+            self.model.loss,
+            evaluating(self.model, w, self.streams, Purpose.CLIENT_EVALUATION, round, client),
+        )
+        with named_client(client, self.rank), evaluated as module:
             x, y = self.data.load(client)
             total, tally = 0.0, MetricTally(self._metrics if judged else (), loss.kind)
             with torch.no_grad():

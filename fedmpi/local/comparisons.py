@@ -15,14 +15,12 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
-from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.local.diagnostics import weight_divergence
-from fedmpi.local.seeding import evaluating
-from fedmpi.local.traits import forward_traits, rows_of_a_pass
+from fedmpi.local.isolation import evaluating
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import DataSource
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -41,10 +39,9 @@ class LocalLosses:
         loss: Loss = CROSS_ENTROPY,
     ):
         self.data, self.streams = data, streams
-        module = build(config.model.name, config.model.options, data.description, config.seed)
-        self.model = FlatModel(module, device, loss, own_part("model", config.model.name))
+        name, options = config.model.name, config.model.options
+        self.model = FlatModel.built(name, options, data.description, config.seed, device, loss)
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
-        self._draws = forward_traits(self.model, data.description).seeded
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)
 
@@ -60,15 +57,12 @@ class LocalLosses:
         return self._loss(start, x, y, client, round)
 
     def _loss(self, values: Tensor, x: Tensor, y: Tensor, client: int, round: int) -> float:
-        self.model.bind_to_look(values)
-        module, loss, total = self.model.module, self.model.loss, 0.0
-        seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, self._draws)
-        with seeded, torch.no_grad():
-            module.eval()
+        loss, total = self.model.loss, 0.0
+        evaluated = evaluating(self.model, values, self.streams, Purpose.CLIENT_EVALUATION, round, client)
+        with evaluated as module, torch.no_grad():
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
                 total += loss.total(module(x[part]), y[part])
-        self.model.check_bound_values()
         return total / max(len(y), 1)
 
 
@@ -81,7 +75,7 @@ class Reference:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"logging.reference = {path!r} cannot be read as safetensors: {error}") from error
         values = model.initial.clone()
-        model.bind(values)
+        model.begin(values)
         try:
             model.module.load_state_dict(held)
         except RuntimeError as error:

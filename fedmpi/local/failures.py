@@ -1,4 +1,4 @@
-"""How a failing client is reported: by name, with what to do about it."""
+"""How a failing client is reported: by name, with what to do about it; what to do without memory: less at once."""
 
 from __future__ import annotations
 
@@ -87,3 +87,17 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
 
 def _moment() -> str:
     return "" if _round is None else f" in round {_round}"
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this is, or was caused by, a device without memory for what was asked of it."""
+    return isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError)
+
+
+def halved(count: int, what: str) -> int:
+    """Half as many at once, at least one, and said so; what torch keeps for later use is given back to the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    fewer = max(1, count // 2)
+    log.warning("out of memory on the device with %d %s at once: goes on with %d", count, what, fewer)
+    return fewer

@@ -70,7 +70,6 @@ class Hooks:
         self.totals: dict[str, float] = {}
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
-        self.on_trial = False
 
     @property
     def alone(self) -> str | None:
@@ -279,7 +278,7 @@ class ClientHooks:
     def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
         """The client's update (d,) is made: let the algorithm set its state and return what is summed."""
         hooks = self.hooks
-        if not hooks.finishes or hooks.on_trial:
+        if not hooks.finishes:
             return
         work = Work(delta, steps, rule.lr, self.task.coefficient, rule.proximal_mu, int(self.client.samples))
         before = delta._version

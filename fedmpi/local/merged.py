@@ -16,17 +16,14 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
-from fedmpi.common.generators import drawn_from, generator_states
-from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
+from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, halved, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
-from fedmpi.models.model_memory import halved
 from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -36,22 +33,6 @@ CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 
 class _TooMany(Exception):
     """The device has no memory for a pass of so many samples."""
-
-
-def unforeseen(loss: Part | None = None) -> UserError:
-    """That a model, or its loss, draws random numbers for a batch, and was not seen to when it was tried."""
-    who = "the model" if loss is None else f"the model, or the loss {loss.name},"
-    return UserError(
-        f"{who} draws random numbers for some batches only, which merged clients cannot have of their own: choose "
-        'local.engine = "sequential"'
-    )
-
-
-class _Unforeseen:
-    """Masks for a model that was not seen to ask for any."""
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        raise unforeseen()
 
 
 class MergedEngine:
@@ -72,6 +53,7 @@ class MergedEngine:
         self.on_divergence = on_divergence or OnDivergence()
         self._left_out: list[int] = []
         self._rows: int | None = None
+        self._start = model.initial
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)
@@ -86,24 +68,21 @@ class MergedEngine:
 
     def model_refusal(self) -> str | None:
         """Why this model's one-step clients cannot be merged, or None."""
-        if self.model.has_buffers and self._may_change_buffers():
-            return "the model has buffers that every client changes, or may change (batch norm)"
-        traits = forward_traits(self.model, self.source.description)
-        if traits.draws:
-            return "the model draws from a global generator, or one of its own"
-        if traits.writes:
-            return "the forward pass changes parameters"
+        model, description = self.model, self.source.description
+        traits = forward_traits(model, description)
+        if traits.keeps:
+            return "the forward pass changes parameters, buffers (batch norm) or attributes"
         if traits.couples:
-            return "a sample's logits depend on the other samples of its batch, or on the passes before"
-        if traits.bends:
-            return "hooks, or a backward pass of its own, clip or normalise the gradients of a batch"
-        if traits.drops_across:
-            return "dropout sees values whose first axis is not the samples in their order"
+            return (
+                "a sample's outputs depend on the other samples of its batch, or on random numbers of the model's own"
+            )
+        if model.hooked:
+            return "hooks may clip or normalise the gradients of a batch"
+        if not model.plain:
+            reason = why_not_stackable(model.module, description, model.stacked_forms)
+            if reason is not None:
+                return f"the forward pass cannot be followed: {reason}"
         return why_loss_alone(traits.loss)
-
-    def _may_change_buffers(self) -> bool:
-        """Whether a forward pass may change buffers: it does not where it can be followed."""
-        return why_not_stackable(self.model.module, self.source.description, self.model.stacked_forms) is not None
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Whether the task is a single step."""
@@ -146,26 +125,10 @@ class MergedEngine:
         round: int,
         total: Accumulator,
     ) -> WorkReport:
-        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`; the clients are not looped over unless the model has dropout.
+        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`, without a loop over clients unless the model has dropout.
 
-        Parameters
-        ----------
-        clients, rows : int64 (r,)
-            Owner and local row of every sample; the samples of a client lie together.
-        weights : float64 (r,)
-            c_k / r_k of the sample's owner.
-        start : Tensor (d,)
-        rule : LocalRule
-            Gives η.
-        round : int
-            Keys the dropout streams.
-        total : Accumulator
-            A float sum.
-
-        Returns
-        -------
-        WorkReport
-            `clients`, `steps` and `samples` count owners and samples; `weight` is Σ weights.
+        `clients` and `rows` (r,) are owner and local row of every sample, those of a client together; `weights` (r,)
+        are c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights.
         """
         reason = self.refusal(rule, total)
         if reason is not None:
@@ -195,13 +158,11 @@ class MergedEngine:
         round: int,
         total: FloatSum,
     ) -> WorkReport:
-        module = self.model.module
-        self.model.bind_to_read(start)
-        module.train()
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
-        with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
+        self._start = start
+        with self.model.computing_in(self.precision):
             first, ends = 0, self._ends(clients)
             while first < len(clients):
                 part = self._chunk(ends, first)
@@ -217,7 +178,6 @@ class MergedEngine:
                 first = part.stop
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
-        self.model.check_bound_values()
         return report
 
     def _add_chunk(
@@ -234,22 +194,18 @@ class MergedEngine:
         started = time.perf_counter()
         x, y = self._load(clients, rows)
         loaded = time.perf_counter()
-        self.model.restart()
-        if not rule.dropout:
-            self.model.draw_masks_from(NoMasks())
-        elif not self.model.has_dropout:
-            self.model.draw_masks_from(_Unforeseen())
-        else:
+        self.model.look(self._start)
+        if not self.model.module.training:
+            self.model.module.train()
+        self.model.draw_masks_from(NoMasks())
+        if rule.dropout and self.model.has_dropout:
             owners, counts = _runs(clients)
             streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
             self.model.draw_masks_from(JoinedMasks(streams, counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
-        before = generator_states(of_torch=True)
         try:
-            losses, gradients = self.model.weighted_gradient(x, y, factors)
-            if drawn_from(before):
-                loss = self.model.loss.part
-                raise unforeseen(loss if loss.foreign else None)
+            with self.model.sparse_embeddings(self._prefer_sparse()):
+                losses, gradients = self.model.weighted_gradient(x, y, factors)
         except PartFailure:
             self._name_the_failing(x, y, clients)
             raise
@@ -346,8 +302,8 @@ class MergedEngine:
         self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> list[int]:
         """The clients with a loss or a gradient that is not finite."""
-        self.model.bind(start)
-        with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
+        self._start = start
+        with self.model.computing_in(self.precision):
             return [
                 client
                 for client, losses, squared in self._each(clients, rows, weights, start, rule, round)

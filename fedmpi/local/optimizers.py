@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from fedmpi.local.work import LocalRule, OwnOptimizer
     from fedmpi.models import flat
-    from fedmpi.models.bound_values import BoundValues
     from fedmpi.models.flat import FlatModel
 else:
     torch, flat = Later("torch"), Later("fedmpi.models.flat")
@@ -153,27 +152,25 @@ class Adam:
 
 
 class Foreign:
-    """A user's own optimizer on the model's parameters, which lie in memory of their own meanwhile, as in a plain loop:
-    it may keep or exchange that (`p.data, mean = mean, p.data`), or lay all into one vector. Every step is copied to
-    the working vector.
+    """A user's own optimizer on the model's parameters, which have memory of their own meanwhile, as in a plain loop.
+
+    It may keep or exchange that memory, or lay all into one vector. Every step is copied into the working vector.
     """
 
     def __init__(
         self,
         own: OwnOptimizer,
-        parameters: Sequence[Tensor],
-        bound_values: BoundValues,
+        model: FlatModel,
         values: Tensor,
         rule: LocalRule,
         start: Tensor | None,
         correction: Tensor | None,
     ):
-        self.own, self.parameters, self.values, self.rule = own, parameters, values, rule
-        self.bound_values = bound_values
+        self.own, self.model, self.parameters, self.values, self.rule = own, model, model.parameters, values, rule
         self.start, self.correction = start, correction
-        bound_values.loosen()
+        model.loosen()
         with calling(own.part):
-            self.inner = own.make(list(parameters), lr=rule.lr)
+            self.inner = own.make(list(self.parameters), lr=rule.lr)
         if not callable(getattr(self.inner, "step", None)):
             problem = f"returned {type(self.inner).__name__}, which has no step(): return a torch.optim.Optimizer"
             raise refuse_result(own.part, problem)
@@ -186,7 +183,7 @@ class Foreign:
                 parameter.grad = own.clone() if parameter.grad is None else parameter.grad + own
         with calling(self.own.part):
             self.inner.step()
-        self.bound_values.take_over(True, f"the optimizer {self.own.part.name}")
+        self.model.collect(f"the optimizer {self.own.part.name}")
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -23,10 +23,9 @@ from fedmpi.config import Config
 from fedmpi.local.batched.engine import why_not_side_by_side
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
-from fedmpi.local.seeding import seeded
-from fedmpi.local.traits import forward_traits, rows_of_a_pass
+from fedmpi.local.isolation import begin_training, seeded
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import DataSource
-from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel, add_gradients
 
 Probe = Literal["full", "batch", "sample"]
@@ -72,14 +71,15 @@ def client_gradients(
 ) -> Iterator[tuple[int, Tensor]]:
     """Each client's mean gradient at `w`."""
     point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
-    draws = forward_traits(model, source.description).seeded
     at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
     for client in clients:
         client = int(client)
-        with named_client(client, rank), seeded(model, streams, round, client, draws):
+        with named_client(client, rank):
             rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
             x, y = source.load(client, rows)
-            _mean_gradient(model, point.copy_(w), x, y, gradient, at_once)
+            begin_training(model, point.copy_(w), streams, round, client, dropout=False)
+            with seeded(model, streams, round, client):
+                _mean_gradient(model, x, y, gradient, at_once)
             if not bool(torch.isfinite(gradient.sum())):
                 raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
         yield client, gradient
@@ -136,11 +136,8 @@ def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
     return min(n, {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe])
 
 
-def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
-    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,), in passes of at most so many rows."""
-    model.bind(point)
-    model.module.train()
-    model.draw_masks_from(NoMasks())
+def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
+    """The gradient of the mean loss of (x, y), into `out` (t,), in passes of at most so many rows."""
     views = model.views(out.zero_())
     if len(y) < model.least:
         return

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,13 +19,11 @@ from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.failures import OnDivergence, check_loss, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
+from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.seeding import seeded
-from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
-from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
@@ -65,8 +62,6 @@ class SequentialEngine:
         ------
         ClientFailure
             Naming the client: anything raised inside its work, or a loss or an update that is not finite.
-        UserError
-            As `FlatModel.check_bound_values`.
         """
         report = WorkReport()
         for task in tasks:
@@ -75,7 +70,6 @@ class SequentialEngine:
             except ClientFailure as failure:
                 self.on_divergence.leave_out(failure, round)
                 report.diverged += 1
-        self.model.check_bound_values()
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
@@ -104,44 +98,25 @@ class SequentialEngine:
         hooks: ClientHooks | None = None,
     ) -> WorkReport:
         """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start."""
-        draws = forward_traits(self.model, self.source.description).seeded or (hooks is not None and hooks.own_loss)
         with named_client(task.client, self.rank):
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)
             loaded = time.perf_counter()
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
             if len(y) >= self.model.least:
-                optimizer = self._prepare(w, task, rule, round, state, hooks)
+                at, own = task.stream_round(round), hooks if hooks is not None and hooks.own_loss else None
+                begin_training(self.model, w, self.streams, at, task.client, rule.dropout)
+                correction = None if hooks is None else hooks.correction
+                optimizer = self._memory.optimizer(w, rule, state, correction)
+                more = own is not None or rule.own is not None
+                drawing = seeded(self.model, self.streams, at, task.client, more=more)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
-                own = hooks if hooks is not None and hooks.own_loss else None
-                kept = seeded(self.model, self.streams, task.stream_round(round), task.client, draws)
                 computing = self.model.computing_in(self.precision)
-                with kept, sparse, computing, own.calling() if own else nullcontext():
+                with drawing, sparse, computing, own.calling() if own else nullcontext():
                     self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
             report.train_seconds = time.perf_counter() - loaded
             return report
-
-    def _prepare(
-        self,
-        w: Tensor,
-        task: ClientTask,
-        rule: LocalRule,
-        round: int,
-        state: AdamState | None,
-        hooks: ClientHooks | None,
-    ) -> LocalOptimizer:
-        """Bind the model to `w` and point its dropout at the client's stream."""
-        model, module = self.model, self.model.module
-        model.bind(w)
-        if not module.training:
-            module.train()
-        if rule.dropout:
-            key = Purpose.DROPOUT, task.stream_round(round), task.client
-            model.draw_masks_from(ClientMasks(partial(self.streams.generator, *key)))
-        else:
-            model.draw_masks_from(NoMasks())
-        return self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
         return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
@@ -230,7 +205,7 @@ class WorkingMemory:
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
         if rule.own is not None:
-            return Foreign(rule.own, self.model.parameters, self.model.bound_values, values, rule, start, correction)
+            return Foreign(rule.own, self.model, values, rule, start, correction)
         gradient, scratch, own = self._adam_memory()
         if state is None:
             state = own

@@ -27,58 +27,30 @@ VISIT_BITS = 32
 
 @dataclass(frozen=True)
 class OwnOptimizer:
-    """A user's own local optimizer.
+    """A user's own local optimizer."""
 
-    Parameters
-    ----------
-    part : Part
-        What was chosen, for messages.
-    make : callable
-        make(parameters, lr=η) returns what takes a `step()` on the parameters' `grad`.
-    """
-
-    part: Part
-    make: Callable[..., Any]
+    part: Part  # What was chosen, for messages
+    make: Callable[..., Any]  # make(parameters, lr=η) returns what takes a `step()` on the parameters' `grad`
 
 
 @dataclass(frozen=True)
 class LocalRule:
-    """What every participant does in a round.
+    """What every participant does in a round."""
 
-    Parameters
-    ----------
-    optimizer : {"sgd", "adam", "own"}
-        Adam starts afresh at every client and round, unless its state is handed on.
-    lr : float
-        η of this round.
-    epochs, steps : int or None
-        E passes over the data, or a number of steps on freshly drawn rows: exactly one of the two.
-    batch_size : int or None
-        B; None = the whole (sampled) local set.
-    drop_last : bool
-        Whether an epoch's last batch is left out where it is shorter than the first.
-    proximal_mu : float
-        μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start).
-    beta1, beta2, epsilon : float
-        Adam's (Kingma & Ba 2015, Algorithm 1).
-    own : OwnOptimizer, optional
-        A user's own optimizer, where it is "own".
-    dropout : bool
-        False: the model's dropout layers pass everything on, as when clients are probed.
-    """
-
+    # Adam starts afresh at every client and round, unless its state is handed on; "own" is a user's own optimizer
     optimizer: Literal["sgd", "adam", "own"] = "sgd"
-    lr: float = 0.05
+    lr: float = 0.05  # η of this round
+    # Passes over the data, or a number of steps on freshly drawn rows: exactly one of the two
     epochs: int | None = 1
     steps: int | None = None
-    batch_size: int | None = 10
-    drop_last: bool = False
-    proximal_mu: float = 0.0
-    beta1: float = 0.9
+    batch_size: int | None = 10  # None: the whole (sampled) local set
+    drop_last: bool = False  # Whether an epoch's last batch is left out where it is shorter than the first
+    proximal_mu: float = 0.0  # μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start)
+    beta1: float = 0.9  # Adam's (Kingma & Ba 2015, Algorithm 1)
     beta2: float = 0.999
     epsilon: float = 1e-8
     own: OwnOptimizer | None = None
-    dropout: bool = True
+    dropout: bool = True  # False: dropout layers pass everything on, as when clients are probed
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -98,24 +70,12 @@ class LocalRule:
 
 @dataclass(frozen=True)
 class ClientTask:
-    """One participant's part in a round.
+    """One participant's part in a round."""
 
-    Parameters
-    ----------
-    client : int
-        Index in the shard folder.
-    rows : int64 (r,) or None
-        Sampled local rows; None = all.
-    coefficient : float
-        The client's update enters the sum times this.
-    visit : int
-        Which visit of the round this is: a mediator comes E_m times, each time with its own batch order and masks.
-    """
-
-    client: int
-    rows: Ints | None
-    coefficient: float
-    visit: int = 0
+    client: int  # Index in the shard folder
+    rows: Ints | None  # Sampled local rows (r,); None: all
+    coefficient: float  # The client's update enters the sum times this
+    visit: int = 0  # A mediator comes E_m times in a round, each time with its own batch order and masks
 
     def stream_round(self, round: int) -> int:
         """The round that keys this visit's random streams; the round itself at the first visit."""
@@ -124,42 +84,21 @@ class ClientTask:
 
 @dataclass
 class WorkReport:
-    """Sums over the work done; reports add up with +=.
-
-    Attributes
-    ----------
-    clients, steps, samples : int
-        Participants, optimizer steps, distinct samples they had (not times epochs).
-    loss_sum, loss_count : float, int
-        Σ batch loss · rows of the batch and Σ rows, before each step.
-    weight : float
-        Σ coefficient.
-    diverged : int
-        Participants that were left out because their training diverged; they count nowhere else.
-    load_seconds, train_seconds : float
-        Time spent on reading data and on computing.
-    """
+    """Sums over the work done; reports add up with +=."""
 
     clients: int = 0
     steps: int = 0
-    samples: int = 0
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    weight: float = 0.0
+    samples: int = 0  # Distinct samples that they had, not times epochs
+    loss_sum: float = 0.0  # Σ batch loss · rows of the batch, before each step
+    loss_count: int = 0  # Σ rows
+    weight: float = 0.0  # Σ coefficient
     load_seconds: float = 0.0
     train_seconds: float = 0.0
-    diverged: int = 0
+    diverged: int = 0  # Participants left out because their training diverged; they count nowhere else
 
     def __iadd__(self, other: WorkReport) -> WorkReport:
-        self.clients += other.clients
-        self.steps += other.steps
-        self.samples += other.samples
-        self.loss_sum += other.loss_sum
-        self.loss_count += other.loss_count
-        self.weight += other.weight
-        self.load_seconds += other.load_seconds
-        self.train_seconds += other.train_seconds
-        self.diverged += other.diverged
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
         return self
 
 

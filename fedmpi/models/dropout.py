@@ -97,32 +97,25 @@ class JoinedMasks:
 class NoMasks:
     """Dropout switched off while the model stays in training mode."""
 
-    def __init__(self) -> None:
-        self.asked = self.compiled = False
-
     def mask(self, rows: int, units: int, p: float) -> Tensor:
-        self.asked = True
-        if torch.compiler.is_compiling():
-            self.compiled = True
         return torch.ones(rows, units)
 
 
 class ComputedAgain:
-    """Refuses masks while gradients are computed: the next ones are others than those of the forward pass."""
+    """Rejects masks while gradients are computed: the next ones are others than those of the forward pass."""
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         raise UserError(
-            "the model computes dropout once more in the backward pass (torch.utils.checkpoint) for some batches only: "
-            "compute it again for all batches or for none"
+            "the model computes an nn.Dropout layer once more in the backward pass (torch.utils.checkpoint), where it "
+            "would drop other values. Call torch.nn.functional.dropout there"
         )
 
 
 class Masks:
-    """Shared by all dropout of one model."""
+    """Shared by all dropout layers of one model."""
 
     def __init__(self) -> None:
         self.source: MaskSource | None = None
-        self.from_torch = False
 
     @contextmanager
     def given_by(self, source: MaskSource) -> Iterator[None]:
@@ -133,17 +126,12 @@ class Masks:
         finally:
             self.source = before
 
-    @property
-    def left_to_torch(self) -> bool:
-        """Whether torch is to drop now; not where nothing is to be dropped."""
-        return self.from_torch and not isinstance(self.source, NoMasks)
-
 
 def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
     """x (rows, …) times the next mask of the source, whole channels (second axis) at once or value by value; 0 < p <
     1.
     """
-    if masks.left_to_torch:
+    if torch.compiler.is_compiling() and not isinstance(masks.source, NoMasks):  # torch.compile cannot follow a stream
         return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
     if masks.source is None:
         raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
@@ -177,12 +165,13 @@ class Dropout(nn.Module):
 _REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-def install_dropout(module: nn.Module) -> Masks:
+def install_dropout(module: nn.Module, masks: Masks | None = None) -> Masks:
     """Swap every nn.Dropout, Dropout1d, 2d and 3d inside a model for `Dropout`; done twice, nothing changes.
 
-    What a forward pass calls for without a layer, `dropout_calls` serves.
+    Dropout that a forward pass calls for without a layer (`F.dropout`) is left to torch's generator.
     """
-    masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
+    if masks is None:
+        masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
     swapped: dict[nn.Module, Dropout] = {}
     for parent in list(module.modules()):
         for name, child in parent.named_children():

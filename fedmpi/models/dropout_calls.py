@@ -53,7 +53,7 @@ class DropoutCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asked = CALLS.get(func)
-        call = None if asked is None or self.masks.left_to_torch else asked(*args, **kwargs)
+        call = None if asked is None else asked(*args, **kwargs)
         if call is None:
             return func(*args, **kwargs)
         self.met = True

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.generators import held_generators
-from fedmpi.common.registry import Part
-from fedmpi.models.bound_values import BoundValues
-from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
-from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
-from fedmpi.models.kept_state import KeptState
-from fedmpi.models.shared_memory import SharedBuffers, check_memory
+from fedmpi.common.registry import Part, own_part
+from fedmpi.models import build
+from fedmpi.models.dropout import (
+    ComputedAgain,
+    Masks,
+    MaskSource,
+    NoMasks,
+    has_dropout,
+    install_dropout,
+    remove_dropout,
+)
+from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
+
+if TYPE_CHECKING:
+    from fedmpi.data.schema import DataDescription
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -32,12 +40,14 @@ SPARSE_ABOVE = 4
 class FlatModel:
     """A module whose values are views of one flat vector: trainable parameters first, then the float buffers.
 
-    Buffers such as batch norm's statistics travel and are averaged like parameters, also where the forward pass puts
-    new tensors in their places (`self.mean = 0.9 * self.mean + …`): these are copied into the flat vector when the
-    gradient is known, as are values that it gives other memory (`self.mean.data = …`). What never changes or cannot be
-    averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
-    values, see `restart`), float buffers that are not finite, non-persistent buffers. The module's dropout layers are
-    swapped for those of `models.dropout`, and its convolutions over words compute as in `models.word_convolution`.
+    Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
+    averaged stays out: frozen parameters (requires_grad = False), integer buffers, float buffers that are not finite,
+    non-persistent buffers. The module's dropout layers are swapped for those of `models.dropout`, and its convolutions
+    over words compute as in `models.word_convolution`.
+
+    A plain module (`models.isolation`) is always the same object. Of any other one, `begin` makes a fresh `module`, and
+    values that its forward pass puts elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`) are
+    copied into the flat vector when the gradient is known.
     """
 
     def __init__(
@@ -46,143 +56,147 @@ class FlatModel:
         device: torch.device | str = "cpu",
         loss: Loss = CROSS_ENTROPY,
         part: Part | None = None,
+        rebuild: Callable[[], nn.Module] | None = None,
     ):
         check_memory(module)
-        self.shared_buffers = SharedBuffers(module, travelling_buffers(module))
-        self.loss, self.part = loss, part
-        self.masks = install_dropout(module)
-        self.drops = self.calls_dropout = False
-        self.dropout_calls = DropoutCalls(self.masks)
-        install_word_convolutions(module)
+        self.loss, self.part, self.device = loss, part, torch.device(device)
+        self.plain, self.hooked = is_plain(module), has_hooks(module)
+        self.masks = Masks()
         self.stacked_forms: dict[Any, Any] = {}
-        self.module = module.to(device)
-        self.device = torch.device(device)
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.buffers = travelling_buffers(module)
-        values = [*self.parameters, *self.buffers]
+        self.least = 1
+        self._pristine = Pristine(self._prepared(module), rebuild and (lambda: self._prepared(rebuild())))
+        self._arithmetic: AbstractContextManager[object] = nullcontext()
+        self._viewed: tuple[Tensor, list[Tensor]] | None = None
+        self._hold(module if self.plain else self._pristine.fresh(self.masks))
         if not self.parameters:
             raise UserError("the model has no trainable parameters: nothing could be learned")
-        if any(value.is_complex() for value in values):
+        if len(kinds := {str(value.dtype) for value in self._values}) > 1:
             raise UserError(
-                "the model has complex parameters, which no engine trains: hold them as pairs of real numbers (..., 2) "
-                "and write torch.view_as_complex(parameter) in the forward pass"
+                f"the model mixes float types ({', '.join(sorted(kinds))}). Give all parameters and buffers the same"
             )
-        if len({value.dtype for value in values}) > 1:
-            kinds = ", ".join(sorted({str(value.dtype) for value in values}))
-            raise UserError(f"the model mixes float types ({kinds}): give all parameters and buffers the same")
+        self.dtype = self.parameters[0].dtype
+        if self.dtype not in (torch.float32, torch.float64):
+            raise UserError(
+                f"the model's parameters are {self.dtype}, which no engine trains. Build it in float32; with "
+                'local.precision = "bfloat16" its gradients are computed in bfloat16'
+            )
         self.trainable = sum(p.numel() for p in self.parameters)
         self.size = self.trainable + sum(b.numel() for b in self.buffers)
-        self.has_buffers = bool(self.buffers)
-        self._has_dropout_layers = has_dropout(module)
-        self.dtype = self.parameters[0].dtype
-        self.embeddings = _sparse_capable(module)
-        self._arithmetic: AbstractContextManager[object] = nullcontext()
-        self.generators = held_generators(module)
-        self.kept = KeptState(module, values, loss.holders)
-        self.bound_values = BoundValues(module, self.parameters, self.buffers)
-        self.writes, self.least = False, 1
-        self._bound: Tensor | None = None
-        self._looked_at: Tensor | None = None
-        self._expected: int | None = None
-        self._viewed: tuple[Tensor, list[Tensor]] | None = None
-        self.initial = torch.cat([value.detach().reshape(-1) for value in values])
+        self.has_buffers, self.has_dropout = bool(self.buffers), has_dropout(module)
+        self.initial = torch.cat([value.detach().reshape(-1) for value in self._values])
 
-    @property
-    def has_dropout(self) -> bool:
-        """Whether masks are drawn in training mode."""
-        return self._has_dropout_layers or self.drops
+    @classmethod
+    def built(
+        cls,
+        name: Any,
+        options: Mapping[str, Any],
+        description: DataDescription,
+        seed: int,
+        device: torch.device | str = "cpu",
+        loss: Loss = CROSS_ENTROPY,
+    ) -> FlatModel:
+        """The model that a configuration names, freshly initialised."""
+        make = partial(build, name, options, description, seed)
+        return cls(make(), device, loss, own_part("model", name), make)
+
+    def _prepared(self, module: nn.Module) -> nn.Module:
+        install_dropout(module, self.masks)
+        install_word_convolutions(module)
+        return module.to(self.device)
+
+    def _hold(self, module: nn.Module) -> None:
+        """Have this be the module."""
+        self.module = module
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.buffers = travelling_buffers(module)
+        self._values = [*self.parameters, *self.buffers]
+        self._counts = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
+        self.embeddings = _sparse_capable(module)
+        self._bound: Tensor | None = None
+        self._views: list[Tensor] = []
+        self._loose = False
+        own = {id(buffer) for buffer in self.buffers}
+        places = [(part._buffers, name, one) for part in module.modules() for name, one in part._buffers.items()]
+        self._places = [(held, name, one) for held, name, one in places if one is not None and id(one) in own]
 
     @cached_property
     def frozen_checksum(self) -> int:
         """Of the values that neither travel nor change, parameters and float buffers; 0 where there are none."""
-        travelling = {id(value) for value in (*self.parameters, *self.buffers)}
-        values = (*self.module.parameters(), *self.module.buffers())
+        module = self._pristine.module
+        trained = [value for value in module.parameters() if value.requires_grad]
+        travelling = {id(value) for value in (*trained, *travelling_buffers(module))}
+        values = (*module.parameters(), *module.buffers())
         kept = [value for value in values if id(value) not in travelling and value.is_floating_point()]
         checksum = 0
         for value in kept:
             checksum = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, checksum)
         return checksum
 
+    def begin(self, flat: Tensor) -> None:
+        """Have the module begin anew with the values `flat` (d,), which steps then change in place."""
+        if not self.plain:
+            self._hold(self._pristine.fresh(self.masks))
+        for count, first in self._counts:
+            count.copy_(first)
+        self.loss.begin()
+        self.bind(flat)
+
+    def look(self, flat: Tensor) -> None:
+        """As `begin`, for passes that must leave `flat` as it is: other than plain modules get a copy of it."""
+        self.begin(flat if self.plain else flat.clone())
+
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
         if flat.shape != (self.size,) or not flat.is_contiguous():
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
-        self._looked_at = self._expected = None
         if flat is self._bound:
-            self.bound_values.give_again(self.writes)
             return
-        self.bound_values.give(self._cut(flat.detach()))
-        self._bound = flat
+        self._views = self._cut(flat.detach())
+        for value, view in zip(self._values, self._views, strict=True):
+            value.data = view
+        self._bound, self._loose = flat, False
 
-    def bind_to_read(self, flat: Tensor) -> None:
-        """As `bind`, for passes that write to no parameter or buffer: `check_bound_values` tells whether they kept to
-        that."""
-        self.bind(flat)
-        self._expected = self._sum_of_values()
+    def loosen(self) -> None:
+        """Give the parameters memory of their own until the next `bind`: whoever keeps, joins or exchanges it keeps
+        nothing of the bound vector, into which `collect` copies them."""
+        for value, view in zip(self.parameters, self._views, strict=False):
+            value.data = view.clone()
+        self._bound, self._loose = None, True
 
-    def check_bound_values(self) -> None:
-        """Refuse what passes since `bind` have done to parameters, since `bind_to_read` to buffers as well, where the
-        trial met no such pass.
-        """
-        if self.writes:
-            return
-        if name := self.bound_values.kept_from_before():
-            raise UserError(
-                f"the model's forward pass gives {name} memory that it lay in before (old = self.{name}.data, later "
-                f"self.{name}.data = old), kept where nothing begins anew with every client: keep a copy "
-                "(….data.clone()) in an attribute of the model, and copy from it (….data.copy_(old))"
-            )
-        if self.bound_values.displaced():
-            raise UserError(
-                "the model's forward pass gives parameters other values (self.fc.weight.data = …) for some batches "
-                "only, which its trial before the first round has not met: write self.fc.weight.data.copy_(…)"
-            )
-        expected, self._expected = self._expected, None
-        if expected is not None and self._sum_of_values() != expected:
-            raise UserError(
-                "the model's forward pass changes parameters or buffers (self.fc.weight.data.clamp_(…)) for some "
-                "batches only, which its trial before the first round has not met, and did so to the global model: "
-                "have every pass do it, or none in evaluation mode, where training is not merged "
-                '(local.engine = "sequential")'
-            )
-
-    def _sum_of_values(self) -> int:
-        """Of the bits of the bound values."""
-        assert self._bound is not None
-        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.dtype.itemsize]
-        return int(self._bound.view(bits).sum(dtype=torch.int64))
+    def collect(self, by: str = "the model's forward pass") -> None:
+        """Copy values that were replaced, or have been given other memory, into the bound vector."""
+        for buffers, name, buffer in self._places:
+            new = buffers[name] if name in buffers else None  # noqa: SIM401 (TorchScript's have no get)
+            if new is not buffer and new is not None:
+                buffer.data, buffers[name] = new.detach(), buffer
+        pairs = zip(self._values, self._views, strict=True)
+        moved = [(value, view) for value, view in pairs if value.data_ptr() != view.data_ptr()]
+        for value, view in moved:
+            if value.shape != view.shape:
+                raise UserError(
+                    f"{by} gives a parameter or buffer of the model the shape {tuple(value.shape)}, but it must stay "
+                    f"{tuple(view.shape)}. Register a buffer of varying shape with persistent=False"
+                )
+        now = [value.detach().clone() for value, _ in moved]  # the memory of one may now be another's
+        for (value, view), new in zip(moved, now, strict=True):
+            view.copy_(new)
+            if not (self._loose and value.requires_grad):
+                value.data = view
 
     def released(self) -> nn.Module:
         """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
 
         The flat model is of no more use.
         """
-        for tensor in (*self.parameters, *self.buffers):
+        for tensor in self._values:
             tensor.data = tensor.data.clone()
         remove_dropout(self.module)
         remove_word_convolutions(self.module)
         return self.module.to("cpu").eval()
 
-    def bind_to_look(self, flat: Tensor) -> None:
-        """As `bind`, for passes that must not change `flat` (d,): of a copy where a forward pass may change float
-        buffers or parameters, in evaluation mode, too. Every `restart` makes it the same again."""
-        if not self.has_buffers and not self.writes:
-            self.bind_to_read(flat)
-            return
-        self.bind(flat.clone())
-        self._looked_at = flat
-
     def draw_masks_from(self, source: MaskSource) -> None:
         """Have dropout's masks come from this source, until another one is given."""
         self.masks.source = source
-
-    def restart(self) -> None:
-        """Begin anew what the module counts and keeps from call to call, such as batch norm's count of batches."""
-        self.kept.restart()
-        self.bound_values.put_back(self.writes)
-        if self._bound is not None and self._looked_at is not None:
-            changed = slice(0 if self.writes else self.trainable, None)
-            self._bound[changed].copy_(self._looked_at[changed])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""
@@ -191,7 +205,7 @@ class FlatModel:
         return self._viewed[1]
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
-        values = self.parameters if flat.numel() == self.trainable else [*self.parameters, *self.buffers]
+        values = self.parameters if flat.numel() == self.trainable else self._values
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
@@ -205,10 +219,9 @@ class FlatModel:
         self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
-        with self._dropping(), self._arithmetic:
+        with self._arithmetic:
             loss = loss_of(self.module, x, y)
         gradients = self._gradients(loss)
-        self.bound_values.take_over(True, "the loss of the local algorithm")
         return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -224,42 +237,27 @@ class FlatModel:
 
     def _logits(self, x: Tensor) -> Tensor:
         # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.
-        with self._dropping(), self._arithmetic:
+        with self._arithmetic:
             logits = self.module(x)
         if not isinstance(logits, Tensor) or logits.is_complex():
-            raise self._not_logits(logits)
+            what = "complex numbers: return real ones" if is_complex(logits) else f"{type(logits).__name__}, no tensor"
+            failure = TypeError(f"it returned {what}")
+            raise failure if self.part is None else refuse_result(self.part, f"returned {what}")
         return logits.to(self.dtype)
 
-    def _not_logits(self, returned: object) -> Exception:
-        """The failure of a forward pass whose trials returned logits."""
-        what = "complex numbers: return real ones" if is_complex(returned) else f"{type(returned).__name__}, no tensor"
-        return TypeError(f"it returned {what}") if self.part is None else refuse_result(self.part, f"returned {what}")
-
-    def _dropping(self) -> AbstractContextManager[object]:
-        """Within: dropout that the forward pass calls for is served from `masks`, in training mode."""
-        if not self.calls_dropout or not self.module.training:
-            return nullcontext()
-        if self.masks.from_torch and not self.masks.left_to_torch:
-            raise UserError(
-                "the model's gradients are wanted without dropout, which it calls for in functions while its forward "
-                "pass is compiled or checkpointed: use nn.Dropout layers, or neither torch.compile nor checkpoints"
-            )
-        return self.dropout_calls
-
     def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor | None]:
-        """Gradients of a loss or of weighted losses; masks are those of the forward pass, and no others are given."""
+        """Gradients of a loss or of weighted losses by the parameters."""
+        if self.plain:
+            return torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         source = self.masks.source
-        if self.has_dropout and not self.masks.from_torch and not isinstance(source, NoMasks):
+        if self.has_dropout and not isinstance(source, NoMasks):
             self.masks.source = ComputedAgain()
         try:
-            if self.calls_dropout and not self.masks.from_torch:
-                gradients = gradients_within(self.dropout_calls, of, self.parameters, weights)
-            else:
-                gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
+            gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         finally:
             self.masks.source = source
-        self.kept.take_replaced()
-        self.bound_values.take_over(self.writes)
+        if self._views:
+            self.collect()
         return gradients
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Recurrent models of the next token, one prediction at every position: characters and words.
+"""Models of the next token, one prediction at every position: LSTMs of characters and words, a causal transformer.
 
 Of a classification, such as LEAF's Shakespeare (the one character after eighty), the last position predicts the class.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
@@ -15,6 +17,9 @@ from fedmpi.models.text_layers import text_shape, word_vectors
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
+
+SPREAD = 0.02
+"""Standard deviation of fresh vectors."""
 
 
 class NextToken(nn.Module):
@@ -117,3 +122,118 @@ def word_lstm(
     everywhere = predicts_everywhere(description, "word-lstm")
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     return NextToken(words, dimension, units, layers, projection, description.classes, everywhere)
+
+
+class CausalAttention(nn.Module):
+    """Scaled dot-product attention of every position to itself and those before it, several heads."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, L, width) to the same."""
+        count, length, width = x.shape
+        split = (count, length, self.heads, width // self.heads)
+        query, key, value = (layer(x).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        found: Tensor = self.output(attended.transpose(1, 2).reshape(count, length, width))
+        return found
+
+
+class CausalBlock(nn.Module):
+    """Attention and two dense layers, each on a norm of its input and added to it."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float):
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(width), CausalAttention(width, heads)
+        self.dense_norm, self.widen, self.narrow = (
+            nn.LayerNorm(width),
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, width),
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.dropout_of_dense = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, L, width) to the same."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout_of_dense(self.narrow(functional.gelu(self.widen(self.dense_norm(x)))))
+        return x
+
+
+class CausalTransformer(nn.Module):
+    """Vectors of tokens and of positions, blocks, a norm, the logits at every position or at the last alone."""
+
+    def __init__(
+        self,
+        length: int,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        layers: int,
+        hidden: int,
+        dropout: float,
+        classes: int,
+        everywhere: bool,
+    ):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.empty(length, width))
+        self.blocks = nn.Sequential(*(CausalBlock(width, heads, hidden, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, classes)
+        self.everywhere = everywhere
+        for values in (self.words.weight, self.positions):
+            nn.init.normal_(values, std=SPREAD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From (n, L) token ids to (n, L, C) logits, or (n, C)."""
+        states = self.norm(self.blocks(self.words(tokens) + self.positions))
+        logits: Tensor = self.output(states if self.everywhere else states[:, -1])
+        return logits
+
+
+@register("model", "causal-transformer")
+def causal_transformer(
+    description: DataDescription,
+    *,
+    dimension: int = 128,
+    heads: int = 4,
+    layers: int = 2,
+    widening: int = 4,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A small transformer that predicts the next token at every position from those before it.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids; of a classification the last position predicts the class.
+    dimension : int
+        Size of the vector of a token, a multiple of `heads`.
+    heads : int
+        Heads of the attention.
+    layers : int
+        Blocks.
+    widening : int
+        Units of the dense layer of a block, in multiples of `dimension`.
+    dropout : float
+        After the attention and after the dense layers.
+
+    Raises
+    ------
+    UserError
+        The data are no texts, their targets neither tokens nor classes, `heads` does not divide `dimension`, or
+        `layers` is negative.
+    """
+    length, vocabulary = text_shape(description, "causal-transformer")
+    everywhere = predicts_everywhere(description, "causal-transformer")
+    if heads < 1 or dimension % heads:
+        raise UserError(f"model.heads = {heads} does not divide model.dimension = {dimension}: choose a divisor")
+    if layers < 0:
+        raise UserError(f"model.layers = {layers} is impossible: give the number of blocks")
+    width, inner = dimension, widening * dimension
+    return CausalTransformer(length, vocabulary, width, heads, layers, inner, dropout, description.classes, everywhere)

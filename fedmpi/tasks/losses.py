@@ -6,12 +6,12 @@ a sample has many targets, its loss is the mean over those that count.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import is_complex, naming, refuse_result, takes
@@ -157,6 +157,7 @@ class Loss:
         self.part, self.kind = part, kind
         with naming(part):
             self._function: PerSample = part.make(options or {})
+        self._first = copy.deepcopy(self._function) if part.foreign else self._function
         takes(part, self._function, "outputs", "targets")
 
     @property
@@ -164,13 +165,10 @@ class Loss:
         """As the configuration names it."""
         return self.part.name
 
-    @property
-    def holders(self) -> list[Any]:
-        """In whose attributes, and those of their classes, a loss of the user's own may keep something."""
-        holder = self._holder
-        if isinstance(holder, ModuleType):  # of a function that is none of Python's
-            return []
-        return list(holder.modules()) if isinstance(holder, torch.nn.Module) else [holder]
+    def begin(self) -> None:
+        """Have a loss of the user's own begin anew, without what earlier calls have left in its attributes."""
+        if self.part.foreign:
+            self._function = copy.deepcopy(self._first)
 
     @property
     def _holder(self) -> Any:

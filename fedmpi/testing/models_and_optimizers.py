@@ -149,7 +149,7 @@ def stepped(subject: Subject, sign: float = 1.0) -> list[NDArray[np.float32]]:
     memory = WorkingMemory(model)
     w = memory.vector.copy_(model.initial)
     found = [w.numpy().copy()]
-    model.bind(w)
+    model.begin(w)
     optimizer = memory.optimizer(w, rule, None)
     for step in range(STEPS):
         gradient = sign * torch.cos(torch.arange(model.trainable) * (step + 1.0))

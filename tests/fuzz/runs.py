@@ -20,7 +20,7 @@ from tests.fuzz.verdict import REFUSED, Finding, outcome
 Case = tuple[str, str, Any]
 WHERE = st.floats(0, 1, exclude_max=True)
 ENDINGS = ("stopped", "finished")
-FILES = ("metrics.jsonl", "config.toml", "engine.json", "summary.json", "model.safetensors", "run.log", "checkpoints")
+FILES = ("metrics.jsonl", "config.toml", "summary.json", "model.safetensors", "run.log", "checkpoints")
 JUNK = ["", "{", "[]", "null", "7", '{"round": -1}', "[" * 50_000, '{"final": 3}', "rounds = 1" + "0" * 5000, "\udcff"]
 JUNK += ['{"engine": []}', '{"data": {}, "final": {"round": "x"}}', '{"a": NaN}', "preset = []", "\ufeff", "\0" * 100]
 KINDS = ("folder", "fifo", "gone", "empty", "link to itself", "socket", "link to a device")

@@ -201,7 +201,6 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
     (parts, ("server", "meta tensor", "nothing"), "refused"),
     (parts, ("server", "tensor with a gradient", "gradients off"), "run"),
     (parts, ("scheduling", "sparse tensor", "default type"), "refused"),
-    (runs, ("finished", "kind", ("engine.json", "fifo")), "refused"),
     (runs, ("stopped", "kind", ("run.log", "socket")), "refused"),
     (runs, ("stopped", "junk", ("config.toml", "rounds = 1" + "0" * 5000)), "refused"),
     (runs, ("finished", "junk", ("summary.json", "[" * 50_000)), "gone on"),

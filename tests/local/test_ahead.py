@@ -13,7 +13,6 @@ from fedmpi.local.batched.apart import KeptApart
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import relative_difference as apart_in_a_trial
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
@@ -166,18 +165,6 @@ def test_clients_that_diverge_are_named_and_may_be_left_out(opened: list[tuple[i
     assert report.diverged == 1
     assert relative_difference(result, whole) < 1e-6
     assert opened
-
-
-def test_the_engine_trial_compares_what_will_train(
-    opened: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, sizes, rule = model_of(torch.float32), SIZES[:12], LocalRule(lr=0.05, epochs=2, batch_size=7)
-    source, tasks = Source(IMAGES, sizes), tasks_for(sizes)
-    engines = [kind(model, source, STREAMS) for kind in (SequentialEngine, BatchedEngine)]
-    assert 0 < apart_in_a_trial(engines, tasks, model.initial, rule, 0, sizes) < 1e-4
-    assert opened == [(2, 5)]
-    monkeypatch.setattr(ProductsAhead, "backward", lambda products, gradient: products._all[2].zero_())
-    assert apart_in_a_trial(engines, tasks, model.initial, rule, 0, sizes) > 1e-2
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])

@@ -10,7 +10,7 @@ import pytest
 import fedmpi
 from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.view import View
-from fedmpi.config import config_toml, load_config
+from fedmpi.config import load_config
 from fedmpi.core.records import log_setup
 from tests.end_to_end.in_process import run
 
@@ -78,23 +78,6 @@ def test_choices_that_mean_nothing_are_refused(settings: list[str], said: str) -
         load_config(None, settings)
 
 
-@pytest.mark.slow
-def test_feddyn_agrees_on_the_joint_minimum_with_adam_too() -> None:
-    """Two clients of unlike lines: whoever minimises, what they agree on is the regression through both."""
-    x = np.array([[-1.0], [0.0], [1.0], [-3.0], [0.0], [3.0]], np.float32)
-    y = np.array([[-1.0], [0.0], [1.0], [9.0], [6.0], [3.0]], np.float32)
-    data = fedmpi.ClientArrays(x, y, np.repeat([0, 1], 3), test=(x, y))
-    settings = {"local.optimizer": "adam", "local.lr": 0.03, "local.epochs": 150, "local.batch_size": "all"}
-    settings |= {"rounds": 15, "model.hidden": [], "task.kind": "regression", "participation.clients": "all"}
-    line = np.c_[x, np.ones(6)]
-    least = float(np.square(y[:, 0] - line @ np.linalg.lstsq(line, y[:, 0], rcond=None)[0]).mean())
-    [dynamic, averaged] = [
-        fedmpi.run(preset, settings | more, data=data).records[-1]["test_loss"]
-        for preset, more in (("feddyn", {"local.alpha": 1.0}), ("fedavg", {}))
-    ]
-    assert dynamic == pytest.approx(least, rel=1e-3) and averaged > 1.02 * least
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -148,24 +131,6 @@ def test_sizes_that_draw_and_weigh_are_warned_of_once(sampler: str, caplog: pyte
         assert caplog.text.count("a client counts as n_k² on average") == times
 
 
-def test_an_algorithm_given_as_an_object_runs_and_is_named() -> None:
-    from tests.local.own_algorithms import Scaffold
-
-    settings = {
-        "data.shards": "digits:clients=9",
-        "participation.count": 4,
-        "model.hidden": [6],
-        "rounds": 2,
-        "aggregation.weights": "uniform",
-        "local.engine": "sequential",
-    }
-    own = fedmpi.run("fedavg", {**settings, "local.algorithm": Scaffold})
-    named = fedmpi.run("fedavg", {**settings, "local.algorithm": "scaffold"})
-    assert own.records[-1]["train_loss"] == pytest.approx(named.records[-1]["train_loss"], rel=1e-5)
-    plain = fedmpi.run("fedavg", settings)
-    assert own.records[-1]["train_loss"] != pytest.approx(plain.records[-1]["train_loss"], rel=1e-4)
-
-
 def test_state_is_sent_and_counted() -> None:
     values = 64 * 6 + 6 + 60 + 10
     for settings, up, down in (
@@ -181,15 +146,3 @@ def test_state_is_sent_and_counted() -> None:
 def test_a_failing_hook_ends_the_run_with_its_line() -> None:
     with pytest.raises(PartFailure, match=r"own_algorithms.py:\d+\) failed in round 1: ZeroDivisionError"):
         run(*SMALL, f"local.algorithm={OWN}:FailsOnTheServer")
-
-
-def test_the_configuration_names_the_algorithm() -> None:
-    text = config_toml(load_config(None, ["preset=fedavg", f"local.algorithm={OWN}:Scaffold"]))
-    assert f'algorithm = "{OWN}:Scaffold"' in text
-
-
-def test_fednova_is_the_plain_sum_in_a_run_whose_weights_do_not_add_up_to_one() -> None:
-    """All take three steps, and Σ n_k / (n π_k) is not 1: what is divided by, and what the weights are, differ."""
-    settings = ["local.steps=3", "local.lr=0.05", "local.engine=sequential", "aggregation.weights=unbiased"]
-    plain, nova = (run(*SMALL, *settings, f"local.algorithm={name}") for name in ("plain", "fednova"))
-    assert float((nova.model - plain.model).norm()) < 1e-5 * float((plain.model - plain.start).norm())

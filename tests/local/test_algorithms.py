@@ -20,7 +20,6 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import on_trial, time_engines
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import own_algorithms
@@ -210,17 +209,6 @@ def test_statistics_of_batch_norm_keep_their_mean(name: str) -> None:
     assert not torch.allclose(step[:trainable], update[:trainable])
 
 
-def test_fednova_is_the_plain_sum_where_all_take_as_many_steps() -> None:
-    """Also with weights that are not normalised, whose sum is not 1."""
-    description, given = MODELS["mlp"]
-    hooks = make("fednova", flat_model("mlp", description, torch.float64, **given))
-    delta = torch.linspace(-1, 1, hooks.model.size, dtype=torch.float64)
-    hooks.begin(0, hooks.model.initial, {})
-    sums = {"direction": delta * (1.7 / 4), "steps": 1.7 * 4}
-    step = hooks.server_step(1.7 * delta, sums, Totals(POPULATION, 5, weight=1.7, divisor=1.0))
-    assert torch.allclose(step, 1.7 * delta, rtol=1e-14)
-
-
 def test_an_own_objective_replaces_the_loss() -> None:
     check(SequentialEngine, "tests.local.own_algorithms:DynamicLoss", "mlp", RULES["epochs"], "feddyn")
 
@@ -257,54 +245,19 @@ def test_adam_takes_corrections_into_its_gradient() -> None:
     assert relative_difference(ends[0], without) > 1e-4
 
 
-def test_a_trial_of_engines_keeps_nothing_and_sums_nothing() -> None:
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float32, **given)
-    source, rule = Source(description, SIZES), RULES["epochs"]
-    hooks = make("scaffold", model)
-    engines = [
-        SequentialEngine(model, source, STREAMS, hooks=hooks),
-        BatchedEngine(model, source, STREAMS, hooks=hooks),
-    ]
-    sums = {"dc": FloatSum(np.zeros(model.size, np.float32))}
-    hooks.begin(0, model.initial, sums)
-    time_engines(engines, cohort(0), model.initial, rule, 0, SIZES)
-    assert len(hooks.state) == 0 and not sums["dc"].tensor.any()
-    engines[1].train(cohort(0), model.initial, rule, 0, FloatSum(np.zeros(model.size, np.float32)))
-    assert len(hooks.state) == 6 and sums["dc"].tensor.any()
-    kept = {client: hooks.state.copy(client) for client in hooks.state.clients.tolist()}
-    time_engines(engines, cohort(0), model.initial, rule, 1, SIZES)
-    assert all(torch.equal(hooks.state.copy(client), record) for client, record in kept.items())
-
-
 @pytest.mark.parametrize("name", ["mlp", "text-cnn"])
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_not_at_all(
-    engine: type, name: str
-) -> None:
+def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round(engine: type, name: str) -> None:
     description, given = MODELS[name]
     model = flat_model(name, description, torch.float32, **given)
     hooks = make("tests.local.own_algorithms:Counting", model)
     trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
     for t in range(3):
         hooks.begin(t, model.initial, {})
-        with on_trial(hooks):
-            trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         assert {float(hooks.state.read(task.client)["rounds"].unique()) for task in cohort(0)} == {t + 1.0}
     remembered = [[float(vector.unique()) for vector in seen] for seen in hooks.algorithm.seen.values()]
     assert remembered == [[1.0, 2.0, 3.0]] * 6  # later rounds leave them alone
-
-
-def test_hooks_get_what_is_promised_and_may_overwrite_it() -> None:
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float64, **given)
-    source = Source(description, SIZES, torch.float64)
-    plain = list(simulate(SequentialEngine, "plain", model, source, RULES["epochs"]))
-    for engine in (SequentialEngine, BatchedEngine):
-        model = flat_model("mlp", description, torch.float64, **given)
-        summing = list(simulate(engine, "tests.local.own_algorithms:Summing", model, source, RULES["epochs"]))
-        assert relative_difference(summing[-1], plain[-1]) < 1e-12
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
@@ -367,22 +320,6 @@ def test_numbers_that_no_sum_holds_are_refused_with_client_and_round(number: Any
         for _ in range(2):  # 2**49 goes in once
             hooks.add(8, {**sums, "clients": number})
     assert hooks.totals["clients"] in (0.0, 2.0**49)
-
-
-def test_two_vectors_of_a_client_can_change_places() -> None:
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float32, **given)
-    hooks = make("tests.local.own_algorithms:Summing", model)
-    engine = SequentialEngine(model, Source(description, SIZES), STREAMS, hooks=hooks)
-    for t in range(5):
-        sums = {name: FloatSum(np.zeros(model.size, np.float32)) for name in hooks.sums}
-        hooks.begin(t, model.initial, sums)
-        engine.train(
-            [ClientTask(2, None, 1.0)], model.initial, RULES["whole"], t, FloatSum(np.zeros(model.size, np.float32))
-        )
-        assert hooks.totals == {"clients": 3.0}
-    kept = hooks.state.read(2)
-    assert {name: float(vector.unique()) for name, vector in kept.items()} == {"seen": 2.0, "other": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -464,19 +401,6 @@ def test_steps_that_overshoot_count_with_the_magnitude_of_their_weights(shrinkin
         weights = np.abs((1 - shrinking) ** np.arange(steps))
         assert effective_steps(steps, shrinking) == pytest.approx(weights.sum(), rel=1e-12)
     assert effective_steps(10**5, 3.0) == np.inf and shrinking_sum(10**5, 3.0) == np.inf
-
-
-@pytest.mark.parametrize("mu", [1e-40, 1e-15, 1e-6])
-def test_the_least_of_proximal_terms_are_none(mu: float) -> None:
-    """In float32, too, where a correction divided by such a μ would be infinite."""
-    for name, dtype in (("tests.local.own_algorithms:Scaffold", torch.float32), ("fednova", torch.float64)):
-        description, given = MODELS["text-cnn"]
-        ends = []
-        for pull in (0.0, mu):
-            rule = LocalRule(**{**vars(RULES["steps"]), "proximal_mu": pull})
-            model, source = flat_model("text-cnn", description, dtype, **given), Source(description, SIZES, dtype)
-            ends.append(list(simulate(BatchedEngine, name, model, source, rule))[-1])
-        assert relative_difference(*ends) < 1e-5
 
 
 @pytest.mark.parametrize("batch", [4, "all"])

@@ -13,7 +13,6 @@ from fedmpi import ClientFailure
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.client_numbers import ClientMeasures, update_norms
-from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model
@@ -42,36 +41,6 @@ def measures(model: str = "mlp", sizes: Sequence[int] = SIZES) -> ClientMeasures
 def engine() -> SequentialEngine:
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     return SequentialEngine(model, InMemorySource(SMALL_IMAGES, SIZES), STREAMS, rank=4)
-
-
-class Sloped(nn.Module):
-    """Computes gradients by its samples, in evaluation mode as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(36, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x.flatten(1).detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.out(x).tanh().sum(), x, create_graph=True)
-            return self.out(x) + slope[:, :5]
-
-
-def sloped(description: DataDescription) -> nn.Module:
-    return Sloped()
-
-
-def test_a_model_that_computes_gradients_within_is_measured() -> None:
-    measure = measures("tests.local.test_client_numbers:sloped")
-    found = measure(0, measure.model.initial, EVERYBODY, ("loss", "accuracy"))
-    assert np.isfinite(found[measure.data.sizes > 0]).all()
-    config = load_config(None, ["participation.clients=all", "model.name=tests.local.test_client_numbers:sloped"])
-    losses = LocalLosses(config, measure.data, torch.device("cpu"), STREAMS)
-    update = torch.full_like(losses.start, 0.1)
-    held = np.flatnonzero(measure.data.sizes)
-    before, gained = losses.before(int(held[0]), losses.start, 0), losses.gain(int(held[0]), update, 0)
-    assert before == pytest.approx(found[held[0], 0]) and np.isfinite(gained)
 
 
 def test_a_client_of_one_sample_is_measured_and_one_of_none_is_not() -> None:

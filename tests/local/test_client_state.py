@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,13 +20,11 @@ from safetensors.numpy import load_file
 
 from fedmpi import UserError
 from fedmpi.core import worker as homes_module
-from fedmpi.core.placement import Layout
-from fedmpi.core.worker import Homes, LocalState
+from fedmpi.core.worker import Homes
 from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
 from fedmpi.records import client_records
 from fedmpi.records.client_records import load_records, save_records
-from tests.mpi.algorithm_runs import run
 
 RECORD = 2 * 5 * 4
 """Bytes of two vectors of five values."""
@@ -77,14 +74,6 @@ def test_vectors_begin_where_numbers_may_in_the_file_of_a_checkpoint(tmp_path: P
         save_records(Cluster(None, "none"), state, tmp_path / "clients")
         length = int.from_bytes((tmp_path / "clients").read_bytes()[:8], "little")
         assert length % 8 == 0
-
-
-def test_what_is_read_may_be_overwritten(tmp_path: Path) -> None:
-    state = state_with(1, tmp_path)
-    for client in (3, 4):
-        state.write(client, vectors_of(client))
-        state.read(client)["a"].zero_()
-    assert_holds(state, [3, 4])
 
 
 def test_places_of_dropped_records_are_used_again(tmp_path: Path) -> None:
@@ -145,25 +134,6 @@ def test_records_of_another_algorithm_are_refused(tmp_path: Path) -> None:
     other = ClientState(("a", "c"), 5, torch.float32, 1e6)
     with pytest.raises(UserError, match="keeps a, b with 5 values .* now declares a, c with 5"):
         load_records(cluster, other, path, range(9))
-
-
-def test_nothing_is_written_without_a_folder() -> None:
-    state = state_with(2)
-    state.write(1, vectors_of(1))
-    assert save_records(Cluster(None, "none"), state, None) == ""
-
-
-def test_records_of_ten_thousand_of_a_million_clients_take_a_file(tmp_path: Path) -> None:
-    state = ClientState(("c",), 300, torch.float32, memory=1e6)
-    state.folder = tmp_path
-    homes = Homes(Cluster(None, "none"), state, 10**6)
-    drawn = np.sort(np.random.default_rng(4).choice(10**6, 10_000, replace=False))
-    homes.bring(drawn, np.zeros(len(drawn), np.int64))
-    for client in drawn.tolist():
-        state.write(client, {"c": torch.full((300,), float(client))})
-    assert len(state) == 10_000 and state.spilled == 10_000 - 833
-    assert all(float(state.read(client)["c"][299]) == client for client in drawn[::97].tolist())
-    assert homes.moved == 0
 
 
 class Ranks:
@@ -231,45 +201,6 @@ def test_records_follow_their_clients_between_three_ranks(
         assert moved == sum(int((a != b).sum()) for a, b in pairwise(plans))
 
 
-def test_records_read_from_a_checkpoint_follow_their_clients_from_there(tmp_path: Path) -> None:
-    ranks, clients, homes, now = Ranks(), np.array([2, 5, 6, 9]), np.array([0, 2, 1, 0]), np.array([1, 2, -1, 2])
-
-    def follow(rank: int) -> tuple[list[int], int]:
-        state = state_with(4, tmp_path)
-        for client in clients[homes == rank].tolist():
-            state.write(client, vectors_of(client))
-        moving = Homes(ranks.of(rank), state, 12)
-        moving.settle(clients, homes)
-        moving.bring(clients, now)
-        assert_holds(state, state.clients.tolist())
-        return state.clients.tolist(), moving.moved
-
-    assert ranks.run(follow) == [([], 2), ([2, 6], 2), ([5, 9], 2)]
-
-
-def test_vectors_of_a_checkpoint_come_from_their_owners_to_those_who_train_them_now(tmp_path: Path) -> None:
-    ranks, path, clients = Ranks(), tmp_path / "clients.safetensors", np.array([2, 5, 6, 9])
-    before, now = np.array([1, 0, 2, 0]), np.array([0, 2, 1, 2])  # workers; clients 4 to 7 are rank 1's
-
-    def local_state(rank: int) -> tuple[LocalState, ClientState]:
-        layout, state = Layout(np.array([0, 4, 8, 12]), rank, shared=True, server_trains=True), state_with(4, tmp_path)
-        hooks: Any = SimpleNamespace(state=state, client_state=state.names)
-        return LocalState(ranks.of(rank), layout, 12, hooks, None), state
-
-    def go_on(rank: int) -> list[int]:
-        kept = path if rank == 0 else None
-        (first, written), (resumed, read) = local_state(rank), local_state(rank)
-        for client in clients[before == rank].tolist():
-            written.write(client, vectors_of(client))
-        first.save_clients(kept)
-        resumed.load_clients(kept, tmp_path if rank == 0 else None)
-        resumed.bring(clients, lambda: now)
-        assert_holds(read, clients[now == rank].tolist())
-        return read.clients.tolist()
-
-    assert ranks.run(go_on) == [clients[now == rank].tolist() for rank in range(3)]
-
-
 @pytest.mark.parametrize("piece", [1, 6 * RECORD, 10**9])
 def test_the_records_of_three_ranks_are_read_by_others(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,28 +223,3 @@ def test_the_records_of_three_ranks_are_read_by_others(
         own = [client for client in everybody if client // 8 == rank]
         assert back.clients.tolist() == own and bool(digest) == (rank == 0)
         assert_holds(back, own)
-
-
-@pytest.mark.slow
-def test_a_damaged_file_of_clients_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
-    settings = [
-        *("preset=scaffold", "logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9", "rounds=5"),
-        *("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "local.engine=sequential"),
-        "checkpoint.every=1",
-    ]
-    whole = run(settings, str(tmp_path / "whole"))
-    run(settings, str(tmp_path / "cut"), stop_after=4)
-    shutil.copytree(tmp_path / "cut", tmp_path / "lost")
-    folder = tmp_path / "cut" / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *(f"clients-0000000{round}.safetensors" for round in (3, 4)),
-        *(f"round-0000000{round}.safetensors" for round in (3, 4)),
-    ]
-    path = folder / "clients-00000004.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-    (tmp_path / "lost" / "checkpoints" / path.name).unlink()
-    for name in ("cut", "lost"):
-        assert np.array_equal(run(settings, str(tmp_path / name), resume=True)["model"], whole["model"])
-        assert (tmp_path / name / "checkpoints" / "round-00000004.safetensors.damaged").exists()

@@ -18,7 +18,6 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model
-from tests.mpi.launch import run_alone, run_mpi
 
 SIZES = [5, 12, 9, 7, 20]
 ONE_STEP, EPOCHS = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None), LocalRule(lr=0.1, batch_size=4)
@@ -64,15 +63,6 @@ def test_a_client_that_diverges_is_named_by_every_engine(name: str, rule: LocalR
         trained(engine_of(name, model, source, drops=False), model, rule, [])
 
 
-@pytest.mark.parametrize("name", ["sequential", "batched"])
-def test_a_client_whose_last_step_alone_is_no_number_is_named(name: str) -> None:
-    """Its loss before the step is a fair one."""
-    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), spoiled(1e3, [3])
-    far = LocalRule(lr=1e17, epochs=None, steps=1, batch_size=None)
-    with pytest.raises(ClientFailure, match="client 3 on rank 3: .*diverged"):
-        trained(engine_of(name, model, source, drops=False), model, far, [])
-
-
 @pytest.mark.parametrize("factor", [HUGE, LARGE])
 @pytest.mark.parametrize(("name", "rule"), WAYS)
 def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(
@@ -88,13 +78,6 @@ def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(
         assert getattr(report, fact) == getattr(plain, fact), fact
     assert report.weight == pytest.approx(plain.weight) and report.loss_sum == pytest.approx(plain.loss_sum, rel=1e-5)
     assert sum("goes on without a client that diverged: client" in message for message in caplog.messages) == 1
-
-
-def test_what_fails_otherwise_ends_the_run_all_the_same() -> None:
-    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
-    source.y[7] = 99
-    with pytest.raises(ClientFailure, match="client 1 on rank 3: IndexError"):
-        trained(engine_of("sequential", model, source, True), model, EPOCHS, [])
 
 
 KEYS = {"rounds": 3, "model.name": "mlp", "model.hidden": [6], "participation.clients": "all", "cluster.threads": 1}
@@ -155,25 +138,6 @@ def test_a_participant_without_an_update_counts_as_unchanged_unless_the_sum_is_d
     expected = fedmpi.run("fedavg", plain, data=clients(False))
     for found, wanted in zip(run.model.parameters(), expected.model.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-
-
-ON_RANKS = """
-import sys, zlib
-import fedmpi
-from tests.local.test_divergence import KEYS, clients
-run = fedmpi.run("fedavg", KEYS | {"aggregation.exact": True, "local.on_divergence": "drop"}, data=clients(True))
-if run.records:
-    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in run.model.parameters())
-    print([(r["diverged"], r["train_loss"], r["test_loss"]) for r in run.records], zlib.crc32(weights))
-"""
-
-
-@pytest.mark.slow
-def test_the_same_clients_are_left_out_by_any_number_of_ranks() -> None:
-    alone, several = run_alone(["-c", ON_RANKS]), run_mpi(3, ["-c", ON_RANKS])
-    assert alone.returncode == several.returncode == 0, several.stderr
-    assert alone.stdout == several.stdout and alone.stdout.startswith("[(1, ")
-    assert several.stderr.count("goes on without") == 0  # warnings are shown where progress is
 
 
 class Failing(torch.nn.Linear):

@@ -12,7 +12,7 @@ from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -80,11 +80,11 @@ def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forb
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     with pytest.raises(UserError, match="not possible here: clipping, transport, attacks or diagnostics"):
         chosen(source, model, lambda client, delta: None, local=demand)
-    with pytest.raises(UserError, match="not possible here: the model has buffers"):
+    with pytest.raises(UserError, match="not possible here: .*buffers"):
         chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)
 
 
-@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "own generator")])
+@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "random numbers")])
 def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
     source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
     model = FlatModel(net(36, 5))
@@ -93,21 +93,6 @@ def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, 
     expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
     found, _ = summed(engine, model, tasks_of(source), rule)
     assert torch.equal(found, expected)
-
-
-def test_merging_is_refused_at_once_where_a_client_takes_several_steps():
-    source, model = InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(UserError, match="takes 4 local steps, not one"):
-        chosen(source, model, local={"engine": "merged", "batch_size": 10})
-
-
-def test_a_demand_for_the_merged_engine_is_met_where_it_is_exact():
-    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=None)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine = chosen(source, model, local={"engine": "merged", "batch_size": "all"})
-    assert engine.name == "merged"
-    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    assert relative_error(summed(engine, model, tasks_of(source), rule)[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("wanted", ["sequential", "batched"])
@@ -141,16 +126,3 @@ def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert found[0].any()
-
-
-def test_every_choice_can_carry_a_model_on():
-    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    results = []
-    for wanted in ("auto", "sequential", "batched"):
-        w = model.initial.clone()
-        chosen(source, model, local={"engine": wanted}).advance(w, ClientTask(4, None, 1.0), rule, 0)
-        results.append(w)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-    assert not torch.equal(results[0], model.initial)

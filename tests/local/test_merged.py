@@ -16,8 +16,6 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
-from tests.local.dropping_modules import DROPPING
-from tests.local.stacks import Source, relative_difference, tasks_for, train
 from tests.local.synthetic import (
     IMAGES,
     SMALL_IMAGES,
@@ -103,20 +101,6 @@ def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
     assert relative_error(found, expected) < 1e-5 < 0.01 < relative_error(found, other)
 
 
-@pytest.mark.parametrize("name", [name for name in DROPPING if name != "calls"])  # which joins samples and values
-def test_masks_that_functions_ask_for_are_the_clients_too(name: str):
-    description, make = DROPPING[name]
-    torch.manual_seed(1)
-    sizes, rule, model = np.array(SIZES), LocalRule(batch_size=None), FlatModel(make().double())
-    source, tasks = Source(description, sizes, torch.float64), tasks_for(sizes)
-    merged, sequential = MergedEngine(model, source, STREAMS), SequentialEngine(model, source, STREAMS)
-    found, expected, other = (
-        train(engine, tasks, model.initial, rule, round)[0] - model.initial
-        for engine, round in ((merged, 2), (sequential, 2), (sequential, 3))
-    )
-    assert relative_difference(found, expected) < 1e-12 < 0.01 < relative_difference(found, other)
-
-
 def test_splitting_the_tasks_over_two_engines_gives_the_same_masks_and_sum():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
@@ -181,16 +165,20 @@ class UncountedBatchNorm(nn.Module):
 
 
 class PlacesFirst(nn.Linear):
-    """Drops values that have another axis before the samples, in a function or in a layer."""
+    """Drops values that have another axis before the samples."""
 
-    def __init__(self, layer: bool):
+    def __init__(self) -> None:
         super().__init__(36, 5)
-        self.layer = nn.Dropout(0.5) if layer else None
+        self.layer = nn.Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.flatten(1).T
-        x = nn.functional.dropout(x, 0.5, self.training) if self.layer is None else self.layer(x)
-        return super().forward(x.T)
+        return super().forward(self.layer(x.flatten(1).T).T)
+
+
+def clipped() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
+    net[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return net
 
 
 @pytest.mark.parametrize(
@@ -198,9 +186,9 @@ class PlacesFirst(nn.Linear):
     [
         (BatchNormNet(36, 5), LocalRule(batch_size=None), "buffers"),
         (UncountedBatchNorm(), LocalRule(batch_size=None), "other samples"),
-        (AlphaDropoutNet(36, 5), LocalRule(batch_size=None), "draws from a global generator"),
-        (PlacesFirst(layer=False), LocalRule(batch_size=None), "first axis is not the samples"),
-        (PlacesFirst(layer=True), LocalRule(batch_size=None), "first axis is not the samples"),
+        (AlphaDropoutNet(36, 5), LocalRule(batch_size=None), "random numbers"),
+        (PlacesFirst(), LocalRule(batch_size=None), "cannot be followed"),
+        (clipped(), LocalRule(batch_size=None), "hooks"),
         (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(optimizer="adam", batch_size=None), "not linear"),
         (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(batch_size=2), "single step"),
     ],

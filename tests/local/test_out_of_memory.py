@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi import Config, UserError
+from fedmpi import Config
 from fedmpi.core.evaluation import EvaluatedParts
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, summed, tasks_of
@@ -64,39 +63,23 @@ def test_training_goes_on_with_less_at_once(
         summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
 
 
-def test_what_is_half_summed_when_memory_runs_out_is_not_summed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
-    add, calls = Stack.add_changes, iter([True])
-
-    def added_and_out_of_memory(*args):
-        summed = add(*args)
-        if next(calls, False):
-            raise torch.OutOfMemoryError("made up")
-        return summed
-
-    monkeypatch.setattr(Stack, "add_changes", added_and_out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        summed(BatchedEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
-
-
 class Small(nn.Module):
     """A model on a device that has no memory for more than `most` samples in evaluation mode."""
 
-    def __init__(self, most: int, change: str = ""):
+    most = 50
+
+    def __init__(self) -> None:
         super().__init__()
-        self.most, self.change = most, change
         self.layer = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training and len(x) > self.most:
             raise torch.OutOfMemoryError("made up")
-        if self.change == "always" or (self.change == "evaluation" and not self.training):
-            x /= 2
         return self.layer(x.flatten(1))
 
 
 @pytest.mark.parametrize("name", ["mlp", Small], ids=["a built-in model", "a model of one's own"])
-def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any) -> None:
+def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
     store = SimpleNamespace(
         part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))
@@ -105,24 +88,27 @@ def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any) -> None:
     config = Config(preset="fedavg", evaluation={"batch_size": 40, "on": "test"}, model={"name": name})
     parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
     torch.manual_seed(1)
-    model = FlatModel(Small(50))
+    model = FlatModel(Small())
     whole = parts.scores(model, model.initial, 0)
     for most, rows in [(7, 5), (1, 1)]:
-        model.module.most = most
+        monkeypatch.setattr(Small, "most", most)
         assert parts.scores(model, model.initial, 0) == pytest.approx(whole, rel=1e-6)
         assert parts._rows == rows
-    model.module.most = 0
+    monkeypatch.setattr(Small, "most", 0)
     with pytest.raises(torch.OutOfMemoryError):
         parts.scores(model, model.initial, 0)
 
 
-def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
     store = SimpleNamespace(part_samples=lambda part: 50 * (part == "test"), manifest=SimpleNamespace(class_names=()))
     data = SimpleNamespace(description=FLAT, test=lambda: (x, y))
     config = Config(preset="fedavg", evaluation={"batch_size": 4000, "on": "test"})
     parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
-    model = FlatModel(Small(25))
+    monkeypatch.setattr(Small, "most", 25)
+    model = FlatModel(Small())
     with caplog.at_level(logging.WARNING, logger="fedmpi"):
         parts.scores(model, model.initial, 0)
     assert [one for one in caplog.messages if "samples evaluated" in one] == [
@@ -131,10 +117,3 @@ def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.L
 
 
 FLAT = DataDescription((16,), "float32", 4, "vector", 0, (0.0,), (1.0,))
-
-
-@pytest.mark.parametrize("when", ["always", "evaluation"])
-def test_a_model_that_changes_its_input_is_refused(when: str) -> None:
-    with pytest.raises(UserError, match="changes its input in place"):
-        forward_traits(FlatModel(Small(50, when)), FLAT)
-    forward_traits(FlatModel(Small(50)), FLAT)

@@ -27,34 +27,37 @@ from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summe
 IMAGES = DataDescription((1, 32, 32), "float32", 4, "image", 0, (), ())
 TOKENS = DataDescription((64,), "int32", 50_000, "text", 60, (), (), targets="tokens", target_shape=(64,))
 WIDE, WIDE_ROWS = 16, 128
-"""Channels of `Spread` on IMAGES that make 64 KiB a sample; samples that make 8 MiB, in float64 half as many."""
+"""Channels of `layers` on IMAGES that make 64 KiB a sample; samples that make 8 MiB, in float64 half as many."""
 ONE_STEP = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None)
 
 
-class Spread(nn.Module):
-    """Every pixel becomes so many values; notes how many samples it was given, in training and in evaluation."""
+Seen = dict[bool, list[int]]
 
-    def __init__(self, channels: int, norm: bool | str = False):
-        super().__init__()
-        self.spread = nn.Conv2d(1, channels, 1)
-        self.norm = nn.BatchNorm2d(channels, track_running_stats=norm != "always") if norm else nn.Identity()
-        self.out = nn.Linear(channels, 4)
-        passes: dict[bool, list[int]] = {True: [], False: []}
-        self.notes = SimpleNamespace(beside=SimpleNamespace(passes=passes))  # one object less, and it would begin anew
 
-    @property
-    def seen(self) -> dict[bool, list[int]]:
-        passes: dict[bool, list[int]] = self.notes.beside.passes
-        return passes
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """How many samples every pass of the models below has, by whether it is one in training mode."""
+    found: Seen = {True: [], False: []}
+    forward = nn.AdaptiveAvgPool2d.forward
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen[self.training].append(len(x))
-        return self.out(self.norm(self.spread(x)).relu().mean((2, 3)))
+    def noted(layer: nn.AdaptiveAvgPool2d, x: Tensor) -> Tensor:
+        found[layer.training].append(len(x))
+        return forward(layer, x)
+
+    monkeypatch.setattr(nn.AdaptiveAvgPool2d, "forward", noted)
+    return found
+
+
+def layers(channels: int, norm: bool | str = False) -> nn.Module:
+    """Every pixel becomes so many values."""
+    torch.manual_seed(5)
+    between = nn.BatchNorm2d(channels, track_running_stats=norm != "always") if norm else nn.Identity()
+    mean = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(nn.Conv2d(1, channels, 1), between, nn.ReLU(), *mean, nn.Linear(channels, 4))
 
 
 def spread(channels: int, norm: bool | str = False, dtype: torch.dtype = torch.float32) -> FlatModel:
-    torch.manual_seed(5)
-    return FlatModel(Spread(channels, norm).to(dtype))
+    return FlatModel(layers(channels, norm).to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -96,21 +99,6 @@ def test_very_many_outputs_limit_a_pass_on_a_processor_too_whatever_is_asked_for
     assert rows_evaluated(table, next_words(), MANY_OUTPUTS) == rows  # type: ignore[arg-type]
 
 
-class Nothing(nn.Module):
-    """Returns a weight for every sample and keeps nothing of these."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bias.expand(len(x), 4)
-
-
-def test_a_model_that_keeps_nothing_takes_all_at_once() -> None:
-    assert rows_of_a_pass(FlatModel(Nothing()), IMAGES, 2000) == 2000
-
-
 def compared(outputs: Tensor, targets: Tensor) -> Tensor:
     """A loss of a sample by the others beside it."""
     return nn.functional.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
@@ -119,29 +107,29 @@ def compared(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("training", [False, True])
 def test_samples_whose_losses_influence_one_another_are_not_parted(training: bool) -> None:
     torch.manual_seed(5)
-    model = FlatModel(Spread(WIDE), loss=Loss(resolve("loss", compared)))
+    model = FlatModel(layers(WIDE), loss=Loss(resolve("loss", compared)))
     assert rows_of_a_pass(model, IMAGES, 2000, training) == 2000
 
 
 @pytest.mark.parametrize(("channels", "passes"), [(WIDE, [64, 64, 29]), (1, [157])])
-def test_merged_clients_go_through_a_wide_model_in_small_passes(channels: int, passes: list[int]) -> None:
+def test_merged_clients_go_through_a_wide_model_in_small_passes(channels: int, passes: list[int], seen: Seen) -> None:
     source, model = InMemorySource(IMAGES, [90, 7, 60], torch.float64), spread(channels, dtype=torch.float64)
     forward_traits(model, IMAGES)
-    model.module.seen[True].clear()
+    seen[True].clear()
     found, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), ONE_STEP)
-    assert model.module.seen[True] == passes
+    assert seen[True] == passes
     assert relative_error(found, -0.1 * gradient_of(model, *source.load_many([0, 1, 2], [None] * 3))) < 1e-12
 
 
 @pytest.mark.parametrize(("norm", "passes"), [(False, [64, 36]), (True, [100])])
 def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influence_one_another(
-    norm: bool, passes: list[int]
+    norm: bool, passes: list[int], seen: Seen
 ) -> None:
     source, model = InMemorySource(IMAGES, [100], torch.float64), spread(WIDE, norm, torch.float64)
     forward_traits(model, IMAGES)
-    model.module.seen[True].clear()
+    seen[True].clear()
     [(_, found)] = client_gradients(source, model, [0], model.initial, "full", STREAMS, 0)
-    assert model.module.seen[True] == passes
+    assert seen[True] == passes
     assert relative_error(found, gradient_of(model, *source.load(0))[: model.trainable]) < 1e-12
 
 
@@ -153,56 +141,39 @@ def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, model.parameters)])
 
 
-def test_losses_of_clients_are_measured_in_small_passes() -> None:
+def wide(description: DataDescription) -> nn.Module:
+    """A model for configurations."""
+    return layers(WIDE)
+
+
+def test_losses_of_clients_are_measured_in_small_passes(seen: Seen) -> None:
     source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg")
     model = config.model.model_copy(update={"name": "tests.local.test_passes:wide"})
     config = config.model_copy(update={"model": model})
     losses = LocalLosses(config, source, torch.device("cpu"), STREAMS)
-    losses.model.module.seen[False].clear()
-    before = losses.before(0, losses.start, 0)
-    assert max(losses.model.module.seen[False]) == WIDE_ROWS
     measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
-    measures.model.module.seen[False].clear()
+    seen[False].clear()
+    before = losses.before(0, losses.start, 0)
+    assert seen[False] == [WIDE_ROWS, WIDE_ROWS, 44]
     found = measures(0, measures.model.initial, np.array([0]), ["loss"])
-    assert max(measures.model.module.seen[False]) == WIDE_ROWS
+    assert seen[False] == 2 * [WIDE_ROWS, WIDE_ROWS, 44]
     assert found[0, 0] == pytest.approx(before, rel=1e-6)
-
-
-def wide(description: DataDescription) -> nn.Module:
-    """A model for configurations."""
-    torch.manual_seed(5)
-    return Spread(WIDE)
-
-
-GIVEN: list[int] = []
-"""Samples of every evaluation of `Noted`."""
-
-
-class Noted(Spread):
-    """Whose samples of every evaluation are noted for all copies of it, where nothing begins anew."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            GIVEN.append(len(x))
-        return super().forward(x)
 
 
 @pytest.mark.parametrize(
     ("asked", "parts"), [({}, [WIDE_ROWS] * 2 + [44]), ({"evaluation.batch_size": 200}, [200, 100])]
 )
+@pytest.mark.parametrize("norm", [False, True])
 def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
-    asked: dict[str, int], parts: list[int]
+    norm: bool, asked: dict[str, int], parts: list[int], seen: Seen
 ) -> None:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
     data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
     keys = {"rounds": 1, "participation.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
-    GIVEN.clear()
-    done = fedmpi.run("fedavg", keys, data=data, model=Noted(WIDE))
-    assert sum(GIVEN) >= 600  # the test part and the clients' own rows, besides what the model is tried on
-    assert max(GIVEN) == parts[0]
-    pairs = [GIVEN[i : i + len(parts)] for i in range(len(GIVEN))]
-    assert parts in pairs  # the test part
+    done = fedmpi.run("fedavg", keys, data=data, model=layers(WIDE, norm))
+    assert max(seen[False]) == parts[0]
+    assert parts in [seen[False][i : i + len(parts)] for i in range(len(seen[False]))]  # the test part
     with torch.no_grad():
         loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
     assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
@@ -229,42 +200,15 @@ def test_weights_that_are_frozen_or_made_of_others_are_no_part_of_a_sample() -> 
     model = FlatModel(Frozen())
     traits = forward_traits(model, IMAGES)
     assert traits.bytes_widest == 4 * 2048
-    assert 4 * (1024 + 2 * 2048) <= traits.bytes_kept <= 4 * (1024 + 5 * 2048)
     assert rows_of_a_pass(model, IMAGES, 2000) == 1024
 
 
-class Drawing(Spread):
-    """Draws from NumPy's global generator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * float(np.random.rand())  # noqa: NPY002
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_trying_a_model_draws_from_no_generator(norm: bool) -> None:
-    model = FlatModel(Drawing(WIDE, norm))
-    before = np.random.get_state()  # noqa: NPY002
-    rows_of_a_pass(model, IMAGES, 2000)
-    assert np.array_equal(before[1], np.random.get_state()[1]) and before[2] == np.random.get_state()[2]  # noqa: NPY002
-
-
-def test_a_wide_model_with_batch_norm_is_evaluated_at_the_values_of_the_round() -> None:
-    generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
-    data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
-    keys = {"rounds": 1, "participation.count": 3, "local.lr": 0.5, "local.engine": "sequential"}
-    module = Spread(WIDE, norm=True)
-    done = fedmpi.run("fedavg", keys, data=data, model=module)
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
-    assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
-
-
 @pytest.mark.parametrize(("asked", "passes"), [({}, [2000, 500]), ({"evaluation.batch_size": 2400}, [2400, 100])])
-def test_a_narrow_model_is_evaluated_on_2000_samples_at_once(asked: dict[str, int], passes: list[int]) -> None:
+def test_a_narrow_model_is_evaluated_on_2000_samples_at_once(
+    asked: dict[str, int], passes: list[int], seen: Seen
+) -> None:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((2500, 1, 2, 2), np.float32), generator.integers(0, 4, 2500)
     data = fedmpi.ClientArrays(x[:40], y[:40], np.arange(40) // 10, test=(x, y))
-    GIVEN.clear()
-    fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential", **asked}, data=data, model=Noted(1))
-    assert GIVEN[-2:] == passes
+    fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential", **asked}, data=data, model=layers(1))
+    assert seen[False][-2:] == passes

@@ -4,27 +4,20 @@ bfloat16 LSTM.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedmpi
 from fedmpi import Config, UserError
-from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.config import build_config
-from fedmpi.core.experiment import Experiment
-from fedmpi.core.loop import Simulation
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Engine, LocalRule
+from fedmpi.local.work import Engine, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -116,17 +109,6 @@ def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(na
     assert rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", COMPUTABLE)
-def test_merged_and_sequential_agree(name: str):
-    description, options = MODELS[name]
-    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
-    one, other = (
-        summed(engine_of(kind, model, source, "bfloat16"), model, tasks_of(source), ONE_STEP)[0]
-        for kind in (SequentialEngine, MergedEngine)
-    )
-    assert relative_error(one, other) < 3e-2
-
-
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_a_gradient_is_that_of_plain_autocast(name: str):
     description, options = MODELS[name]
@@ -175,75 +157,9 @@ def test_a_precision_without_gradients_is_rejected_before_the_first_round(
         assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-def test_an_engine_leaves_the_model_as_it_was_for_probes_and_evaluation():
-    """Probes are float32: their gradients have the same bits before and after, while the engine's own differ."""
-    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-
-    def probed() -> Tensor:
-        found = client_gradients(source, model, range(4), model.initial, "full", STREAMS, 0)
-        return torch.stack([gradient.clone() for _, gradient in found])
-
-    before = probed()
-    summed(engine_of(SequentialEngine, model, source, "bfloat16"), model, tasks_of(source), SEVERAL)
-    summed(engine_of(MergedEngine, model, source, "bfloat16"), model, tasks_of(source), ONE_STEP)
-    assert torch.equal(probed(), before)
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_model_is_carried_on_in_the_same_precision():
-    """Mediators call `advance`: it makes the steps that `train` makes, in float32 values."""
-    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    rule = LocalRule("adam", lr=0.01, epochs=2, batch_size=10)
-    engine = chosen(model, source, local={"precision": "bfloat16", "optimizer": "adam"}, topology={"kind": "mediators"})
-    w = model.initial.clone()
-    engine.advance(w, ClientTask(2, None, 1.0), rule, 0)
-    alone = engine_of(SequentialEngine, model, source, "bfloat16")
-    assert w.dtype == torch.float32
-    assert torch.equal(w - model.initial, summed(alone, model, [ClientTask(2, None, 1.0)], rule)[0])
-
-
 def test_the_batched_engine_is_not_offered_and_refused_when_named():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     engine = chosen(model, source, local={"precision": "bfloat16"})
     assert 'the others sequential (local.precision = "bfloat16": its layers' in engine.description
-    assert not engine.candidates  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r'local.engine = "batched" is not possible here: local.precision = "bfloat16"'):
         chosen(model, source, local={"precision": "bfloat16", "engine": "batched"})
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_exact_sums_have_the_same_bits_however_the_clients_are_dealt_out(name: str):
-    description, options = MODELS[name]
-    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
-    tasks, found = tasks_of(source), []
-    for parts in ([tasks], [tasks[2:], tasks[:2]], [[task] for task in reversed(tasks)]):
-        buffers = np.zeros((len(parts), model.size), np.int64)
-        for buffer, part in zip(buffers, parts, strict=True):
-            engine = chosen(model, source, aggregation={"exact": True}, local={"precision": "bfloat16"})
-            engine.train(part, model.initial, SEVERAL, 0, FixedPointSum(buffer))
-        found.append(buffers.sum(0))
-    assert found[0].any()
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
-
-
-@pytest.mark.parametrize("engine", ["sequential", "auto"])
-def test_digits_are_learned(engine: str, caplog: pytest.LogCaptureFixture):
-    table = {
-        "rounds": 12,
-        "data": {"shards": "digits:clients=10,partition=iid"},
-        "model": {"name": "mlp", "hidden": [32]},
-        "participation": {"clients": "all"},
-        "local": {"lr": 0.1, "engine": engine, "precision": "bfloat16", "batch_size": 20},
-    }
-    caplog.set_level(logging.ERROR)
-    experiment = Experiment.connect(build_config([("drawn", table)]))
-    simulation = Simulation(experiment, None)
-    assert simulation.run() == "finished"
-    x, y = experiment.evaluation.parts.samples("test")
-    experiment.model.bind(simulation.model)
-    experiment.model.module.eval()
-    with torch.no_grad():
-        right = (experiment.model.module(x).argmax(1) == y).float().mean()
-    experiment.close()
-    assert float(right) > 0.85

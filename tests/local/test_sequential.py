@@ -6,16 +6,11 @@ import copy
 import gc
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedmpi import ClientFailure, UserError
-from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Purpose
-from fedmpi.data.opening import open_store
-from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import schedule
 from fedmpi.local.sequential import SequentialEngine
@@ -25,9 +20,7 @@ from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
     TEXTS,
-    AlphaDropoutNet,
     BatchNormNet,
-    CumulativeBatchNormNet,
     InMemorySource,
     flat_model,
     relative_error,
@@ -93,18 +86,6 @@ def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: LocalRule):
     assert not model.module.words.sparse
 
 
-def test_sampled_rows_are_the_only_ones_seen():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=0.1, epochs=2, batch_size=None)
-    rows = np.array([5, 2, 30])
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    found, report = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(2, rows, 1.0)], rule)
-    small = InMemorySource(SMALL_IMAGES, [3])
-    small.x, small.y = source.load(2, rows)
-    expected, _ = summed(SequentialEngine(model, small, STREAMS), model, [ClientTask(0, None, 1.0)], rule)
-    assert torch.equal(found, expected)
-    assert (report.samples, report.steps, report.loss_count) == (3, 2, 6)
-
-
 def test_the_report_counts_clients_steps_samples_and_losses():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=1e-12, epochs=2, batch_size=5)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
@@ -118,31 +99,6 @@ def test_the_report_counts_clients_steps_samples_and_losses():
     assert report.loss_sum / report.loss_count == pytest.approx(mean, rel=1e-4)
 
 
-def test_the_order_of_the_tasks_does_not_matter():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["sgd epochs"]
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.3)
-    engine = SequentialEngine(model, source, STREAMS)
-    forwards, _ = summed(engine, model, tasks_of(source), rule)
-    backwards, _ = summed(engine, model, tasks_of(source)[::-1], rule)
-    assert relative_error(backwards, forwards) < 1e-6
-
-
-@pytest.mark.parametrize("net", [AlphaDropoutNet, BatchNormNet, CumulativeBatchNormNet])
-def test_a_client_trains_alike_alone_and_among_others(net: type[nn.Module]):
-    source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
-    updates: list[dict[int, torch.Tensor]] = [{}, {}]
-    torch.manual_seed(0)
-    model = FlatModel(net(36, 5))
-    for seen, tasks in zip(updates, (tasks_of(source), tasks_of(source)[2:]), strict=True):
-        torch.manual_seed(len(tasks))
-        before = torch.get_rng_state()
-        observer = lambda client, delta, seen=seen: seen.update({client: delta.clone()})  # noqa: E731
-        summed(SequentialEngine(model, source, STREAMS, observe=observer), model, tasks, rule)
-        assert torch.equal(before, torch.get_rng_state()), "torch's own generator must not move"
-    assert torch.equal(updates[0][2], updates[1][2])
-    assert float(updates[0][2].norm()) > 0
-
-
 def test_batch_norm_statistics_travel_with_the_update():
     source, rule = InMemorySource(SMALL_IMAGES, [9]), LocalRule(lr=0.1, epochs=1, batch_size=None)
     model = FlatModel(BatchNormNet(36, 5))
@@ -153,14 +109,6 @@ def test_batch_norm_statistics_travel_with_the_update():
         net.train()(source.x)
     expected = torch.cat([net.norm.running_mean, net.norm.running_var - 1])
     assert torch.allclose(change[model.trainable :], expected, atol=1e-6)
-
-
-def test_a_client_without_samples_changes_nothing():
-    source, rule = InMemorySource(SMALL_IMAGES, [5, 0]), RULES["sgd epochs"]
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    change, report = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(1, None, 1.0)], rule)
-    assert not change.any()
-    assert (report.clients, report.steps, report.samples) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("batch_size, dropout", [(4, 0.3), (4, 0.0), (None, 0.3)])
@@ -185,20 +133,6 @@ def test_without_dropout_no_mask_of_the_round_before_is_left():
     assert torch.equal(plain, expected) and torch.equal(again, dropped) and not torch.allclose(dropped, plain)
 
 
-def test_advancing_twice_continues_from_where_the_model_stands():
-    source, rule = InMemorySource(SMALL_IMAGES, [20, 10]), LocalRule(lr=0.1, epochs=1, batch_size=4)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine = SequentialEngine(model, source, STREAMS)
-    w = model.initial.clone()
-    for client in (0, 1):
-        engine.advance(w, ClientTask(client, None, 1.0), rule, 0)
-    between = model.initial + summed(engine, model, [ClientTask(0, None, 1.0)], rule)[0]
-    second = between.clone()
-    engine.advance(second, ClientTask(1, None, 1.0), rule, 0)
-    assert relative_error(second, w) < 1e-6
-    assert relative_error(w, between) > 1e-3
-
-
 def test_adams_memory_is_fresh_unless_it_is_handed_on():
     source = InMemorySource(SMALL_IMAGES, [20])
     rule = LocalRule(optimizer="adam", lr=0.01, epochs=1, batch_size=None)
@@ -216,18 +150,6 @@ def test_adams_memory_is_fresh_unless_it_is_handed_on():
     assert relative_error(forgetful, expected) > 1e-4
 
 
-@pytest.mark.parametrize("net", [BatchNormNet, AlphaDropoutNet])
-def test_a_model_that_was_evaluated_in_between_trains_as_before(net: type[nn.Module]):
-    source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
-    torch.manual_seed(2)
-    model = FlatModel(net(36, 5))
-    engine = SequentialEngine(model, source, STREAMS)
-    before, _ = summed(engine, model, tasks_of(source), rule)
-    model.module.eval()
-    after, _ = summed(engine, model, tasks_of(source), rule)
-    assert torch.equal(after, before)
-
-
 def test_an_observer_sees_every_update_and_may_replace_it():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["sgd epochs"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
@@ -236,30 +158,6 @@ def test_an_observer_sees_every_update_and_may_replace_it():
     total, _ = summed(SequentialEngine(model, source, STREAMS, observe=observer), model, tasks_of(source), rule)
     assert seen == [0, 1, 2, 3]
     assert torch.allclose(total, torch.ones_like(total))
-
-
-def test_a_diverging_client_is_named_and_the_remedy_too():
-    source = InMemorySource(SMALL_IMAGES, [5, 12])
-    source.x[5:] *= 1e30
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(ClientFailure, match=r"client 1 on rank 3: .*lower local.lr") as failure:
-        summed(SequentialEngine(model, source, STREAMS, rank=3), model, tasks_of(source), LocalRule(lr=1e9))
-    assert (failure.value.client, failure.value.rank) == (1, 3)
-
-
-def test_an_exception_in_a_clients_work_names_the_client():
-    source = InMemorySource(SMALL_IMAGES, [5, 12])
-    source.y[7] = 99
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(ClientFailure, match="client 1 on rank 0: IndexError"):
-        summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), LocalRule())
-
-
-def test_a_model_for_other_data_is_refused_in_the_users_words():
-    source = InMemorySource(TEXTS, [5])
-    model = flat_model("mlp", SMALL_IMAGES)
-    with pytest.raises(UserError, match=r"cannot read text samples of shape \(12,\)"):
-        summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), LocalRule())
 
 
 def test_a_parameter_that_the_model_does_not_use_stays_as_it_is():
@@ -292,24 +190,3 @@ def test_rounds_leave_no_tensors_behind():
     for t in range(5):
         summed(engine, model, tasks_of(source), rule, round=t)
     assert living() <= before
-
-
-def test_federated_averaging_learns_real_digits():
-    source = ClientData(open_store("digits"))
-    model = flat_model("mlp", source.description, hidden=[32])
-    engine, w = SequentialEngine(model, source, STREAMS), model.initial.clone()
-    coefficients = source.sizes / source.sizes.sum()
-    tasks = [ClientTask(client, None, float(c)) for client, c in enumerate(coefficients)]
-    rule, losses = LocalRule(lr=0.1, epochs=2, batch_size=10), []
-    for t in range(8):
-        total = FloatSum(np.zeros(model.size, np.float32))
-        report = engine.train(tasks, w, rule, t, total)
-        losses.append(report.loss_sum / report.loss_count)
-        w += total.tensor
-    x, y = source.test()
-    model.bind(w)
-    model.module.eval()
-    with torch.no_grad():
-        accuracy = float((model.module(x).argmax(1) == y).double().mean())
-    assert losses[-1] < losses[0] / 4
-    assert accuracy > 0.85, "guessing would give 0.1"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.models.dropout import ClientMasks, Dropout, JoinedMasks, Masks, draw_mask, has_dropout, install_dropout
+from fedmpi.models.dropout import ClientMasks, Dropout, JoinedMasks, Masks, draw_mask, install_dropout
 
 
 def stream(client: int) -> np.random.Generator:
@@ -100,40 +100,3 @@ def test_a_users_dropout_layers_are_all_swapped_once():
     assert not net[0].training
     assert type(net[2]) is nn.AlphaDropout
     assert install_dropout(net) is masks
-
-
-def test_a_layer_with_a_forward_of_its_own_keeps_it():
-    class Scaled(nn.Dropout):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(x)
-
-    net = nn.Sequential(Scaled(0.3))
-    install_dropout(net)
-    assert type(net[0]) is Scaled
-
-
-def test_parts_that_had_masks_of_their_own_share_them_in_a_new_model():
-    parts = [nn.Sequential(nn.Dropout(0.3)), nn.Sequential(nn.Dropout(0.4))]
-    for part in parts:
-        install_dropout(part)
-    masks = install_dropout(nn.Sequential(*parts))
-    assert parts[0][0].masks is parts[1][0].masks is masks
-
-
-def test_only_what_is_dropped_in_part_takes_masks():
-    assert [has_dropout(install(nn.Dropout(p))) for p in (0.0, 0.3, 1.0)] == [False, True, False]
-
-
-def install(layer: nn.Module) -> nn.Module:
-    net = nn.Sequential(layer)
-    install_dropout(net)
-    return net
-
-
-def test_the_gradient_passes_through_the_mask():
-    masks = Masks()
-    masks.source = ClientMasks(lambda: stream(0))
-    x = torch.ones(4, 10, requires_grad=True)
-    out = Dropout(0.5, masks)(x)
-    out.sum().backward()
-    assert torch.equal(x.grad, out.detach())

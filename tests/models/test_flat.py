@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fedmpi import UserError
-from fedmpi.models.dropout import Dropout
 from fedmpi.models.flat import FlatModel, add_gradients
 
 
@@ -61,14 +60,6 @@ def test_a_bound_module_is_the_vector_without_a_copy():
     assert float(model.module.norm.running_mean[0]) == 0
 
 
-def test_training_mode_updates_the_statistics_inside_the_vector():
-    model = FlatModel(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    flat = model.initial.clone()
-    model.bind(flat)
-    model.module(torch.ones(3, 4) * 10)
-    assert torch.allclose(flat[model.trainable : model.trainable + 4], torch.ones(4))
-
-
 def test_the_state_dict_of_a_bound_module_holds_the_vectors_values():
     model = FlatModel(Mixed())
     model.bind(torch.full((model.size,), 7.0))
@@ -112,16 +103,12 @@ def test_sparse_gradients_are_added_to_the_rows_touched():
     assert totals[0].any()
 
 
-def test_dropout_layers_are_swapped():
-    assert isinstance(FlatModel(Mixed()).module.drop, Dropout)
-
-
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(UserError, match="no trainable parameters"):
         FlatModel(nn.ReLU())
     with pytest.raises(UserError, match=r"mixes float types \(torch.float32, torch.float64\)"):
         FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
-    with pytest.raises(UserError, match="complex parameters"):
+    with pytest.raises(UserError, match="complex64"):
         FlatModel(nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.cfloat))]))
     with pytest.raises(ValueError, match="contiguous vector of 6 values"):
         FlatModel(nn.Linear(2, 2)).bind(torch.zeros(5))

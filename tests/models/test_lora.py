@@ -73,13 +73,6 @@ def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[st
     assert [name for name, part in small.named_modules() if isinstance(part, LoraLinear)] == chosen
 
 
-def test_a_layer_that_stands_twice_has_one_pair_of_matrices():
-    layer = nn.Linear(4, 4)
-    small = with_lora(nn.Sequential(layer, layer), OPTIONS)
-    assert small[0] is small[1] and len([p for p in small.parameters() if p.requires_grad]) == 2
-    assert isinstance(with_lora(nn.Linear(4, 4), OPTIONS), LoraLinear)
-
-
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
@@ -130,19 +123,6 @@ def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
             load_config(None, ["preset=fedavg", wrong])
 
 
-def test_a_run_is_saved_resumed_and_loaded_with_its_matrices(tmp_path: Path):
-    settings = {**LANGUAGE, "model.lora": ATTENTION, "checkpoint.every": 1, "logging.tensorboard": False}
-    settings["local.engine"] = "batched"  # a trial by time could choose another one in the second run
-    whole = fedmpi.run("fedavg", {**settings, "rounds": 3}, data="tests.tasks.worlds:tokens")
-    first = fedmpi.run("fedavg", {**settings, "rounds": 2}, data="tests.tasks.worlds:tokens", out=tmp_path / "RUN")
-    again = {**settings, "rounds": 3}
-    more = fedmpi.run("fedavg", again, data="tests.tasks.worlds:tokens", out=tmp_path / "RUN", resume=True)
-    loaded = fedmpi.load_run(tmp_path / "RUN").model
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, more.model.state_dict()[name]) and torch.equal(value, loaded.state_dict()[name])
-    assert len(first.records) == 2 and "lora" in (tmp_path / "RUN" / "config.toml").read_text()
-
-
 def test_a_run_does_not_go_on_with_other_frozen_values(tmp_path: Path):
     settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1, "alpha": 1.0}, "local.lr": 0.01}
     data = worlds.three_numbers()
@@ -164,21 +144,6 @@ def scaled(description: object) -> nn.Module:
     with torch.no_grad():
         module.weight.fill_(OFTEN[0])
     return module
-
-
-def test_a_module_given_as_an_object_takes_them_too():
-    done = fedmpi.run(
-        "fedavg",
-        {**BASE, "task.kind": "regression", "model.lora": {"rank": 1}},
-        data=worlds.three_numbers(),
-        model=five(),
-    )
-    assert done.summary["parameters"] == 5 + 3
-
-
-def five() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Linear(5, 3)
 
 
 def test_torchs_own_encoder_is_evaluated_with_its_matrices():

@@ -81,16 +81,6 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         build("mpl", {}, SMALL_IMAGES, 0)
 
 
-def test_an_unknown_option_is_answered_with_the_options():
-    with pytest.raises(UserError, match=r"model\.widths is unknown to mlp: its options are hidden, activation"):
-        build("mlp", {"widths": [3]}, SMALL_IMAGES, 0)
-
-
-def test_a_users_model_is_found_in_the_working_directory(users_module: str):
-    model = build(f"{users_module}:net", {"width": 7}, SMALL_IMAGES, 0)
-    assert model(torch.zeros(2, 1, 6, 6)).shape == (2, 5)
-
-
 @pytest.mark.parametrize(
     "name, words",
     [

@@ -58,16 +58,12 @@ def test_the_node_with_the_fewest_gpus_decides_whether_the_server_trains(found: 
 @pytest.mark.parametrize(
     "scenario, words",
     [
-        ("coupling_found_by_one", "a sample's logits depend on the other samples"),
+        ("coupling_found_by_one", "a sample's outputs depend on the other samples"),
+        ("keeping_found_by_one", "the forward pass changes parameters"),
     ],
 )
 def test_what_one_rank_finds_out_about_the_model_counts_for_all(scenario: str, words: str, found: dict):
     assert f"nothing is merged: {words}" in the_same(found[scenario])["engine"]
-
-
-def test_the_engines_seconds_are_those_of_all_ranks_together(found: dict):
-    engine = the_same(found["engines_timed_unlike"])["engine"]
-    assert "the others sequential (trial: sequential 125, batched 275 ms a client)" in engine
 
 
 def test_processors_and_gpus_in_one_job_are_refused(found: dict):

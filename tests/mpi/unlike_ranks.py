@@ -27,7 +27,6 @@ from fedmpi.core import experiment, placement
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.core.placement import agree_on_work
-from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
@@ -79,15 +78,13 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
-    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(draws=False, couples=rank == 1))
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
-def engines_timed_unlike(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 0 times nobody, rank 1 finds the batched engine quicker, rank 2 the sequential one, and by more."""
-    seconds = np.array([[0, 0, 0], [2, 0.4, 0.1], [2, 0.1, 1.0]])
-    patch.setattr(CompositeEngine, "time_candidates", lambda *_: seconds[rank])
-    return run(FEDAVG.replace("local.engine=sequential", "local.engine=auto"))
+def keeping_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=False, keeps=rank == 2))
+    return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
 def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
@@ -171,7 +168,7 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     another_opinion_of_the_server,
     unlike_numbers_of_gpus,
     coupling_found_by_one,
-    engines_timed_unlike,
+    keeping_found_by_one,
     a_gpu_on_one,
     another_layout,
     left_out,

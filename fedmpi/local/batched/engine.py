@@ -22,14 +22,13 @@ from fedmpi.local.batched.apart import pays_off
 from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
-from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
+from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.model_memory import halved, ran_out
 from fedmpi.models.stacked.ahead import steps_at_once
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
@@ -92,7 +91,7 @@ class BatchedEngine:
         capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
         self._left_out = []
         if self.model.has_buffers:  # which the stacked form reads where the module has them
-            self.model.bind_to_look(start)
+            self.model.look(start)
         with torch.no_grad():
             while working:
                 done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)
@@ -310,11 +309,10 @@ class BatchedEngine:
 
 def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
     """The reason why the batched engine cannot train a model with its loss, None if it can."""
-    reason = why_not_stackable(model.module, description, model.stacked_forms)
     traits = forward_traits(model, description)
-    if reason is None and traits.torch_drops:
-        return "torch draws its dropout: its forward pass is compiled, or made once more in the backward pass"
-    return reason or why_loss_alone(traits.loss)
+    if not model.plain and (traits.keeps or traits.couples or model.hooked):
+        return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
+    return why_not_stackable(model.module, description, model.stacked_forms) or why_loss_alone(traits.loss)
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:

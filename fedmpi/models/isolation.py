@@ -1,0 +1,111 @@
+"""Which modules keep nothing from one forward pass to the next, and how all others begin anew.
+
+A plain module is trained where it is: its parameters become views of one client's vector after another's. Of any other
+module every client gets a copy of its own that nobody has run, or, where hooks may hold the original module, one that
+is built anew. Whatever a forward pass counts, keeps, writes or replaces goes with that copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common.errors import UserError, raised
+
+KNOWN = {
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Bilinear,
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Embedding,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell,
+    nn.MultiheadAttention, nn.Upsample, nn.PixelShuffle, nn.ZeroPad1d, nn.ZeroPad2d, nn.ReflectionPad2d,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
+    nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.PReLU, nn.Softmax, nn.LogSoftmax,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+}  # fmt: skip
+"""Layers that keep nothing but their buffers; those that draw from torch's generator are not among them."""
+OWN = "fedmpi.models."
+PLAIN_VALUES = int, float, complex, str, bytes, type(None), tuple
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether every part of a module is a known layer, or one of fedmpi's own, as its class makes it."""
+    return not has_hooks(module) and all(map(_plain_part, module.modules()))
+
+
+def _plain_part(part: nn.Module) -> bool:
+    known = type(part) in KNOWN or type(part).__module__.startswith(OWN)
+    # values that torch's own layers keep beside their options begin with an underscore
+    kept = (value for name, value in vars(part).items() if name[0] != "_" and type(part) in KNOWN)
+    draws = isinstance(rate := getattr(part, "dropout", 0), int | float) and rate > 0
+    writes = getattr(part, "max_norm", None) is not None
+    return known and not draws and not writes and all(isinstance(value, PLAIN_VALUES) for value in kept)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks, which may hold the module that they were put on, see its values or gradients."""
+    of_parts = any(getattr(part, name) for part in module.modules() for name in HOOKS)
+    names = "_backward_hooks", "_post_accumulate_grad_hooks"
+    return of_parts or any(getattr(one, name, None) for one in module.parameters() for name in names)
+
+
+class Pristine:
+    """A module that nobody runs, and how fresh ones are made: as its copies, or by what built it."""
+
+    def __init__(self, module: nn.Module, rebuild: Callable[[], nn.Module] | None):
+        self.module, self._rebuild = module, rebuild
+        self._copied = rebuild is None or not has_hooks(module)
+
+    def fresh(self, *shared: object) -> nn.Module:
+        """A module that has not been run; in its place every copy holds the `shared` objects themselves."""
+        if self._copied:
+            try:
+                return copy.deepcopy(self.module, {id(one): one for one in shared})
+            except Exception as error:
+                if self._rebuild is None:
+                    raise UserError(
+                        f"the model {type(self.module).__name__} cannot be copied, as it is for every client. Give "
+                        "a function that builds it, or take out what has no copy (open files, tensors with a graph): "
+                        f"{raised(error)}"
+                    ) from error
+        assert self._rebuild is not None
+        self._copied = False
+        return self._rebuild()
+
+
+def seed_held_generators(module: nn.Module, seed: int) -> None:
+    """Seed the generators among the attributes of a module and its parts."""
+    for part in module.modules():
+        for held in vars(part).values():
+            if isinstance(held, np.random.Generator):
+                held.bit_generator.state = type(held.bit_generator)(seed).state
+            elif isinstance(held, torch.Generator):
+                held.manual_seed(seed)
+            elif isinstance(held, random.Random | np.random.RandomState):
+                held.seed(seed % 2**32)
+
+
+def check_memory(module: nn.Module) -> None:
+    """Reject a module in which a trained parameter shares memory with another one, or with a buffer."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    values = {id(one): (name, one) for name, one in named if one.layout is torch.strided and one.numel()}
+    spans = sorted((*_span(one), name, one.requires_grad) for name, one in values.values())
+    for (_, end, name, trained), (begin, _, other, too) in zip(spans, spans[1:], strict=False):
+        if begin < end and (trained or too):
+            raise UserError(
+                f"the model's {name} and {other} share memory, but only one of them would follow the training. Clone "
+                "one (….detach().clone()), or let both be one parameter (self.a = self.b)"
+            )
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of its first byte and of the byte after its last."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()

@@ -1,0 +1,502 @@
+"""Modules that keep, count, draw, write or replace something: the same bits in any order of clients, on any number of
+ranks and after a resume, and the update that a plain loop makes with a fresh module.
+
+As a program, `mpiexec -n 3 python -m tests.local.test_isolation OUT.json`, it trains all of them on the job's ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional, utils
+
+import fedmpi
+from fedmpi import ClientArrays, UserError
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Purpose
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.schedule import schedule
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.isolation import check_memory, is_plain
+from fedmpi.tasks.losses import Loss
+from tests.local.synthetic import STREAMS, InMemorySource
+from tests.mpi.launch import run_mpi
+
+FLAT = DataDescription((6,), "float32", 3, "tabular", 0, (), ())
+SIZES = [9, 4, 7, 12, 3, 6]
+RULE = LocalRule(lr=0.1, epochs=2, batch_size=4, drop_last=True)
+
+
+class Own(nn.Module):
+    """Two dense layers; `between` is what a module does beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.made()
+
+    def made(self) -> None:
+        """Further parts and attributes."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(self.a(x)).tanh())
+
+
+class Counter(Own):
+    calls = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x / self.calls
+
+
+class Lists(Own):
+    def made(self) -> None:
+        self.seen: list[float] = []
+        self.notes = SimpleNamespace(by_name={"largest": 0.0})
+
+    def between(self, x: Tensor) -> Tensor:
+        self.seen.append(float(x.detach().mean()))
+        self.notes.by_name["largest"] = max(self.notes.by_name["largest"], float(x.detach().max()))
+        return x + sum(self.seen) / len(self.seen) - self.notes.by_name["largest"]
+
+
+class LastPass(Own):
+    last: Tensor | None = None
+
+    def between(self, x: Tensor) -> Tensor:
+        before, self.last = self.last, x.detach().mean(0)
+        return x if before is None else x + before
+
+
+class SetsData(Own):
+    def between(self, x: Tensor) -> Tensor:
+        self.b.weight.data = self.b.weight.data.clamp(-0.3, 0.3)
+        return x
+
+
+class SwapsData(Own):
+    def made(self) -> None:
+        self.c = nn.Linear(6, 6)
+
+    def between(self, x: Tensor) -> Tensor:
+        x = x + self.c(x)
+        with torch.no_grad():
+            self.a.weight.data, self.c.weight.data = self.c.weight.data, self.a.weight.data
+        return x
+
+
+class WritesInPlace(Own):
+    def between(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.b.weight.clamp_(-0.3, 0.3)
+        return x
+
+
+class RunningMean(Own):
+    def made(self) -> None:
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("count", torch.tensor(0))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.count += 1
+        return (x - self.mean) / (1 + self.count)
+
+
+class BatchNormDropout(Own):
+    def made(self) -> None:
+        self.norm, self.drop = nn.BatchNorm1d(6, momentum=None), nn.Dropout(0.5)
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(x))
+
+
+class OwnGenerators(Own):
+    def made(self) -> None:
+        self.torchs, self.numpys = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.pythons, self.old = random.Random(1), np.random.RandomState(1)
+
+    def between(self, x: Tensor) -> Tensor:
+        noise = self.numpys.normal() + self.pythons.random() + self.old.rand()
+        return x + 0.1 * torch.randn(6, generator=self.torchs) + 0.1 * noise
+
+
+class GlobalGenerators(Own):
+    def between(self, x: Tensor) -> Tensor:
+        return x + 0.1 * (torch.rand(6) + random.random() + np.random.rand())  # noqa: NPY002
+
+
+class FunctionalDropout(Own):
+    def between(self, x: Tensor) -> Tensor:
+        return functional.alpha_dropout(functional.dropout(x, 0.3, self.training), 0.2, self.training)
+
+
+class Parametrized(Own):
+    def made(self) -> None:
+        utils.parametrizations.spectral_norm(self.a)
+        utils.parametrizations.weight_norm(self.b)
+
+
+class OldNorms(Own):
+    def made(self) -> None:
+        utils.spectral_norm(self.a)
+        utils.weight_norm(self.b)  # type: ignore[no-untyped-call]
+
+
+class HookOnItself(Own):
+    def made(self) -> None:
+        self.calls = 0
+        self.a.register_forward_hook(self.count)
+
+    def count(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        self.calls += 1
+        return output / self.calls
+
+
+class GradientHook(Own):
+    def made(self) -> None:
+        self.a.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+class FrozenTeacher(Own):
+    def made(self) -> None:
+        self.teacher = nn.Linear(6, 6).requires_grad_(False)
+
+    def between(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.a.weight, 0.5)
+        return x + self.teacher(x)
+
+
+class Tied(Own):
+    def made(self) -> None:
+        self.c = nn.Linear(6, 6)
+        self.c.weight = self.a.weight
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.c(x)
+
+
+class MadeLater(Own):
+    def between(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "first"):
+            self.register_buffer("first", x.detach().mean(0), persistent=False)
+            self.norm = nn.LayerNorm(6, elementwise_affine=False)
+        return self.norm(x) - self.first
+
+
+class Uncopyable(Own):
+    def made(self) -> None:
+        self.file = open(__file__)  # noqa: SIM115
+        self.calls = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x / self.calls
+
+
+AWKWARD: dict[str, Callable[[], nn.Module]] = {
+    one.__name__: one
+    for one in (
+        Counter, Lists, LastPass, SetsData, SwapsData, WritesInPlace, RunningMean, BatchNormDropout, OwnGenerators,
+        GlobalGenerators, FunctionalDropout, Parametrized, OldNorms, HookOnItself, GradientHook, FrozenTeacher, Tied,
+        MadeLater, Uncopyable,
+    )
+}  # fmt: skip
+DRAWING = {"BatchNormDropout", "OwnGenerators", "GlobalGenerators", "FunctionalDropout"}
+
+
+def built(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        torch.manual_seed(5)
+        return AWKWARD[name]()
+
+    return build
+
+
+def updates(model: FlatModel, order: Sequence[int], rounds: int = 2) -> dict[tuple[int, int], Tensor]:
+    """Every client's update of the initial model by (round, client), trained in this order."""
+    found: dict[tuple[int, int], Tensor] = {}
+    for t in range(rounds):
+
+        def note(client: int, update: Tensor, t: int = t) -> None:
+            found[t, client] = update.clone()
+
+        engine = SequentialEngine(model, InMemorySource(FLAT, SIZES), STREAMS, observe=note)
+        tasks = [ClientTask(client, None, 1.0) for client in order]
+        engine.train(tasks, model.initial, RULE, t, FloatSum(np.zeros(model.size, np.float32)))
+    return found
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_clients_get_the_same_bits_in_any_order(name: str) -> None:
+    model = FlatModel(built(name)(), rebuild=built(name))
+    one = updates(model, range(6))
+    other = updates(FlatModel(built(name)(), rebuild=built(name)), (4, 0, 5, 2, 3, 1))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert all(torch.equal(one[key], update) for key, update in updates(model, (3, 1, 0, 2, 5, 4)).items())
+    differ = [not torch.equal(one[0, client], one[1, client]) for client in range(6)]
+    assert any(differ)  # a round has batches, and random numbers, of its own
+    if name in DRAWING - {"BatchNormDropout"}:
+        assert len({float(update.sum()) for update in one.values()}) == 12
+
+
+@pytest.mark.parametrize("name", sorted(AWKWARD.keys() - DRAWING))
+def test_an_update_is_that_of_a_plain_loop_with_a_fresh_module(name: str) -> None:
+    found, source = updates(FlatModel(built(name)(), rebuild=built(name)), range(6), 1), InMemorySource(FLAT, SIZES)
+    for client, size in enumerate(SIZES):
+        module, (x, y) = built(name)(), source.load(client)
+        first = travelling(module)
+        order = STREAMS.generator(Purpose.BATCH_ORDER, 0, client)
+        optimizer = torch.optim.SGD([one for one in module.parameters() if one.requires_grad], lr=RULE.lr)
+        for rows in schedule(RULE, size, order):
+            rows = np.arange(size) if rows is None else rows
+            optimizer.zero_grad()
+            functional.cross_entropy(module(x[rows]), y[rows]).backward()
+            optimizer.step()
+        expected = travelling(module) - first
+        assert torch.allclose(found[0, client], expected, atol=1e-6), client
+
+
+def travelling(module: nn.Module) -> Tensor:
+    persistent = [one for name, one in module.named_buffers() if name in module.state_dict()]
+    trained = [one for one in module.parameters() if one.requires_grad]
+    values = [*trained, *(one for one in persistent if one.is_floating_point())]
+    return torch.cat([one.detach().flatten() for one in values])
+
+
+def data() -> ClientArrays:
+    generator = np.random.default_rng(3)
+    x, y = generator.standard_normal((sum(SIZES), 6)).astype(np.float32), np.arange(sum(SIZES)) % 3
+    return ClientArrays(x, y, np.repeat(np.arange(6), SIZES), test=(x, y))
+
+
+def trained(name: str, **given: Any) -> list[Any]:
+    """The bits of the final model, and what was recorded, of a run with exact sums."""
+    settings: dict[str, Any] = {"rounds": 3, "participation.count": 4, "local.batch_size": 4, "local.drop_last": True}
+    settings |= {"aggregation.exact": True, "cluster.threads": 1, "evaluation.clients": "all", "local.lr": 0.1}
+    done = fedmpi.run("fedavg", settings, data=data(), model=f"tests.local.test_isolation:{name}_built", **given)
+    values = travelling(done.model).numpy()
+    scores = (
+        [record[key] for key in sorted(record) if key.startswith(("test_", "client_"))] for record in done.records
+    )
+    return [crc32(values.tobytes()), *scores]
+
+
+def __getattr__(name: str) -> Any:
+    """`NAME_built` builds one of the modules, as `model.name` names it."""
+    if not name.endswith("_built"):
+        raise AttributeError(name)
+    return lambda description: AWKWARD[name.removesuffix("_built")]()
+
+
+@cache
+def alone(name: str) -> list[Any]:
+    return trained(name)
+
+
+def test_three_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
+    done = run_mpi(3, ["-m", "tests.local.test_isolation", tmp_path / "found.json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "found.json").read_text()) == {name: alone(name) for name in AWKWARD}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_a_resumed_run_gives_the_bits_of_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
+    stopped = iter([False, True, True])
+    trained(name, out=tmp_path, stop=lambda: next(stopped))
+    assert trained(name, out=tmp_path, resume=True) == alone(name)
+
+
+@pytest.mark.parametrize(
+    ("module", "plain"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)), True),
+        (nn.Sequential(nn.Embedding(5, 3), nn.Flatten()), True),
+        (nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Flatten()), False),
+        (nn.LSTM(3, 3, num_layers=2), True),
+        (nn.LSTM(3, 3, num_layers=2, dropout=0.5), False),
+        (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), False),
+        (Own(), False),
+        (utils.parametrizations.weight_norm(nn.Linear(6, 3)), False),
+    ],
+)
+def test_known_layers_as_they_are_made_are_plain(module: nn.Module, plain: bool) -> None:
+    assert is_plain(module) == plain
+
+
+def test_a_known_layer_that_was_changed_is_not_plain() -> None:
+    module = nn.Sequential(nn.Linear(6, 3))
+    assert is_plain(module)
+    module[0].forward = lambda x: x
+    assert not is_plain(module)
+    hooked = nn.Sequential(nn.Linear(6, 3))
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert not is_plain(hooked)
+    watched = nn.Sequential(nn.Linear(6, 3))
+    watched[0].weight.register_hook(lambda gradient: gradient)
+    assert not is_plain(watched)
+
+
+def test_a_plain_module_is_trained_where_it_is_and_any_other_one_is_left_as_it_was() -> None:
+    plain, own = nn.Sequential(nn.Linear(6, 3)), built("Counter")()
+    flat, other = FlatModel(plain), FlatModel(own)
+    for model in (flat, other):
+        updates(model, range(2), 1)
+    assert flat.module is plain and other.module is not own
+    assert own.calls == 0 and other.module.calls == 2
+
+
+def overlapping() -> nn.Module:
+    module = Own()
+    module.b.bias.data = module.a.weight.data[0, :3]
+    return module
+
+
+def buffered() -> nn.Module:
+    module = Own()
+    module.register_buffer("same", module.a.weight.data)
+    return module
+
+
+@pytest.mark.parametrize("make", [overlapping, buffered])
+def test_a_parameter_that_shares_memory_is_rejected(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(UserError, match="share memory"):
+        FlatModel(make())
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_not() -> None:
+    module, whole = Own(), torch.zeros(9)
+    module.a.bias.data, module.b.bias.data = whole[:6], whole[6:]
+    check_memory(module)
+    check_memory(built("Tied")())
+
+
+class CountingLoss:
+    """Weighs batches by how many came before."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return functional.cross_entropy(outputs, targets, reduction="none") / self.calls
+
+
+def test_what_a_loss_keeps_begins_anew_with_every_client() -> None:
+    loss = Loss(resolve("loss", CountingLoss))
+    model = FlatModel(nn.Sequential(nn.Linear(6, 3)), loss=loss)
+    forwards, backwards = updates(model, range(6), 1), updates(model, range(5, -1, -1), 1)
+    assert all(torch.equal(forwards[key], backwards[key]) for key in forwards)
+
+
+class Shrinking(Own):
+    def made(self) -> None:
+        self.register_buffer("mean", torch.zeros(6))
+
+    def between(self, x: Tensor) -> Tensor:
+        self.mean = x.detach()
+        return x
+
+
+class MakesParameters(Own):
+    def between(self, x: Tensor) -> Tensor:
+        self.c = nn.Linear(6, 6)
+        return self.c(x)
+
+
+class ChangesInput(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 2
+        return super().forward(x)
+
+
+class Detached(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+class Wrong(Own):
+    def __init__(self, returned: Callable[[Tensor], Any], training: bool):
+        super().__init__()
+        self.returned, self.when = returned, training
+
+    def forward(self, x: Tensor) -> Any:
+        return self.returned(super().forward(x)) if self.training == self.when else super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Shrinking, "must stay"),
+        (MakesParameters, "makes or freezes parameters"),
+        (ChangesInput, "changes its input"),
+        (Detached, "no gradient"),
+        (lambda: Wrong(lambda out: out[:, :2], True), "must return logits of shape .* in training mode"),
+        (lambda: Wrong(lambda out: out[:, :2], False), "must return logits of shape .* in evaluation mode"),
+        (lambda: Wrong(lambda out: (out, out), False), "returned tuple"),
+        (lambda: Wrong(torch.fft.fft, True), "real numbers"),
+        (lambda: Wrong(lambda out: out.argmax(1, keepdim=True).expand(-1, 3), False), "real numbers"),
+        (lambda: nn.Linear(7, 3), "cannot read"),
+    ],
+)
+def test_what_cannot_be_trained_is_rejected_before_round_0(make: Callable[[], nn.Module], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        forward_traits(FlatModel(make()), FLAT)
+
+
+class Coupled(Own):
+    def between(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "couples", "evaluated", "keeps", "least"),
+    [
+        (Own, False, False, False, 1),
+        (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), True, False, True, 2),
+        (Coupled, True, True, False, 1),
+        (built("FunctionalDropout"), True, False, False, 1),
+        *[(built(name), False, False, True, 1) for name in ("LastPass", "SetsData", "WritesInPlace", "FrozenTeacher")],
+        (built("RunningMean"), True, False, True, 1),
+        (built("OwnGenerators"), False, False, True, 1),
+    ],
+)
+def test_what_a_few_passes_find_out(
+    make: Callable[[], nn.Module], couples: bool, evaluated: bool, keeps: bool, least: int
+) -> None:
+    model = FlatModel(make())
+    state = torch.get_rng_state()
+    traits = forward_traits(model, FLAT)
+    found = traits.couples, traits.couples_evaluated, traits.keeps, traits.least
+    assert found == (couples, evaluated, keeps, least)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+if __name__ == "__main__":
+    bits = {name: trained(name) for name in AWKWARD}
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(bits))
