@@ -3,7 +3,8 @@
 A rank that waits asks the board and not MPI: it sleeps until the last one it waits for wakes it. Polling MPI instead
 wakes every waiting rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on, and a barrier of MPI
 is over only when all have run in turns: with more ranks than cores both cost milliseconds per round. The semaphores are
-the C library's own (`sem_init` with `pshared`): no file, nothing that is left behind.
+the C library's own (`sem_init` with `pshared`): no file, nothing that is left behind. Rank 0 hands small messages to
+the others on pages of the same memory: one meeting instead of a broadcast, whose turns would cost as much.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LINE = 64 + BYTES
 """Bytes of a rank: its numbers in a cache line of their own, then its semaphore."""
 COME, WANTED = 0, 1
 """Numbers of a rank: how far it has come, and how far all others must have come to wake it (0: it is awake)."""
+PAGE, PAGES = 1 << 20, 2
+"""Bytes of a page for messages, a plan of 60,000 participants, and their number."""
 LONGEST_REST = 0.05
 """Seconds after which a sleeper looks by itself, and lets MPI go on with what it may have begun."""
 
@@ -96,13 +99,18 @@ class Board:
         from mpi4py import MPI
 
         self._node, self._rank = node, node.rank
-        mine = LINE * node.size if node.rank == 0 else 0
+        lines_bytes = LINE * node.size
+        mine = lines_bytes + PAGES * PAGE if node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(mine, 1, comm=node)
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memory, _ = self._window.Shared_query(0)
         lines: Bytes = np.ndarray((node.size, LINE), np.uint8, cast(bytes, memory))
+        self._pages: Bytes = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory), lines_bytes)
+        if node.rank == 0:
+            self._pages[:] = 0  # takes the memory now: where none is left in the middle of a run, writing is deadly
         numbers = lines.view(np.int64)
-        self._come, self._wanted, self._place = numbers[:, COME], numbers[:, WANTED], 0
+        self._come, self._wanted = numbers[:, COME], numbers[:, WANTED]
+        self._place = self._shared = 0
         lines[node.rank] = 0
         self._semaphores = [Semaphore(line[LINE - BYTES :], made=rank == node.rank) for rank, line in enumerate(lines)]
         self._window.Sync()
@@ -129,9 +137,25 @@ class Board:
         self.come()
         self.wait()
 
+    def share(self, message: Bytes | None) -> Bytes | None:
+        """Rank 0's message on all ranks of the node, or None on all where it is longer than a page; collective.
+
+        Messages use the pages in turns: whoever writes the next one but one has met all who read the one before.
+        """
+        page = self._pages[self._shared % PAGES]
+        self._shared += 1
+        if message is not None:
+            length = min(len(message), PAGE)
+            page[:8].view(np.int64)[0] = len(message)  # with which a message begins
+            page[8:length] = message[8:length]
+        self.meet()
+        length = int(page[:8].view(np.int64)[0])
+        return page[:length].copy() if length <= PAGE else None
+
     def close(self) -> None:
         """Give the memory back; collective."""
         self._semaphores = []
+        self._pages = np.empty((PAGES, 0), np.uint8)
         self._window.Unlock_all()
         self._window.Free()
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK = 1 << 30
+START = 16
+"""Bytes of a message before the headers."""
 DTYPES = tuple(np.dtype(name) for name in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
@@ -74,28 +76,34 @@ def as_bytes(array: AnyArray) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
-    """Rank 0's arrays on every rank; the others pass None. All ranks have arrived when this is called."""
-    number = np.array([0 if arrays is None else len(arrays)], np.int64)
-    comm.Bcast(number, root=0)
-    headers = np.zeros((number[0], HEADER), np.int64)
-    if arrays is not None:
-        for row, array in zip(headers, arrays, strict=True):
-            row[:] = header_of(array)
-    if not number[0]:
-        return []
-    comm.Bcast(headers, root=0)
-    sizes = [size_in_bytes(header) for header in headers]
-    if arrays is not None:
-        payload = np.concatenate([as_bytes(array) for array in arrays])
-    else:
-        payload = np.empty(sum(sizes), np.uint8)
-    for start in range(0, len(payload), CHUNK):
-        comm.Bcast(payload[start : start + CHUNK], root=0)
-    if arrays is not None:
-        return list(arrays)
-    pieces = np.split(payload, np.cumsum(sizes)[:-1])
-    return [from_bytes(piece, header) for piece, header in zip(pieces, headers, strict=True)]
+def packed(arrays: Sequence[AnyArray]) -> Bytes:
+    """Arrays as one message: its length, their number, their headers and their bytes."""
+    headers = np.array([header_of(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)
+    length = START + headers.nbytes + sum(array.nbytes for array in arrays)
+    parts = (np.array([length, len(arrays)], np.int64), headers, *arrays)
+    return np.concatenate([as_bytes(part) for part in parts])
+
+
+def unpacked(message: Bytes) -> list[AnyArray]:
+    """Arrays of their own out of a message."""
+    number = int(message[:START].view(np.int64)[1])
+    headers = message[START : START + 8 * HEADER * number].view(np.int64).reshape(number, HEADER)
+    arrays, begin = [], START + headers.nbytes
+    for header in headers:
+        end = begin + size_in_bytes(header)
+        arrays.append(from_bytes(message[begin:end], header))
+        begin = end
+    return arrays
+
+
+def broadcast_message(comm: MPI.Intracomm, message: Bytes | None) -> Bytes:
+    """Rank 0's message on every rank; the others pass None. All ranks have arrived when this is called."""
+    length = np.array([0 if message is None else len(message)], np.int64)
+    comm.Bcast(length, root=0)
+    received = np.empty(length[0], np.uint8) if message is None else message
+    for begin in range(0, len(received), CHUNK):
+        comm.Bcast(received[begin : begin + CHUNK], root=0)
+    return received
 
 
 def from_bytes(payload: Bytes, header: Ints) -> AnyArray:

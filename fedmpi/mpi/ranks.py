@@ -17,18 +17,20 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.mpi.board import LINE, board_of
+from fedmpi.mpi.board import LINE, PAGE, PAGES, board_of
 from fedmpi.mpi.collectives import (
     BytesMoved,
     Communicators,
     Reduction,
-    broadcast_arrays,
+    broadcast_message,
     count_nodes,
     exchange_parts,
     gather_arrays,
     maximum,
     meet,
+    packed,
     total,
+    unpacked,
 )
 from fedmpi.mpi.column_rows import DealtRows
 from fedmpi.mpi.device import Load, choose_device, core_mask, cores_allowed, fair_threads
@@ -62,7 +64,7 @@ class Cluster:
         self._groups = Groups(None if comms is None else comms.world, self._moved)
         self._board = None
         if comms is not None:
-            self._board = board_of(comms.node, comms.world, shared_memory_lacks(LINE * comms.node.size))
+            self._board = board_of(comms.node, comms.world, shared_memory_lacks(LINE * comms.node.size + PAGES * PAGE))
         self.server_trains = True
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
@@ -107,10 +109,15 @@ class Cluster:
             raise ValueError("rank 0 broadcasts: it has to give arrays")
         if self._comms is None:
             return list(arrays or ())
-        self.barrier()
-        received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
+        message = packed(arrays) if self.is_server and arrays is not None else None
+        if self._board is not None and self.nodes == 1:
+            found = self._board.share(message)
+        else:
+            self.barrier()
+            found = None
+        received = unpacked(broadcast_message(self._comms.world, message) if found is None else found)
         self._moved.broadcast += sum(array.nbytes for array in received)
-        return received
+        return list(arrays) if self.is_server and arrays is not None else received
 
     def gather(self, array: AnyArray) -> list[AnyArray] | None:
         """Every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""

@@ -77,34 +77,19 @@ class Sum(Protocol):
         """Give the memory back; collective. Slot and result are of no more use."""
 
 
-class LocalSum:
-    """The sum of a single process: a copy, so that slot and result are two arrays here as well."""
-
-    def __init__(self, count: int, dtype: np.dtype):
-        self.slot = np.zeros(count, dtype)
-        self.result = np.zeros(count, dtype)
-
-    def reduce(self) -> None:
-        np.copyto(self.result, self.slot)
-
-    def close(self) -> None:
-        pass
-
-
 class AllreduceSum:
-    """The sum by MPI Allreduce, called when all ranks have arrived."""
+    """The sum by MPI Allreduce, called when all ranks have arrived; of a single process (None) a copy."""
 
-    def __init__(self, comm: MPI.Intracomm, count: int, dtype: np.dtype, moved: BytesMoved):
-        self.slot = np.zeros(count, dtype)
-        self.result = np.zeros(count, dtype)
-        self._comm = comm
-        self._moved = moved
+    def __init__(self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, moved: BytesMoved):
+        self.slot, self.result = np.zeros(count, dtype), np.zeros(count, dtype)
+        self._comm, self._moved = comm, moved
 
     def reduce(self) -> None:
         np.copyto(self.result, self.slot)
-        meet(self._comm)
-        allreduce_in_place(self._comm, self.result)
-        self._moved.allreduce += self.result.nbytes
+        if self._comm is not None:
+            meet(self._comm)
+            allreduce_in_place(self._comm, self.result)
+            self._moved.allreduce += self.result.nbytes
 
     def close(self) -> None:
         pass
@@ -240,33 +225,17 @@ def build_sum(
 ) -> Sum:
     """A buffer that is summed over the ranks; all ranks build it together and the choice is logged."""
     if comms is not None:
-        _check_alike(comms, count, dtype)
+        for value in (count, dtype.num):
+            if maximum(comms.world, value) != -maximum(comms.world, -value):
+                raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
     if agree_on_device(comms, wanted, device, library):
         return DeviceSum(None if comms is None else comms.world, count, dtype, device, moved)
     if comms is None:
-        return LocalSum(count, dtype)
-    crowded = server_away and comms.largest_node > comms.fewest_cores
-    return _on_host(comms, wanted, count, dtype, moved, board, crowded)
-
-
-def _check_alike(comms: Communicators, count: int, dtype: np.dtype) -> None:
-    for value in (count, dtype.num):
-        if maximum(comms.world, value) != -maximum(comms.world, -value):
-            raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
-
-
-def _on_host(
-    comms: Communicators,
-    wanted: Reduction,
-    count: int,
-    dtype: np.dtype,
-    moved: BytesMoved,
-    board: Board | None,
-    server_away: bool,
-) -> Sum:
+        return AllreduceSum(None, count, dtype, moved)
     nbytes = count * dtype.itemsize
     way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores, board is not None)
-    away = bool(maximum(comms.node, int(server_away and comms.world.rank == 0)))
+    crowded = server_away and comms.largest_node > comms.fewest_cores
+    away = bool(maximum(comms.node, int(crowded and comms.world.rank == 0)))
     shared = _share_memory(comms, count, dtype, moved, board, away) if way == "window" else None
     if isinstance(shared, str):
         way, reason = "allreduce", f"instead of shared memory: {shared}"

@@ -77,12 +77,6 @@ def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> N
     assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
 
 
-def test_small_problems_are_not_projected_and_the_plan_says_so() -> None:
-    plan = plan_features("full-gradient", 100, 199_210, Streams(0))
-    assert plan.projection is None
-    assert "not projected" in plan.description
-
-
 def test_label_histograms_are_class_shares() -> None:
     features = label_histogram(np.array([0, 1, 2]), np.array([[3, 1], [0, 5], [0, 0]]))
     assert features.matrix == pytest.approx(np.array([[0.75, 0.25], [0, 1], [0, 0]]))

@@ -17,7 +17,6 @@ from torch import nn
 
 import fedmpi
 from fedmpi import ClientArrays, UserError
-from fedmpi.common.errors import RunFailure
 from fedmpi.common.fairness import SPREADS, spread_over_clients
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
@@ -395,34 +394,6 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     path.write_bytes(whole)
     with pytest.raises(UserError, match=re.escape("how often clients were used is counted from round 0")):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
-
-
-@pytest.mark.parametrize("form", ["npz", "parquet"])
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "a byte", "older"])
-def test_rows_that_are_lost_or_damaged_while_a_run_lasts_end_it_in_a_sentence(
-    form: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-    else:
-        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    table, path = ClientTable(tmp_path), tmp_path / f"clients.{form}"
-    rows = [{name: np.arange(9) + 9 * t for name in ("round", "client", "samples")} for t in range(3)]
-    table.write(rows[:1])
-    older = path.read_bytes()
-    table.write(rows[1:2])
-    whole = path.read_bytes()
-    broken = {"empty": b"", "cut": whole[:-40], "a byte": whole[:-3] + b"?" + whole[-2:], "older": older}
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(broken[damage])
-    said = r"holds (0|9) rows where this run has written 18; put" if damage in ("gone", "older") else "is damaged; put"
-    with pytest.raises(RunFailure, match=rf"clients\.{form} .*{said} .*, then go on with --resume --out {tmp_path}"):
-        table.write(rows[2:])
-    path.write_bytes(whole)
-    table.write(rows[2:])
-    assert read_clients(tmp_path)["client"].tolist() == list(range(27))
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet"])

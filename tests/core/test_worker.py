@@ -93,3 +93,10 @@ def test_where_nobody_has_rows_nobody_trains(rule: str) -> None:
     for worker in workers_of(experiment, 3, True, True):
         assert not len(worker.members(plan)) and not len(worker.trainers(plan))
     experiment.close()
+
+
+def test_a_client_with_a_single_sample_trains() -> None:
+    experiment = experiment_of(*COHORTS["all"], "data.shards=digits:clients=60,alpha=0.1")
+    worker, plan = experiment.trainer.worker, experiment.decisions.planner.plan(0)
+    assert worker.sizes.min() == 1 and len(worker.tasks(plan, np.arange(60))) == 60
+    experiment.close()

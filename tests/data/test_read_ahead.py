@@ -13,7 +13,7 @@ from data_prep.partitions import Partition
 from data_prep.writer import write_shards
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.data import shards
-from fedmpi.data.opening import open_digits, open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.shardfile import MOST_BYTES, MOST_RANGES, NEIGHBOURS, ReadRequest, read_ahead
 from tests.data.conftest import small_raw
 
@@ -65,11 +65,6 @@ def test_announced_clients_are_asked_for_and_nothing_else(folder: Path, asked: l
     assert sum(map(len, asked)) == sum(x.nbytes + y.nbytes for x, y in samples)
 
 
-def test_nothing_is_asked_for_when_nobody_is_announced(folder: Path, asked: list[bytes]) -> None:
-    open_store(folder).expect(np.empty(0, np.int64))
-    assert asked == []
-
-
 def test_a_client_is_announced_once_until_much_else_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(folder)
     assert store.unannounced(np.array([1, 4, 20])).tolist() == [1, 4, 20]
@@ -77,10 +72,6 @@ def test_a_client_is_announced_once_until_much_else_was(folder: Path, monkeypatc
     monkeypatch.setattr(shards, "physical_memory", lambda: 20 << 20)  # forgotten after a quarter: 5 clients
     assert store.unannounced(np.array([1, 2, 3])).tolist() == [2, 3]
     assert store.unannounced(np.array([1, 2])).tolist() == [1, 2]
-
-
-def test_clients_in_memory_need_no_announcement() -> None:
-    open_digits().expect(np.arange(5))
 
 
 class Noting:

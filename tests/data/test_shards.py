@@ -193,11 +193,6 @@ def test_a_client_without_samples_needs_the_manifests_word(write: Write) -> None
     refused(folder, "hold no sample", "client 1")
 
 
-def test_options_of_the_digits_make_no_sense_for_a_folder(write: Write) -> None:
-    with pytest.raises(UserError, match="digits"):
-        open_store(write(SIZES), {"clients": 3})
-
-
 def alter_manifest(folder: Path, change: dict) -> None:
     path = folder / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -210,12 +205,6 @@ def replace_shard(folder: Path, source: Path, index: int) -> None:
     train = json.loads((folder / MANIFEST).read_text())["train"]
     train[index]["bytes"] = target.stat().st_size
     alter_manifest(folder, {"train": train})
-
-
-def test_clients_are_announced_once(write: Write) -> None:
-    store = open_store(write(SIZES))
-    assert store.unannounced(np.array([0, 2])).tolist() == [0, 2]
-    assert store.unannounced(np.array([2, 3])).tolist() == [3]
 
 
 @pytest.mark.parametrize("part", ["mean", "std"])

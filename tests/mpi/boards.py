@@ -120,6 +120,17 @@ def server_away() -> None:
     cluster.close()
 
 
+def large_broadcasts() -> None:
+    """What does not fit on a page comes through MPI, in any order with what does."""
+    cluster = Cluster.connect()
+    for count in (10, board.PAGE // 8, 3, board.PAGE, 0, board.PAGE // 8 - 64):
+        sent = [np.arange(count), np.arange(5.0), np.zeros((2, 0), np.float32)]
+        received = cluster.broadcast(sent if cluster.is_server else None)
+        assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(received, sent, strict=True))
+    assert cluster.broadcast([] if cluster.is_server else None) == []
+    cluster.close()
+
+
 def without(what: str) -> None:
     """Where a node cannot have a board, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
     if what == "semaphores":

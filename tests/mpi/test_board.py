@@ -24,6 +24,7 @@ SMALL = (
     "signals",
     "many_meetings 400",
     "server_away",
+    "large_broadcasts",
     "without semaphores",
     "without room",
     "without memory",

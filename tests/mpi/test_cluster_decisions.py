@@ -26,7 +26,14 @@ from fedmpi.mpi.launch import (
     read_launches,
     short_version,
 )
-from fedmpi.mpi.window import CACHE_LINE, choose_reduction, slice_of, sums_on_device
+from fedmpi.mpi.window import (
+    CACHE_LINE,
+    WINDOW_FROM_BYTES,
+    WINDOW_FROM_BYTES_CROWDED,
+    choose_reduction,
+    slice_of,
+    sums_on_device,
+)
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"
@@ -86,6 +93,7 @@ def test_shared_memory_is_chosen_for_long_buffers_of_ranks_that_share_a_node():
     assert way("auto", 280_000, 4, 2) == "allreduce"
     assert way("auto", 280_000, 2, 2) == "window"
     assert way("auto", 1_000, 2, 2) == "allreduce"
+    assert way("auto", WINDOW_FROM_BYTES, 2, 2) == "window" and way("auto", WINDOW_FROM_BYTES_CROWDED, 4, 2) == "window"
     assert way("auto", 4_000_000, 1, 2) == "allreduce"
     assert way("window", 8, 1, 2) == "window"
     assert way("allreduce", 4_000_000, 4, 8) == "allreduce"

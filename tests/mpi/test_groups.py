@@ -100,17 +100,6 @@ def test_what_mpi_calls_sent_is_pushed_on_until_the_round_ends(tests: int) -> No
     assert not pushing_threads() and not pushed.acquire(blocking=False), "nothing calls MPI between rounds"
 
 
-def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
-    pending, send = PendingSends(None), Send(3)
-    pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
-    assert not pushing_threads()
-    assert not pending.push()
-    pending.flush()
-    assert send.done.is_set() and pending.push()
-    pending.take([(Send(1), np.empty(0, np.uint8))])  # type: ignore[list-item]
-    assert not pending._sending, "what has left is kept no longer"
-
-
 @pytest.mark.parametrize("allowed", [True, False])
 def test_mpi_is_called_beside_the_work_only_where_it_allows_that(
     allowed: bool, monkeypatch: pytest.MonkeyPatch

@@ -7,10 +7,18 @@ import pytest
 import torch
 
 from fedmpi.common.streams import Streams
-from fedmpi.updates.attacks import AttackedUpdates
+from fedmpi.config import load_config
+from fedmpi.updates.attacks import AttackedUpdates, attackers
 
 ATTACKERS, STREAMS = np.array([1, 4]), Streams(3)
 UPDATE = torch.linspace(-1, 1, 20_000)
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.25, 3), (0.24, 2), (1.0, 10)])
+def test_a_share_of_the_clients_attacks_rounded_half_up(fraction: float, count: int) -> None:
+    config = load_config(None, ["participation.clients=all", "attack.kind=noise", f"attack.fraction={fraction}"])
+    found = attackers(config, STREAMS, 10)
+    assert len(set(found.tolist())) == count and found.tolist() == sorted(found.tolist())
 
 
 @pytest.mark.parametrize("kind", ["sign-flip", "noise"])

@@ -49,6 +49,8 @@ def test_gamma_one_with_one_epoch_doubles_the_traffic_of_fedavg() -> None:
 
 def test_clients_that_drop_out_receive_but_do_not_send() -> None:
     assert star_models(10, received=5, returned=3) == RoundTraffic(client_up=120, client_down=200)
+    lossy = mediator_models(10, visits=6, mediators=2, lost=3)
+    assert (lossy.client_up, lossy.client_down) == (6 * 40, 9 * 40)
 
 
 def test_an_optimizers_state_travels_between_the_clients_only() -> None:
