@@ -14,12 +14,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from data_prep import stop
-from data_prep.datasets.registry import data_set
-from data_prep.given import parse_options
-from data_prep.listing import help_of_laws, show_lists
-from data_prep.prepare import Job, check_job, prepare
-from data_prep.room import FULL
+from data_prep.datasets import data_set
+from data_prep.options import help_of_laws, parse_options, show_lists
+from data_prep.output import FULL
+from data_prep.prepare import Job, catch_signals, check_job, prepare, signal_code
 from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
@@ -60,7 +58,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: run one command; any failure ends all processes of the job."""
-    stop.install()
+    catch_signals()
     run_guarded(lambda: run(sys.argv[1:]))
 
 
@@ -69,7 +67,7 @@ def run(words: list[str]) -> int:
     try:
         code = app(_with_command(words), standalone_mode=False, prog_name="python -m data_prep", obj=tuple(words))
     except (KeyboardInterrupt, typer.Abort):
-        code = stop.exit_code()
+        code = signal_code()
     except OSError as error:
         where = error.filename or "a file"
         advice = "make room there" if error.errno in FULL else "check the path and its permissions"
@@ -77,8 +75,8 @@ def run(words: list[str]) -> int:
     except CommandLineError as error:
         message = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
         raise UserError(f"{message or 'no command'} (try --help)") from error
-    if code in (INTERRUPTED, stop.exit_code()):  # some versions of typer raise, others return 130
-        code = stop.exit_code()
+    if code in (INTERRUPTED, signal_code()):  # some versions of typer raise, others return 130
+        code = signal_code()
         print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
     return code if isinstance(code, int) else DONE
 

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import join_team, write_shards
 from fedmpi.cluster import Cluster

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from data_prep.partitions.common import OptionValue, Partition
+from data_prep.partitions import OptionValue, Partition
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError

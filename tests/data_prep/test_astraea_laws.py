@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from data_prep.__main__ import run
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
 from data_prep.holdout import balanced_rows
-from data_prep.partitions.astraea_laws import LETTER_FREQUENCIES, class_shares, class_totals
+from data_prep.partitions.astraea import LETTER_FREQUENCIES, class_shares, class_totals
 from fedmpi import UserError
 from fedmpi.data.assignment import fill_by_mix
 from fedmpi.data.opening import open_store

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from data_prep.__main__ import run as prepare
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
+from data_prep.raw import ReadOptions, Tally
 from fedmpi.config import load_config
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.records.recorder import open_recorder

@@ -16,11 +16,9 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.own import read_own
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS, read_own
 from data_prep.partitions import partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, ReadOptions, Tally
 from data_prep.writer import write_shards
 from fedmpi.common.registry import resolve
 from fedmpi.data.opening import open_store
@@ -72,7 +70,6 @@ COLUMNS: dict[str, Callable[[], list[Any]]] = {
 def strategy() -> st.SearchStrategy[Case]:
     """(data set, what is put where into its files, options of reading)."""
     sizes = {"length": st.integers(1, 40), "vocabulary": st.integers(1, 30)}
-    some = {"users": st.integers(1, 4), "per_user": st.integers(1, 4), "tags": st.integers(1, 4)}
     leaf = st.tuples(st.sampled_from(sorted(LEAF)), st.lists(st.tuples(WHERE, st.sampled_from(ODD)), max_size=3))
     field = st.tuples(WHERE, st.sampled_from(sorted(FIELDS)))
     tff = st.tuples(st.sampled_from(sorted(TFF)), st.lists(field, max_size=2))
@@ -95,7 +92,7 @@ def strategy() -> st.SearchStrategy[Case]:
         "numbers_are_classes": st.just(True),
         "skip_odd_sizes": st.just(True),
     }
-    options = st.fixed_dictionaries({}, optional={**sizes, **some, **given_options})
+    options = st.fixed_dictionaries({}, optional={**sizes, **given_options})
     return st.tuples(st.one_of(*kinds), options).map(lambda drawn: (*drawn[0], drawn[1]))
 
 
@@ -140,26 +137,9 @@ def _users(folder: Path, x: Callable[[int], Any], y: Callable[[int], Any]) -> No
         (folder / part / "a.json").write_text(json.dumps(content))
 
 
-def _celeba(folder: Path) -> None:
-    _users(folder, lambda row: f"{row}.png", lambda row: row % 2)
-    (folder / "img_align_celeba").mkdir()
-    for row in range(4):
-        Image.new("RGB", (5, 4), (row, 0, 9)).save(folder / "img_align_celeba" / f"{row}.png")
-
-
-def _comment(row: int) -> dict[str, Any]:
-    return {"target_tokens": [["a", "<EOS>", "<PAD>"]], "count_tokens": [[1.0, 1.0, 0.0]], "subreddit": "s"}
-
-
 LEAF: dict[str, Callable[[Path], None]] = {
-    "sent140": lambda folder: _users(
-        folder, lambda row: ["1", "d", "q", "u", f"good word{row}", "t"], lambda row: row % 2
-    ),
     "shakespeare": lambda folder: _users(folder, lambda row: "to be or no" * 8, lambda row: "abcd"[row]),
-    "celeba": _celeba,
-    "synthetic": lambda folder: _users(folder, lambda row: [0.5, float(row)], lambda row: row % 3),
     "femnist": lambda folder: _users(folder, lambda row: [1.0] * 784, lambda row: row),
-    "reddit": lambda folder: _users(folder, lambda row: [["<BOS>", "a", "<EOS>"]], _comment),
 }
 
 
@@ -172,16 +152,10 @@ def _fields(folder: Path, name: str, fields: dict[str, Any]) -> None:
                     file.create_dataset(f"examples/{client}/{field}", data=values, dtype=TEXT if texts else None)
 
 
-SENTENCES = {"tokens": ["how do i"] * 4, "title": ["sort"] * 4, "tags": ["a|b", "c", "", "a"]}
-PIXELS = {"image": np.zeros((4, 32, 32, 3), np.uint8), "label": np.arange(4), "coarse_label": np.arange(4)}
 TFF: dict[str, Callable[[Path], None]] = {
     "femnist-h5": lambda folder: _fields(
         folder, "fed_emnist", {"pixels": np.ones((4, 28, 28), "f4"), "label": np.arange(4)}
     ),
-    "fed-cifar100": lambda folder: _fields(folder, "fed_cifar100", PIXELS),
-    "fed-shakespeare": lambda folder: _fields(folder, "shakespeare", {"snippets": ["to be", "or not", "to", "b"]}),
-    "stackoverflow": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
-    "stackoverflow-tags": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
 }
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
+from data_prep.raw import ReadOptions, Tally
 from fedmpi import UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
-from data_prep.partitions.astraea_laws import class_shares
+from data_prep.partitions.astraea import class_shares
 from fedmpi.data.divergence import kl_divergence
 
 
