@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from rich.console import Console
 
 from data_prep.datasets import DATASETS
-from data_prep.partitions import PARTITIONS, Law, LawOption, OptionValue, flag, law_of
+from data_prep.partitions import PARTITIONS, LawOption, OptionValue, flag, law_of
 from data_prep.raw import DataSet, ReadOptions
 from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi.common.errors import UserError
@@ -48,12 +48,77 @@ COMMON = (
     "label_noise",
 )
 """Options that belong to data_prep itself."""
-OF_DATA_SETS = get_type_hints(ReadOptions)
-RESERVED = {*COMMON, *OF_DATA_SETS} - {"files"}
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{name} {text!r} is not a whole number") from None
+
+
+def _one_of(choices: dict[str, str]) -> Callable[[str, str], str]:
+    def chosen(name: str, text: str) -> str:
+        if text not in choices:
+            known = " or ".join(f"{choice} ({meaning})" if meaning else choice for choice, meaning in choices.items())
+            raise UserError(f"{name} {text!r} is unknown; choose {known}")
+        return text
+
+    return chosen
+
+
+def _size(name: str, text: str) -> tuple[int, int]:
+    """Width and height of --image-size 64x48 or --image-size 64."""
+    width, _, height = text.lower().partition("x")
+    try:
+        size = int(width), int(height or width)
+    except ValueError:
+        raise UserError(f"{name} {text!r} is no size; give pixels as WIDTHxHEIGHT or one number") from None
+    if min(size) < 1:
+        raise UserError(f"{name} {text} is impossible; give at least 1 pixel")
+    return size
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+TARGETS = {
+    "classification": "one class a row",
+    "tokens": "one a position",
+    "multilabel": "0 or 1 each",
+    "regression": "numbers",
+}
+READ_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any] | None]] = {
+    "files": ("amazon: a file to read; repeatable", _text),
+    "split": ("your data: rows, users or a column held out for testing; image folders: folders; amazon: texts", _text),
+    "keep_duplicates": ("amazon: keep reviews that repeat another", None),
+    "length": ("texts: tokens kept of each [30]", _whole),
+    "vocabulary": ("texts: words kept [20000]", _whole),
+    "vectors": ("texts: GloVe vectors to store", lambda _, text: Path(text)),
+    "label": ("tables: label column, or columns A,B [label]", _text),
+    "user": ("tables: column of users [user]", _text),
+    "features": ("tables: columns A,B that samples are made of", lambda _, text: tuple(text.split(","))),
+    "delimiter": ("CSV: what separates columns, e.g. tab [detected]", _text),
+    "decimal": ("CSV: the decimal sign [detected]", _one_of({".": "1.5", ",": "1,5"})),
+    "encoding": ("CSV: encoding of the text, e.g. latin-1 [utf-8]", _text),
+    "targets": (f"arrays, tables: {', '.join(TARGETS)}", _one_of(TARGETS)),
+    "task": ("arrays, tables: image, text or vector", _one_of({"image": "", "text": "", "vector": ""})),
+    "channels": (
+        "arrays: which axis of an image holds its channels, first or last",
+        _one_of({"first": "(n, C, h, w)", "last": "(n, h, w, C)"}),
+    ),
+    "skip_unlabelled": ("arrays, tables: leave out rows without a label", None),
+    "numbers_are_classes": ("arrays, tables: labels may be fractions, each a class", None),
+    "image_size": ("image folders, tables: resize to WIDTHxHEIGHT, or N to N x N", _size),
+    "skip_odd_sizes": ("image folders, tables: leave out images of another size than most", None),
+}
+"""Fields of ReadOptions, each with its help and what makes a value of a text; None takes no value."""
+RESERVED = {*COMMON, *READ_OPTIONS} - {"files"}
 """Options of data_prep and of built-in data sets, as the command line writes them."""
 GIVEN_AS: dict[str, type] = {
     name: kind
-    for name, hint in OF_DATA_SETS.items()
+    for name, hint in get_type_hints(ReadOptions).items()
     for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
     if kind in (int, bool, str, Path)
 }
@@ -129,71 +194,83 @@ def describe(option: LawOption) -> str:
     return f"{flag(option.name)}: {option.help} ({'; '.join(facts)})"
 
 
-def help_of_laws() -> str:
-    """The partition options for `--help`, one law a line."""
-    return "\n".join(f"  {name}: {_flags(law)}" for name, law in PARTITIONS.items())
+def help_of_options() -> str:
+    """Options of data sets and partitions for `--help`, one option or partition a line."""
+    read = "\n".join(f"  {FLAGS.get(name, flag(name))}: {meaning}" for name, (meaning, _) in READ_OPTIONS.items())
+    flags = {name: " ".join(flag(option.name) for option in law.options) for name, law in PARTITIONS.items()}
+    laws = "\n".join(f"  {name}: {named or 'no options'}" for name, named in flags.items())
+    return (
+        f"\b\nOptions of data sets:\n{read}\n\n\b\n"
+        f"Partitions and their options (`python -m data_prep list` explains them):\n{laws}\n"
+    )
 
 
-def _flags(law: Law) -> str:
-    return " ".join(flag(option.name) for option in law.options) or "no options"
-
-
-@dataclass(frozen=True)
+@dataclass
 class Given:
     """Options given on the command line, by what takes them; one that several have is given to each."""
 
-    law: dict[str, OptionValue]
-    reader: dict[str, OptionValue]
-    shift: dict[str, OptionValue]
-    noise: dict[str, OptionValue]
+    read: dict[str, Any] = field(default_factory=dict)  # Fields of ReadOptions
+    own: dict[str, Any] = field(default_factory=dict)  # Of a reader of the user's own
+    law: dict[str, OptionValue] = field(default_factory=dict)
+    shift: dict[str, OptionValue] = field(default_factory=dict)
+    noise: dict[str, OptionValue] = field(default_factory=dict)
 
 
 def parse_options(
     words: list[str], law: str, data: DataSet, shift: str | None = None, label_noise: str | None = None
 ) -> Given:
-    """Options of the partition, of a reader of the user's own and of what changes clients' samples, from the words that
-    the command line did not know: --name value, --name=value or --name.
+    """Options of the data set, the partition and what changes clients' samples, from the words that the command line
+    did not know: --name value, --name=value or --name.
     """
     own = law_of(law) if ":" in law else None
     laws = [*PARTITIONS.values(), *([own] if own else [])]
-    changes = [resolve(kind, name) for kind, name in ((SHIFT, shift), (LABEL_NOISE, label_noise)) if name is not None]
+    of_shift, of_noise = (
+        {option.name: option for option in resolve(kind, name).options} if name is not None else {}
+        for kind, name in ((SHIFT, shift), (LABEL_NOISE, label_noise))
+    )
+    of_reader = {option.name: option for option in (data.own.options if data.own else ())}
     known = {option.name: (option.kind is bool, option.help) for entry in laws for option in entry.options}
-    for part in (*parts(SHIFT), *parts(LABEL_NOISE), *changes):
-        known |= {option.name: (option.annotation is bool, option.doc) for option in part.options}
-    read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
-    named = {option.name for option in (own.options if own else ())}
-    named |= {option.name for part in changes for option in part.options}
-    clash = (named & RESERVED) | {option.name for option in (data.own.options if data.own else ()) if not _free(option)}
+    others = [option for part in (*parts(SHIFT), *parts(LABEL_NOISE)) for option in part.options]
+    for option in (*others, *of_shift.values(), *of_noise.values(), *of_reader.values()):
+        known[option.name] = option.annotation is bool, option.doc
+    named = {option.name for option in (own.options if own else ())} | {*of_shift, *of_noise}
+    clash = (named & RESERVED) | {name for name, option in of_reader.items() if not _free(option)}
     if clash:
         raise UserError(f"{flag(min(clash))} is an option of data_prep itself: name the one of your own otherwise")
-    given: dict[str, OptionValue] = {}
+    given = Given()
     left = list(words)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):
             raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("-", "_")
-        if name not in known and name not in read:
-            close = difflib.get_close_matches(name, [*known, *read, *COMMON], n=1)
+        written, equals, value = word.partition("=")
+        name = "files" if written == "--file" else written[2:].replace("-", "_")
+        meaning, convert = READ_OPTIONS.get(name, ("", None)) if written != "--files" else ("", None)
+        reads = name in READ_OPTIONS and written != "--files"
+        if not reads and name not in known:
+            close = difflib.get_close_matches(name, [*known, *COMMON, *READ_OPTIONS], n=1)
             hint = f"; did you mean {flag(close[0])}?" if close else "; `python -m data_prep list` shows them"
-            raise UserError(f"there is no option {word.partition('=')[0]}{hint}")
-        if not equals and left and not left[0].startswith("--"):
+            raise UserError(f"there is no option {written}{hint}")
+        takes_none, meaning = (convert is None, meaning) if reads else known[name]
+        if not equals and left and not left[0].startswith("--") and not (reads and takes_none):
             equals, value = "=", left.pop(0)
-        takes_none, meaning = read[name] if name in read else known[name]
         if not equals and not takes_none:
-            raise UserError(f"{flag(name)} needs a value: {meaning or 'an option of your own'}")
-        given[name] = value if equals else True
-    taken = [{option.name for option in part.options} for part in changes]
-    shift_takes = taken[0] if shift is not None else set()
-    noise_takes = taken[-1] if label_noise is not None else set()
-    law_takes = {option.name for option in law_of(law).options}
-    law_takes |= given.keys() - read.keys() - shift_takes - noise_takes  # refused as what the partition does not take
-    kept = [
-        {name: value for name, value in given.items() if name in takes}
-        for takes in (law_takes, read.keys(), shift_takes, noise_takes)
-    ]
-    return Given(*kept)
+            raise UserError(f"{written} needs a value: {meaning or 'an option of your own'}")
+        found: Any = value if equals else True
+        if reads:
+            found = found if convert is None else convert(written, value)
+            if name in of_reader:
+                given.own[name] = found
+            else:
+                given.read[name] = (*given.read.get(name, ()), found) if name == "files" else found
+            continue
+        takers = [(given.own, of_reader), (given.shift, of_shift), (given.noise, of_noise)]
+        for holder, takes in takers:
+            if name in takes:
+                holder[name] = found
+        if name in {option.name for option in law_of(law).options} or not any(name in takes for _, takes in takers):
+            given.law[name] = found  # refused later where the partition does not take it
+    return given
 
 
 def _free(option: Option) -> bool:
