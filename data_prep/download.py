@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pooch
 import requests
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from fedmpi.common.errors import UserError
 
@@ -42,13 +42,15 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
     """Download the files of a data set, unless they are there already, check them and unpack the archives."""
     target = folder or cache_folder(name)
     for source in sources:
+        unpack = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
+        packed = source.filename.endswith(ARCHIVES)
         try:
             pooch.retrieve(
                 source.url,
                 source.checksum,
                 fname=source.filename,
                 path=target,
-                processor=_unpacker(source, target),
+                processor=unpack(members=list(source.members) or None, extract_dir=UNPACKED) if packed else None,
                 downloader=pooch.HTTPDownloader(progressbar=RichBar(source.filename), timeout=30),
             )
         except requests.exceptions.RequestException as error:
@@ -70,31 +72,14 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
     return target
 
 
-def _unpacker(source: Source, target: Path) -> pooch.Unzip | pooch.Untar | None:
-    if not source.filename.endswith(ARCHIVES):
-        return None
-    kind = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
-    return kind(members=list(source.members) or None, extract_dir=UNPACKED)
-
-
-@dataclass
 class RichBar:
     """A download bar on rich in the form that pooch's downloader asks for."""
 
-    label: str
-    total: int = 0
-    _progress: Progress = field(init=False)
-
-    def __post_init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns)
-        self._task = self._progress.add_task(self.label, total=None)
+    def __init__(self, label: str) -> None:
+        self.total = 0
+        self._progress = Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+        self._task = self._progress.add_task(label, total=None)
+        self.close = self._progress.stop
 
     def update(self, size: int) -> None:
         """`size` more bytes have arrived."""
@@ -104,7 +89,3 @@ class RichBar:
     def reset(self) -> None:
         """Back to zero: pooch resets the bar before the last update."""
         self._progress.reset(self._task)
-
-    def close(self) -> None:
-        """The download has ended."""
-        self._progress.stop()

@@ -22,11 +22,12 @@ from data_prep.options import FLAGS
 from data_prep.output import check_folder
 from data_prep.partitions import PARTITIONS, Law, OptionValue, completed, flag, law_of, partition
 from data_prep.raw import DataSet, ReadOptions, Tally
-from data_prep.shifts import LABEL_NOISE, SHIFT, check_part, shifted, with_label_noise
+from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import MissingFiles, UserError
 from fedmpi.common.registry import parts as parts_of
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -122,7 +123,13 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     """
     chosen, options, law = _checked(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
-    folder = _locate(chosen, job) or _fetch_once(chosen, cluster)
+    folder = _locate(chosen, job)
+    if folder is None:  # rank 0 downloads, then the others find the files in the cache
+        if not cluster.is_server:
+            cluster.barrier()
+        folder = fetch(chosen.name, chosen.sources)
+        if cluster.is_server:
+            cluster.barrier()
     tally = Tally(strict=job.strict)
     if chosen.own is None:
         raw = chosen.read(folder, options, tally)
@@ -180,8 +187,9 @@ def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
     options = _read_options(chosen, job.read_options)
     law = _checked_law(job)
     check_numbers(job.shards, job.val)
-    check_part(SHIFT, job.shift, job.shift_options)
-    check_part(LABEL_NOISE, job.label_noise, job.noise_options)
+    for kind, name, given in ((SHIFT, job.shift, job.shift_options), (LABEL_NOISE, job.label_noise, job.noise_options)):
+        if name is not None:
+            resolve(kind, name).checked(given)
     return chosen, options, law
 
 
@@ -242,16 +250,6 @@ def _locate(chosen: DataSet, job: Job) -> Path | None:
     if not job.raw.exists():
         raise MissingFiles(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
     return job.raw
-
-
-def _fetch_once(chosen: DataSet, cluster: Cluster) -> Path:
-    """The downloaded files: rank 0 fetches them, then the others find them in the cache."""
-    if not cluster.is_server:
-        cluster.barrier()
-    folder = fetch(chosen.name, chosen.sources)
-    if cluster.is_server:
-        cluster.barrier()
-    return folder
 
 
 def _report_rows(tally: Tally, console: Console) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -94,7 +94,9 @@ def write_shards(
         test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
-    needed = _bytes_needed(raw, len(partition.rows) + (0 if held is None else len(held[0])))
+    rows_written = len(partition.rows) + len(raw.test_y) + (0 if held is None else len(held[0]))
+    needed = rows_written * (row_bytes(raw) + 1) + sum(array.nbytes for array in raw.extras.values())
+    needed += 0 if raw.vectors is None else raw.vectors.nbytes
     hold = on_server(team, lambda: claim(folder, overwrite, needed))
     with ExitStack() as after:
         if hold is not None:
@@ -132,25 +134,14 @@ def _after_hold_out(raw: RawDataset, rows: Ints, held: Ints, fraction: float) ->
         fitted = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held))
         notes = (*fitted.notes, *(note for note in raw.notes if note not in fitted.notes))
         raw = replace(fitted, given_labels=raw.given_labels, extras=raw.extras, notes=notes)
-    notes = (*raw.notes, *_shortfall(len(held), len(rows) + len(held), fraction))
+    notes, samples = raw.notes, len(rows) + len(held)
+    if len(held) <= fraction * samples - 1:
+        share = f"the validation part is {len(held) / samples:.1%} of the samples, not {fraction:.1%}"
+        notes = (*notes, f"{share}: every client keeps a sample to train on")
     if raw.given_labels is not None:
         wrong = int((raw.given_labels[rows] != raw.labels[rows]).sum())
         notes = (*notes, f"{wrong:,} of {len(rows):,} training labels are not the true ones")
     return replace(raw, notes=notes)
-
-
-def _shortfall(held: int, samples: int, fraction: float) -> tuple[str, ...]:
-    """What to say where clients of few samples, who keep their last one, leave the validation part too small."""
-    if held > fraction * samples - 1:
-        return ()
-    share = f"the validation part is {held / samples:.1%} of the samples, not {fraction:.1%}"
-    return (f"{share}: every client keeps a sample to train on",)
-
-
-def _bytes_needed(raw: RawDataset, rows: int) -> int:
-    """About what a preparation writes: features and labels of the training and test rows, and what lies beside them."""
-    beside = sum(array.nbytes for array in raw.extras.values()) + (0 if raw.vectors is None else raw.vectors.nbytes)
-    return (rows + len(raw.test_y)) * (row_bytes(raw) + 1) + beside
 
 
 @dataclass
@@ -178,15 +169,22 @@ def _write_samples(
     mine = range(team.rank, len(plan.starts) - 1, team.size)
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
     held = held if team.is_server else held[:0]
-    ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
-    files, hashes = write_training(plan, mine, folder, ticks.add)
+    total, done = (samples + len(held)) * row_bytes(plan.raw), 0
+
+    def tick(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if progress is not None:
+            progress(done, total)
+
+    files, hashes = write_training(plan, mine, folder, tick)
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
     found = _Written(sorted(listed, key=lambda file: file.first_client), None, {})
     found.hashes[TRAINING] = np.concatenate(team.gather(hashes) or [hashes])
     if len(held):
         truly = replace(plan, raw=true)
-        val = write_validation(truly, folder / VALIDATION, held, held_offsets, ticks.add)
+        val = write_validation(truly, folder / VALIDATION, held, held_offsets, tick)
         found.val, found.hashes[VALIDATION_PART] = val
     return found
 
@@ -205,7 +203,14 @@ def _write_rest(
 ) -> None:
     """The test part, what belongs to the whole data set, and last the manifest."""
     raw, hashes = plan.raw, written.hashes
-    test_file, hashes[TESTING] = _write_test(raw, folder / TEST, test)
+    tested = replace(
+        raw, labels=np.asarray(raw.test_y), read=lambda rows: raw.test_x[rows].astype(raw.dtype, copy=False)
+    )
+    tested = replace(tested, read_targets=None if raw.has_classes else lambda rows: np.asarray(raw.test_y)[rows])
+    with growing_h5(folder / TEST) as h5:
+        dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
+        hashes[TESTING] = _stream(h5, tested, test, dtype, lambda amount: None)
+    test_file = complete(folder / TEST, samples=len(test))
     shared = duplicates(hashes)
     notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
     if raw.has_classes:
@@ -224,9 +229,7 @@ def _write_rest(
         train=tuple(written.train),
         test=test_file,
         val=written.val,
-        extras=_write_extras(raw, folder),
-        words=_write_vocabulary(raw, folder),
-        vectors=_write_vectors(raw, folder),
+        **_write_beside(raw, folder),
         empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
         dropped=dropped,
         skipped=raw.skipped,
@@ -240,43 +243,24 @@ def _write_rest(
     write_text(folder / MANIFEST, manifest.to_json())
 
 
-def _write_test(raw: RawDataset, path: Path, rows: Ints) -> tuple[ShardFile, Hashes]:
-    hashes = np.empty(len(rows), np.uint64)
-    with growing_h5(path) as h5:
-        y, dtype = np.asarray(raw.test_y)[rows], np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        store(h5, LABELS, kept_as(raw, y, dtype))
-        features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
-        for low, part in chunks(raw, rows):
-            features[low : low + len(part)] = x = raw.test_x[part].astype(raw.dtype, copy=False)
-            hashes[low : low + len(part)] = sample_hashes(x)
-            h5.check()
-    return complete(path, samples=len(rows)), hashes
-
-
-def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if not raw.extras:
-        return None
-    with growing_h5(folder / EXTRAS) as h5:
-        for name in sorted(raw.extras):
-            store(h5, name, raw.extras[name])
-    return complete(folder / EXTRAS)
-
-
-def _write_vocabulary(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if not raw.vocabulary:
-        return None
-    write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
-    return entry(folder / VOCABULARY)
-
-
-def _write_vectors(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if raw.vectors is None:
-        return None
-    with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
-        np.save(stream, raw.vectors)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return entry(folder / VECTORS)
+def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
+    """Write further arrays, the vocabulary and word vectors, where there are any; their entries of the manifest."""
+    found = {}
+    if raw.extras:
+        with growing_h5(folder / EXTRAS) as h5:
+            for name in sorted(raw.extras):
+                store(h5, name, raw.extras[name])
+        found["extras"] = complete(folder / EXTRAS)
+    if raw.vocabulary:
+        write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
+        found["words"] = entry(folder / VOCABULARY)
+    if raw.vectors is not None:
+        with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
+            np.save(stream, raw.vectors)
+            stream.flush()
+            os.fsync(stream.fileno())
+        found["vectors"] = entry(folder / VECTORS)
+    return found
 
 
 def check_numbers(shards: int, val_fraction: float) -> None:
@@ -312,16 +296,6 @@ def _check(raw: RawDataset) -> None:
                 f"{raw.name} has {part} labels from {labels.min()} to {labels.max()} but {raw.classes} classes: "
                 f"labels must lie in 0 to {raw.classes - 1}"
             )
-
-
-class _Ticks:
-    def __init__(self, progress: Progress | None, total: int):
-        self._progress, self._total, self._done = progress, total, 0
-
-    def add(self, amount: int) -> None:
-        self._done += amount
-        if self._progress is not None:
-            self._progress(self._done, self._total)
 
 
 @dataclass(frozen=True)
@@ -410,41 +384,23 @@ def _stream(
     labels = reserve(h5, LABELS, (len(rows), *raw.target_shape), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
     hashes = np.empty(len(rows), np.uint64)
-    for low, part in chunks(raw, rows):
-        labels[low : low + len(part)] = kept_as(raw, _read_targets(raw, part), label_dtype)
-        features[low : low + len(part)] = x = _read(raw, part)
+    step = max(1, CHUNK_BYTES // row_bytes(raw))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
+        order = np.argsort(part, kind="stable")  # the source is read front to back
+        x, y = np.asarray(raw.read(part[order])), raw.targets_of(part[order])
+        if x.shape != (len(part), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
+            expected = f"{raw.dtype} {(len(part), *raw.feature_shape)}"
+            raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
+        if y.shape != (len(part), *raw.target_shape):
+            raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(part), *raw.target_shape)}")
+        x, y = (values.take(inverse_of(order), axis=0) for values in (x, y))
+        labels[low : low + len(part)] = kept_as(raw, y, label_dtype)
+        features[low : low + len(part)] = x
         hashes[low : low + len(part)] = sample_hashes(x)
         h5.check()
         tick(len(part) * row_bytes(raw))
     return hashes
-
-
-def chunks(raw: RawDataset, rows: Ints) -> Iterator[tuple[int, Ints]]:
-    """The rows in parts of at most `CHUNK_BYTES` of features, each with the place of its first row."""
-    step = max(1, CHUNK_BYTES // row_bytes(raw))
-    for low in range(0, len(rows), step):
-        yield low, rows[low : low + step]
-
-
-def _read(raw: RawDataset, rows: Ints) -> AnyArray:
-    """Features of rows in the order given; the source is read front to back."""
-    order = np.argsort(rows, kind="stable")
-    x = np.asarray(raw.read(rows[order]))
-    if x.shape != (len(rows), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
-        expected = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
-        raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
-    return x.take(inverse_of(order), axis=0)
-
-
-def _read_targets(raw: RawDataset, rows: Ints) -> AnyArray:
-    """Targets of rows in the order given; the source is read front to back."""
-    if raw.read_targets is None:
-        return raw.labels[rows]
-    order = np.argsort(rows, kind="stable")
-    y = raw.targets_of(rows[order])
-    if y.shape != (len(rows), *raw.target_shape):
-        raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(rows), *raw.target_shape)}")
-    return y.take(inverse_of(order), axis=0)
 
 
 def target_dtype(raw: RawDataset) -> np.dtype[Any]:
