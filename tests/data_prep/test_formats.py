@@ -235,6 +235,9 @@ def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="which is not an array"):
         load_batch(tmp_path / "batch")
     assert not (tmp_path / "touched").exists()
+    (tmp_path / "batch").write_bytes(b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.")
+    with pytest.raises(UserError, match="it encodes text as utf-7"):
+        load_batch(tmp_path / "batch")
 
 
 # CINIC-10's folders (others in test_image_folders)
