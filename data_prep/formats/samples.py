@@ -159,12 +159,13 @@ def _tokens(
 ) -> Samples:
     """Lists of token ids, cut and padded with 0 to one length."""
     found = Lists.of(table.values(roles.features[0])[rows], whole=False)
-    ids = found.padded(int(found.lengths.max(initial=0)), 0)
-    good = found.known & (found.lengths > 0) & ((ids >= 0) & (ids <= LARGEST_TOKEN)).all(axis=1)
+    owner = np.repeat(np.arange(len(rows)), found.lengths)
+    wrong = np.bincount(owner[(found.values < 0) | (found.values > LARGEST_TOKEN)], minlength=len(rows))
+    good = found.known & (found.lengths > 0) & (wrong == 0)
     for row in np.flatnonzero(~good).tolist():
         tally.bad(table.where(rows[row]), f"no token ids, whole numbers from 0 to {LARGEST_TOKEN:,}")
     length = int(min(found.lengths[good].max(initial=0), options.length))
-    x = ids[good, :length].astype(np.int32)
+    x = found.padded(length, 0)[good].astype(np.int32)
     words = {"vocabulary": tuple(map(str, range(int(x.max(initial=0)) + 1)))}
     return Samples(good, (length,), lambda index: x[index], f"{length} token ids: ", "text", "int32", words)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -75,16 +74,6 @@ def test_token_ids_run_from_zero(tmp_path: Path) -> None:
     assert "row 3: a token id below 0" in tally.first
 
 
-def test_rows_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    x = RNG.random((10, 3))
-    x[4, 1], x[7, 0] = np.nan, np.inf
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x[:3], y_test=[0, 1, 0])
-    tally = Tally()
-    raw = read(tmp_path / "a.npz", tally)
-    assert len(raw.labels) == 8 and raw.skipped == 2 and "array x, row 4" in tally.first
-    assert np.isfinite(raw.mean).all() and np.isfinite(raw.std).all()
-
-
 @pytest.mark.parametrize("bad", [np.inf, 1e300, 0.5])
 def test_the_first_label_that_is_no_class_is_named_by_its_row(tmp_path: Path, bad: float) -> None:
     y_test = np.array([0, 1, bad])
@@ -117,12 +106,6 @@ def test_bytes_are_texts_and_their_classes_are_named_so(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", x=RNG.random((20, 2)), y=np.char.encode(names, "latin-1"))
     with pytest.raises(UserError, match=r"array y: b'\\xe9t\\xe9' is no UTF-8 text"):
         read(tmp_path / "b.npz")
-
-
-def test_signed_and_unsigned_labels_name_the_same_classes(tmp_path: Path) -> None:
-    y = (np.arange(20) % 3).astype(np.uint64)
-    np.savez(tmp_path / "a.npz", x=RNG.random((20, 2)), y=y, x_test=RNG.random((3, 2)), y_test=np.arange(3))
-    assert read(tmp_path / "a.npz").class_names == ("0", "1", "2")
 
 
 @settings(deadline=None)
@@ -231,20 +214,6 @@ def test_texts_of_a_saved_set_are_read_from_arrow_files(tmp_path: Path, stream: 
     assert tally.unreadable == 1 and "row 2: the text is empty" in tally.first
 
 
-@pytest.mark.parametrize("offsets", [(0, 8, 2**30), (0, -9, 15), (8, 0, 15)])
-def test_offsets_in_an_arrow_file_that_lead_into_foreign_memory_are_refused(
-    tmp_path: Path, offsets: tuple[int, ...]
-) -> None:
-    path, made = tmp_path / "train.arrow", table({"text": ["Good day", "bad day"], "label": [1, 0]})
-    with pa.ipc.new_file(str(path), made.schema) as writer:
-        writer.write_table(made)
-    content, stored = path.read_bytes(), struct.pack("<3i", 0, 8, 15)
-    assert content.count(stored) == 1
-    path.write_bytes(content.replace(stored, struct.pack("<3i", *offsets)))
-    with pytest.raises(UserError, match="train.arrow cannot be read"):
-        read(path)
-
-
 def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
     rows = 2500  # more than one block
     x, more = RNG.normal(size=rows).astype(np.float32), RNG.normal(size=(rows, 2)).astype(np.float32)
@@ -312,29 +281,11 @@ def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> 
     assert read(tmp_path).class_names == ("cat", "dog")
 
 
-@pytest.mark.parametrize("nobody", [None, "", float("nan")])
-def test_rows_without_a_user_are_reported(tmp_path: Path, nobody: Any) -> None:
-    users = [nobody, *([1.0] if isinstance(nobody, float) else ["Nan"]) * 9]
-    pq.write_table(table({"x": [1.0] * 10, "label": [0] * 10, "user": users}), tmp_path / "train.parquet")
-    pq.write_table(table({"x": [1.0], "label": [0], "user": users[1:2]}), tmp_path / "test.parquet")
-    raw = read(tmp_path, tally := Tally())
-    assert raw.users is None and "1 of 10 training rows name no user" in tally.notes[0]
-
-
 @pytest.mark.parametrize("missing", [[], [None]])
 def test_truth_values_are_classes_by_their_names(tmp_path: Path, missing: list[None]) -> None:
     held = [True, False] * 5 + missing
     pq.write_table(table({"x": [1.0] * len(held), "label": held}), tmp_path / "t.parquet")
     assert read(tmp_path, skip_unlabelled=True).class_names == ("False", "True")
-
-
-def test_rows_without_a_label_are_refused_or_left_out(tmp_path: Path) -> None:
-    columns = {"x": [float(row) for row in range(20)], "label": [-1, None, *([0, 1] * 9)]}
-    pq.write_table(table(columns, ["no", "yes"]), tmp_path / "t.parquet")
-    with pytest.raises(UserError, match="2 of 20 samples have no label"):
-        read(tmp_path)
-    raw = read(tmp_path, skip_unlabelled=True)
-    assert len(raw.labels) + len(raw.test_y) == 18 and raw.class_names == ("no", "yes")
 
 
 def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> None:
@@ -412,14 +363,6 @@ def test_columns_of_numbers_are_predicted_together(tmp_path: Path) -> None:
     single = read(tmp_path, label="a", features=("x", "b"), targets="regression")
     assert single.target_shape == () and raw.users is not None
     np.testing.assert_array_equal(targets(single), a.astype(np.float32))
-
-
-def test_columns_of_zeros_and_ones_are_labels_with_their_names(tmp_path: Path) -> None:
-    a, b = RNG.integers(0, 2, ROWS), RNG.integers(0, 2, ROWS).astype(bool)
-    write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "rain": a, "wind": b})
-    raw = read(tmp_path, label="rain,wind")
-    assert (raw.targets, raw.class_names, raw.classes) == ("multilabel", ("rain", "wind"), 2)
-    np.testing.assert_array_equal(targets(raw), np.column_stack([a, b]))
 
 
 def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path) -> None:
