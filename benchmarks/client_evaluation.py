@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.contestants import REPOSITORY, fedmpi_command, read_records
 from benchmarks.measure import run_tree
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.types import Ints

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks import networks
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.clients.cohort import uniform

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError

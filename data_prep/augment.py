@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import join_team, write_shards
 from fedmpi.common.errors import UserError
@@ -99,20 +99,15 @@ def write_augmented(
         users=np.arange(store.clients) if store.client_ids.dtype.kind == "U" else store.client_ids,
         notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
     )
-    raw = _raw(store, rows, _labels(store, rebalancing, streams))
+    labels = []
+    for client in range(store.clients):
+        own = np.asarray(store.client(client)[1], np.int64)
+        labels += [own, own[source_rows(own, rebalancing.copies, streams, client)]]
+    raw = _raw(store, rows, np.concatenate(labels))
     raw = replace(raw, extras={**raw.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)})
     shards = len(store.shard_starts) - 1
     write_shards(raw, partition, out, shards, store.manifest.seed, command, 0.0, overwrite, progress, cluster)
     return rebalancing
-
-
-def _labels(store: ShardStore, rebalancing: Rebalancing, streams: Streams) -> Ints:
-    """Labels of all effective samples, int64 (n,)."""
-    parts = []
-    for client in range(store.clients):
-        labels = np.asarray(store.client(client)[1], np.int64)
-        parts += [labels, labels[source_rows(labels, rebalancing.copies, streams, client)]]
-    return np.concatenate(parts)
 
 
 def _raw(store: ShardStore, rows: AugmentedRows, labels: Ints) -> RawDataset:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from data_prep.datasets.base import Reader, ReadOptions, Tally
-from data_prep.datasets.raw_files import stored
-from data_prep.raw import RawDataset
+from data_prep.formats.files import stored
+from data_prep.raw import RawDataset, Tally
 from fedmpi.common.apportionment import largest_remainders, offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 
 TEST_SHARE = 0.2
-
-
-def holding_out(read: Reader) -> Reader:
-    """Complete a reader of users' files: take a test part from the training samples if it gives none."""
-
-    def complete(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-        return hold_out_test(read(raw, options, tally), options.split, tally)
-
-    return complete
 
 
 def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:

@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import numpy as np
 from pydantic import Field
 
-from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
 from data_prep.partitions import PARTITIONS, Law, LawOption, partition
-from data_prep.raw import RawDataset
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from fedmpi.common.options import parameter_docs
 from fedmpi.common.registry import register
 from fedmpi.common.types import Ints

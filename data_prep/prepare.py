@@ -1,32 +1,94 @@
-"""One preparation from the checked command line to the shards: find the files, read, partition, write."""
+"""One preparation from the checked command line to the shards: find the files, read, partition, write.
+
+SIGINT and SIGTERM end it by unwinding it, so that no half file stays behind.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_prep.attributes import attribute
-from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.own import read_own
-from data_prep.datasets.registry import data_set
-from data_prep.display import WriteDisplay
-from data_prep.folder import check_folder
-from data_prep.given import law_of
-from data_prep.listing import FLAGS, flag
-from data_prep.partitions import PARTITIONS, Law, completed, partition
-from data_prep.partitions.common import OptionValue
-from data_prep.shifts import LABEL_NOISE, SHIFT, check_part, shifted, with_label_noise
-from data_prep.sources import fetch
-from data_prep.stop import check
+from data_prep.datasets import data_set, read_own
+from data_prep.download import fetch
+from data_prep.options import FLAGS
+from data_prep.output import check_folder
+from data_prep.partitions import PARTITIONS, Law, OptionValue, completed, flag, law_of, partition
+from data_prep.raw import DataSet, ReadOptions, Tally
+from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
 from fedmpi.common.errors import MissingFiles, UserError
 from fedmpi.common.registry import parts as parts_of
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.mpi import Cluster
+
+SECONDS_BETWEEN_LINES = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_received: list[int] = []
+
+
+def catch_signals() -> None:
+    """Turn the signals into `KeyboardInterrupt`; one that the parent had ignored stays ignored."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
+
+
+def check_signals() -> None:
+    """Raise `KeyboardInterrupt` again if it was lost: Python drops what a weak reference's callback raises."""
+    if _received:
+        raise KeyboardInterrupt
+
+
+def signal_code() -> int:
+    """The code of a process that a signal ended."""
+    return 128 + (_received[0] if _received else int(signal.SIGINT))
+
+
+class WriteDisplay:
+    """Shows bytes written; a context manager, `update` fits the writer's progress callback."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = self._shown = time.perf_counter()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._bar = Progress(TextColumn("writing"), *columns, console=console)
+            self._task = self._bar.add_task("writing", total=None)
+
+    def __enter__(self) -> WriteDisplay:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are written."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
+            return
+        now = time.perf_counter()
+        if done >= total or now - self._shown >= SECONDS_BETWEEN_LINES:
+            self._shown = now
+            rate = done / max(now - self._started, 1e-9) / 1e6
+            self._console.print(f"writing {done / 1e6:.1f} of {total / 1e6:.1f} MB  {rate:.0f} MB/s", markup=False)
 
 
 @dataclass(frozen=True)
@@ -61,7 +123,13 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     """
     chosen, options, law = _checked(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
-    folder = _locate(chosen, job) or _fetch_once(chosen, cluster)
+    folder = _locate(chosen, job)
+    if folder is None:  # rank 0 downloads, then the others find the files in the cache
+        if not cluster.is_server:
+            cluster.barrier()
+        folder = fetch(chosen.name, chosen.sources)
+        if cluster.is_server:
+            cluster.barrier()
     tally = Tally(strict=job.strict)
     if chosen.own is None:
         raw = chosen.read(folder, options, tally)
@@ -78,7 +146,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         raw.users,
         raw.class_names if raw.has_classes else (),
         raw.superclasses,
-        lambda name: attribute(raw, name),
+        raw.attribute,
         raw.labelled,
         **job.law_options,
     )
@@ -91,7 +159,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     with WriteDisplay(console) as display:
 
         def tick(done: int, total: int) -> None:
-            check()
+            check_signals()
             display.update(done, total)
 
         manifest = write_shards(
@@ -119,8 +187,9 @@ def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
     options = _read_options(chosen, job.read_options)
     law = _checked_law(job)
     check_numbers(job.shards, job.val)
-    check_part(SHIFT, job.shift, job.shift_options)
-    check_part(LABEL_NOISE, job.label_noise, job.noise_options)
+    for kind, name, given in ((SHIFT, job.shift, job.shift_options), (LABEL_NOISE, job.label_noise, job.noise_options)):
+        if name is not None:
+            resolve(kind, name).checked(given)
     return chosen, options, law
 
 
@@ -181,16 +250,6 @@ def _locate(chosen: DataSet, job: Job) -> Path | None:
     if not job.raw.exists():
         raise MissingFiles(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
     return job.raw
-
-
-def _fetch_once(chosen: DataSet, cluster: Cluster) -> Path:
-    """The downloaded files: rank 0 fetches them, then the others find them in the cache."""
-    if not cluster.is_server:
-        cluster.barrier()
-    folder = fetch(chosen.name, chosen.sources)
-    if cluster.is_server:
-        cluster.barrier()
-    return folder
 
 
 def _report_rows(tally: Tally, console: Console) -> None:

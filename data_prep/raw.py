@@ -1,18 +1,26 @@
-"""A data set as read from its official files, before any partition: what every reader hands to the writer."""
+"""A data set before any partition: how it is described and read, and what a reader hands to the writer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.download import Source
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part
 from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.data.schema import Modality, scales_of
 from fedmpi.data.schema import Understood as Understood
-from fedmpi.data.schema import scales_of
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
+
+UNKNOWN = "not stated"
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,36 @@ class RawDataset:
         """The targets of training rows (r, \\*target_shape)."""
         return self.labels[rows] if self.read_targets is None else np.asarray(self.read_targets(rows))
 
+    def attribute(self, name: str) -> Floats:
+        """A number for every training row, float64 (n,), for the partition `attribute`."""
+        if name in self.attributes:
+            return np.asarray(self.attributes[name], np.float64)
+        measures: dict[str, Callable[[AnyArray], AnyArray]] = {
+            "mean": lambda x: x.mean(axis=1, dtype=np.float64),
+            "std": lambda x: x.std(axis=1, dtype=np.float64),
+        }
+        if self.task == "text":
+            measures = {"length": lambda x: (x != 0).sum(axis=1)}
+        if name in self.feature_names:
+            column = self.feature_names.index(name)
+            measures[name] = lambda x: x[:, column]
+        elif name not in measures:
+            known = [*self.attributes, *measures, *self.feature_names]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:12])}"
+            raise UserError(f"{self.name} has no attribute {name!r}: {hint}")
+        found = np.empty(len(self.labels))
+        step = max(1, _CHUNK_BYTES // row_bytes(self))
+        for low in range(0, len(found), step):
+            index = np.arange(low, min(low + step, len(found)))
+            found[index] = measures[name](np.asarray(self.read(index)).reshape(len(index), -1))
+        return found
+
+
+def row_bytes(raw: RawDataset) -> int:
+    """Bytes of the features of one row."""
+    return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize
+
 
 def measured(
     raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS, together: bool = False
@@ -108,3 +146,136 @@ def measured(
     channels = scales_of(raw.feature_shape) if image or columns else 1
     mean, std = statistics(raw.read, rows, channels, 255.0 if raw.dtype == "uint8" else 1.0, at_most, columns)
     return replace(again, mean=mean, std=std)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a reader may be told; a data set takes the options that it names in `DataSet.options`."""
+
+    length: int = 30  # Tokens kept of a text; shorter texts are padded with 0
+    vocabulary: int = 20_000  # Words kept, the most frequent first; padding and unknown come on top
+    vectors: Path | None = None  # Pretrained word vectors, a GloVe text file
+    files: tuple[str, ...] = ()  # Names of the files to read, where a folder holds several
+    label: str = "label"  # Column that holds the label, or several with commas between
+    task: Modality | None = None  # What the arrays mean, where their dtype does not say
+    # Which axis of four-dimensional arrays holds the channels, where their shape does not say
+    channels: Literal["first", "last"] | None = None
+    skip_unlabelled: bool = False  # Rows of the user's own data without a label are left out, not refused
+    numbers_are_classes: bool = False  # Every distinct number among labels is a class, fractions too
+    # (int, int): Width and height that images are resized to; None keeps their size, which must then be the same for
+    # all
+    image_size: tuple[int, int] | None = None
+    skip_odd_sizes: bool = False  # Images of another size than most are left out, not refused
+    # What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts" with
+    # all rows that have them, or the column whose values are held out with all their rows
+    split: str = "rows"
+    keep_duplicates: bool = False  # Reviews that say the same of the same thing by the same person are all kept
+    # What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
+    # classes, and tells targets of several values by their kind of numbers
+    targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
+    # Column that names the natural client of a row; None takes a column "user", where there is one
+    user: str | None = None
+    features: tuple[str, ...] | None = None  # Columns that the samples are made of; None takes what suits
+    delimiter: str | None = None  # What separates the columns of a CSV file; None detects it
+    decimal: Literal[".", ","] | None = None  # What separates the decimals of a number in a CSV file; None detects it
+    encoding: str | None = None  # Of a CSV file; None is UTF-8
+
+
+TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})
+
+
+@dataclass
+class Tally:
+    """Counts the rows that are left out: unreadable ones (refused when strict) and those the data set's rule drops."""
+
+    strict: bool = False
+    unreadable: int = 0
+    first: str = ""
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def bad(self, where: str, why: str, rows: int = 1) -> None:
+        """Count a row, or several, that cannot be read."""
+        if self.strict:
+            raise UserError(f"{where}: {why}; mend or remove it, or run without --strict to leave such rows out")
+        self.unreadable += rows
+        self.first = self.first or f"{where}: {why}"
+
+    def drop(self, rule: str, rows: int = 1) -> None:
+        """Count rows that the data set's rule, or the user's, leaves out; no fault of the file, so never refused."""
+        self.dropped[rule] = self.dropped.get(rule, 0) + rows
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report."""
+        self.notes.append(text)
+
+    @property
+    def first_of_none(self) -> str:
+        """The first row that cannot be read, as the end of a sentence which says that there is none that can."""
+        return f": the first that is none: {self.first}" if self.first else ""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set that data_prep can read."""
+
+    name: str  # Its name on the command line
+    samples: str  # Size of the official set, for people
+    classes: str  # Number of classes, for people
+    licence: str  # Printed before anything is read
+    citation: str
+    page: str  # Where a person gets the files
+    files: str  # What `--raw` must hold, for the error message that asks for it
+    reader: Callable[[DataSet, Path, ReadOptions, Tally], RawDataset]
+    sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty: must be fetched by hand
+    options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
+    raw: Literal["folder", "file", "none"] = "folder"  # What `--raw` names
+    own: Part | None = None  # The reader of the user's own, which has options of its own
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # Of options, where they are not those of ReadOptions
+
+    def read(self, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+        """Read the official files below `raw`."""
+        return self.reader(self, raw, options, tally)
+
+    def of(self, tally: Tally, **facts: Any) -> RawDataset:
+        """The raw data set of what a reader found: by default without users and normalisation."""
+        said = {"name": self.name, "licence": self.licence, "citation": self.citation, "skipped": tally.unreadable}
+        return RawDataset(**{**said, "mean": (), "std": (), "users": None, "user_names": None, **facts})
+
+    def images(
+        self,
+        tally: Tally,
+        names: tuple[str, ...],
+        train: tuple[Callable[[Ints], AnyArray], Ints],
+        test: tuple[AnyArray, Ints],
+        **facts: Any,
+    ) -> RawDataset:
+        """The raw data set of images of bytes: training images by their rows, and the test part, each with labels."""
+        shape = train[0](np.zeros(0, np.int64)).shape[1:]
+        about: dict[str, Any] = {"task": "image", "dtype": "uint8", "feature_shape": shape, "classes": len(names)}
+        parts = {"read": train[0], "labels": train[1], "test_x": test[0], "test_y": test[1]}
+        return self.of(tally, **about, **parts, class_names=names, **facts)
+
+
+def not_official(data: RawDataset, tally: Tally) -> RawDataset:
+    """Data in an official set's format that are not this set's: of unknown licence, mean and deviation measured."""
+    tally.note(
+        f"these are not {data.name}'s own files, but another data set in their format ({data.name}-format). Mean and "
+        "standard deviation are measured; the licence and the citation above are not theirs"
+    )
+    other = replace(data, name=f"{data.name}-format", licence=UNKNOWN, citation=UNKNOWN, notes=tuple(tally.notes))
+    return measured(other)
+
+
+def natural_clients(users: Ints, names: tuple[str, ...], tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
+    """The users of the training rows as clients, int64 (n,), and their names; None where a row names no user (-1)."""
+    if nobody := int((users < 0).sum()):
+        tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
+        return None, None
+    return compact(users, names)
+
+
+def compact(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+    """Renumber codes so that only the names in use remain, in their old order."""
+    used, inverse = np.unique(codes, return_inverse=True)
+    return inverse.astype(np.int64), tuple(names[code] for code in used)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from data_prep.partitions.common import OptionValue, Partition
+from data_prep.partitions import OptionValue, Partition
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
@@ -219,12 +219,11 @@ def shifted(
                     x[place] = np.clip(np.rint(found), 0, _WHITE) if byte else found
         return x
 
-    changed = replace(
-        raw, read=read, extras={**raw.extras, **_kept("feature_shift", getattr(of_sample, "levels", None))}
-    )
+    levels = getattr(of_sample, "levels", None)
+    kept = {} if levels is None else {"feature_shift": np.asarray(levels, np.float64)}
     levels_note = f" (feature_shift of extras.h5: {of_sample.description})" if isinstance(of_sample, Shift) else ""
     note = f"features shifted client by client: {name}{levels_note}; the test part is not"
-    changed = replace(changed, notes=(*raw.notes, note))
+    changed = replace(raw, read=read, extras={**raw.extras, **kept}, notes=(*raw.notes, note))
     one_scale = len(raw.feature_shape) != 3 and len(raw.mean) == 1
     return measured(changed, together=one_scale) if raw.refit is not None else changed
 
@@ -248,8 +247,16 @@ def with_label_noise(
     labels, rates = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     labels = checked_labels(part, labels, len(raw.labels), raw.classes)
     if rates is not None:
-        rates = checked_rates(part, rates, partition.clients)
-    return replace(raw, given_labels=labels, extras={**raw.extras, **_kept("label_noise", rates)})
+        found, clients = np.asarray(rates), partition.clients
+        if found.ndim != 1 or found.dtype.kind not in "uif" or len(found) > clients or not np.isfinite(found).all():
+            raise refuse_result(
+                part,
+                f"returned {found.dtype} {found.shape} beside the labels: return the rate of each of the {clients} "
+                "clients",
+            )
+        rates = np.pad(found.astype(np.float64), (0, clients - len(found)))  # the last ones may hold no row
+    extras = raw.extras if rates is None else {**raw.extras, "label_noise": rates}
+    return replace(raw, given_labels=labels, extras=extras)
 
 
 def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
@@ -274,29 +281,8 @@ def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
     return found.astype(np.int64)
 
 
-def checked_rates(part: Part, given: Any, clients: int) -> Floats:
-    """Label noise's rates by client, float64 (N,), 0 for the last ones where they hold no row and are left out."""
-    found = np.asarray(given)
-    if found.ndim != 1 or found.dtype.kind not in "uif" or len(found) > clients or not np.isfinite(found).all():
-        raise refuse_result(
-            part,
-            f"returned {found.dtype} {found.shape} beside the labels: return the rate of each of the {clients} clients",
-        )
-    return np.pad(found.astype(np.float64), (0, clients - len(found)))
-
-
 def owners_of(partition: Partition, rows: int) -> Ints:
     """The client of every row, int64 (n,); -1 for rows that nobody has."""
     owners = np.full(rows, -1, np.int64)
     owners[partition.rows] = np.repeat(np.arange(partition.clients), partition.sizes)
     return owners
-
-
-def _kept(name: str, levels: Floats | None) -> dict[str, AnyArray]:
-    return {} if levels is None else {name: np.asarray(levels, np.float64)}
-
-
-def check_part(kind: str, name: str | None, options: Mapping[str, OptionValue]) -> None:
-    """Refuse an unknown name or option before data are read; None names nothing, and is right without options."""
-    if name is not None:
-        resolve(kind, name).checked(options)

@@ -6,7 +6,7 @@ Id 0 is padding, id 1 an unknown word, then the words by falling frequency.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from array import array
 from html import unescape
 from html.entities import html5
 from itertools import groupby
@@ -16,10 +16,9 @@ from unicodedata import category, normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import Tally
-from data_prep.datasets.raw_files import RowByRow, Scratch, lines
+from data_prep.formats.files import Scratch, lines
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, natural_clients
 from fedmpi.common.errors import UserError
-from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import Ints
 
 # Marks combine with the letter before them (accents, vowel signs, points); 0xE0100 begins the variation selectors.
@@ -63,58 +62,120 @@ def _character(entity: re.Match[str]) -> str:
     return unescape(entity[0]) if entity[1][0] == "#" or entity[1] in html5 else entity[0]
 
 
-class TextRows:
-    """Collects texts in one pass and encodes them when the training part is known, again when it has become smaller.
+class Texts:
+    """Texts, labels and users collected row by row, training and test rows together.
 
     The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory holds the
-    distinct words and one block of rows, not the texts.
+    distinct words and one block of rows, not the texts. They are encoded when the training part is known.
     """
 
     def __init__(self, length: int) -> None:
-        self._length = length
+        self.length = length
+        self.labels: list[int] = []
+        self.users: list[int] = []
+        self.user_names: dict[str, int] = {}
+        self._hashes = array("q")
         self._words: dict[str, int] = {}
-        self._rows = RowByRow((length,), np.int32, BUFFER_ROWS)
+        self._rows = Scratch((length,), np.int32)
+        self._waiting: list[list[int]] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.labels)
 
-    def add(self, text: str) -> None:
-        """Append one text. One without any word is a single unknown word, so that no row is empty."""
-        self.add_words(tokens(text))
-
-    def add_words(self, found: list[str]) -> None:
-        """Append a text by its words."""
+    def add(self, text: str, label: int = 0, user: str | None = None) -> None:
+        """Append one row; `user` None: nobody known. A text without any word is a single unknown word."""
         words = self._words
-        ids = [words.setdefault(word, len(words) + 2) for word in found[: self._length]] or [UNKNOWN]
-        self._rows.add(ids + [PADDING] * (self._length - len(ids)))
+        ids = [words.setdefault(word, len(words) + 2) for word in tokens(text)[: self.length]] or [UNKNOWN]
+        self._waiting.append(ids + [PADDING] * (self.length - len(ids)))
+        if len(self._waiting) == BUFFER_ROWS:
+            self._flush()
+        self._hashes.append(hash(text.strip()))  # 64 bits, enough to count equal texts
+        self.labels.append(label)
+        self.users.append(-1 if user is None else self.user_names.setdefault(user, len(self.user_names)))
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._rows.append(np.array(self._waiting, np.int32))
+            self._waiting = []
+
+    def same(self) -> Ints:
+        """Rows with the same text share a number, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
+        _, first, inverse = np.unique(np.frombuffer(self._hashes, np.int64), return_index=True, return_inverse=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[inverse]
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-        """Token ids of all rows, int32 (n, length), and words by id: see `renumbered`."""
-        return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
+        """Token ids of all rows, int32 (n, length), in a temporary file, and words by id.
+
+        The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical
+        order; every other word becomes unknown.
+        """
+        self._flush()
+        provisional, words = self._rows.rows(), (*SPECIAL, *self._words)
+        counts = np.zeros(len(words), np.int64)
+        for start in range(0, len(train), BUFFER_ROWS):
+            counts += np.bincount(provisional[train[start : start + BUFFER_ROWS]].ravel(), minlength=len(counts))
+        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
+        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+        final = np.full(len(counts), UNKNOWN, np.int32)
+        final[PADDING] = PADDING
+        final[kept] = np.arange(2, len(kept) + 2)
+        ids = Scratch((self.length,), np.int32)
+        for start in range(0, len(provisional), BUFFER_ROWS):
+            ids.append(final[provisional[start : start + BUFFER_ROWS]])
+        return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
 
 
-def renumbered(
-    provisional: NDArray[np.int32], distinct: Sequence[str], train: Ints, vocabulary: int
-) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Rows of provisional token ids under the ids of a vocabulary, in a temporary file.
+def text_data_set(
+    data_set: DataSet,
+    texts: Texts,
+    labels: Ints,
+    class_names: tuple[str, ...],
+    parts: tuple[Ints, Ints],
+    options: ReadOptions,
+    tally: Tally,
+) -> RawDataset:
+    """The data set of labelled texts; features (length,) int32 token ids.
 
-    The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical order;
-    every other word becomes unknown. Padding, and -1 where nothing counts, stay.
+    Users are kept when every training row has one.
     """
-    counts = np.zeros(len(distinct) + 2, np.int64)
-    for start in range(0, len(train), BUFFER_ROWS):
-        block = provisional[train[start : start + BUFFER_ROWS]].ravel()
-        counts += np.bincount(block[block >= 0], minlength=len(counts))
-    words = (*SPECIAL, *distinct)
-    seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-    kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
-    final = np.full(len(counts) + 1, UNKNOWN, np.int32)
-    final[PADDING], final[IGNORED] = PADDING, IGNORED
-    final[kept] = np.arange(2, len(kept) + 2)
-    ids = Scratch(provisional.shape[1:], np.int32)
-    for start in range(0, len(provisional), BUFFER_ROWS):
-        ids.append(final[provisional[start : start + BUFFER_ROWS]])
-    return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
+    train, test = parts
+    for part, rows in (("training", train), ("test", test)):
+        if not len(rows) and (part == "training" or "split" not in data_set.options):
+            raise UserError(
+                f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}{tally.first_of_none}"
+            )
+    codes = np.array(texts.users, np.int64)[train]
+    named = bool((codes >= 0).any())
+    users, user_names = natural_clients(codes, tuple(texts.user_names), tally) if named else (None, None)
+    notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
+    counted = Tally(unreadable=tally.unreadable)
+
+    def encoded(known: Ints, tally: Tally) -> RawDataset:
+        """The data set with the vocabulary of these rows of `train`."""
+        ids, vocabulary = texts.encode(train[known], options.vocabulary)
+        waits = not len(test) and len(known) == len(train)  # for the test part to be held out
+        return data_set.of(
+            counted,
+            task="text",
+            classes=len(class_names),
+            class_names=class_names,
+            feature_shape=(options.length,),
+            dtype="int32",
+            labels=labels[train],
+            users=users,
+            user_names=user_names,
+            read=lambda index: ids[train[index]],
+            test_x=ids[test],
+            test_y=labels[test],
+            vocabulary=vocabulary,
+            vectors=None if options.vectors is None or waits else read_vectors(options.vectors, vocabulary, tally),
+            notes=notes,
+            refit=lambda rows: encoded(rows, Tally()),
+        )
+
+    return encoded(np.arange(len(train)), tally)
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:

@@ -9,52 +9,68 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_prep.folder import abandon, claim, let_go, release
-from data_prep.hdf5_files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.holdout import balanced_rows, hold_out_validation
-from data_prep.partitions.common import Partition
-from data_prep.raw import RawDataset
-from data_prep.room import SPARE, megabytes
-from data_prep.shard import (
-    ShardPlan,
-    chunks,
-    describe,
-    kept_as,
-    make_plan,
-    row_bytes,
-    target_dtype,
-    write_training,
-    write_validation,
+from data_prep.output import (
+    SPARE,
+    GrowingFile,
+    abandon,
+    claim,
+    complete,
+    entry,
+    growing_h5,
+    let_go,
+    megabytes,
+    nothing_partial,
+    release,
+    reserve,
+    shard_starts,
+    store,
+    whole_file,
+    write_text,
 )
+from data_prep.partitions import Partition, class_count_blocks
+from data_prep.raw import RawDataset, row_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import (
+    CLASS_COUNTS,
+    CLIENT_IDS,
     EXTRAS,
     FEATURES,
     LABELS,
     MANIFEST,
+    OFFSETS,
     TEST,
     VALIDATION,
     VECTORS,
     VOCABULARY,
+    DataDescription,
     Manifest,
     ShardFile,
     read_manifest,
+    shard_name,
+    wrong_target,
 )
 from fedmpi.data.statistics import TESTING, TRAINING, Hashes, class_notes, duplicate_notes, duplicates, sample_hashes
 from fedmpi.data.statistics import VALIDATION as VALIDATION_PART
-from fedmpi.mpi import Cluster, read_launch
+from fedmpi.mpi import Cluster
+from fedmpi.mpi.launch import read_launch
 from fedmpi.mpi.ranks import on_server
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
+LONGEST_NAME = 4000
+CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
 Progress = Callable[[int, int], None]
 
 
@@ -79,7 +95,9 @@ def write_shards(
         test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
-    needed = _bytes_needed(raw, len(partition.rows) + (0 if held is None else len(held[0])))
+    rows_written = len(partition.rows) + len(raw.test_y) + (0 if held is None else len(held[0]))
+    needed = rows_written * (row_bytes(raw) + 1) + sum(array.nbytes for array in raw.extras.values())
+    needed += 0 if raw.vectors is None else raw.vectors.nbytes
     hold = on_server(team, lambda: claim(folder, overwrite, needed))
     with ExitStack() as after:
         if hold is not None:
@@ -117,25 +135,14 @@ def _after_hold_out(raw: RawDataset, rows: Ints, held: Ints, fraction: float) ->
         fitted = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held))
         notes = (*fitted.notes, *(note for note in raw.notes if note not in fitted.notes))
         raw = replace(fitted, given_labels=raw.given_labels, extras=raw.extras, notes=notes)
-    notes = (*raw.notes, *_shortfall(len(held), len(rows) + len(held), fraction))
+    notes, samples = raw.notes, len(rows) + len(held)
+    if len(held) <= fraction * samples - 1:
+        share = f"the validation part is {len(held) / samples:.1%} of the samples, not {fraction:.1%}"
+        notes = (*notes, f"{share}: every client keeps a sample to train on")
     if raw.given_labels is not None:
         wrong = int((raw.given_labels[rows] != raw.labels[rows]).sum())
         notes = (*notes, f"{wrong:,} of {len(rows):,} training labels are not the true ones")
     return replace(raw, notes=notes)
-
-
-def _shortfall(held: int, samples: int, fraction: float) -> tuple[str, ...]:
-    """What to say where clients of few samples, who keep their last one, leave the validation part too small."""
-    if held > fraction * samples - 1:
-        return ()
-    share = f"the validation part is {held / samples:.1%} of the samples, not {fraction:.1%}"
-    return (f"{share}: every client keeps a sample to train on",)
-
-
-def _bytes_needed(raw: RawDataset, rows: int) -> int:
-    """About what a preparation writes: features and labels of the training and test rows, and what lies beside them."""
-    beside = sum(array.nbytes for array in raw.extras.values()) + (0 if raw.vectors is None else raw.vectors.nbytes)
-    return (rows + len(raw.test_y)) * (row_bytes(raw) + 1) + beside
 
 
 @dataclass
@@ -163,15 +170,22 @@ def _write_samples(
     mine = range(team.rank, len(plan.starts) - 1, team.size)
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
     held = held if team.is_server else held[:0]
-    ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
-    files, hashes = write_training(plan, mine, folder, ticks.add)
+    total, done = (samples + len(held)) * row_bytes(plan.raw), 0
+
+    def tick(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if progress is not None:
+            progress(done, total)
+
+    files, hashes = write_training(plan, mine, folder, tick)
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
     found = _Written(sorted(listed, key=lambda file: file.first_client), None, {})
     found.hashes[TRAINING] = np.concatenate(team.gather(hashes) or [hashes])
     if len(held):
         truly = replace(plan, raw=true)
-        val = write_validation(truly, folder / VALIDATION, held, held_offsets, ticks.add)
+        val = write_validation(truly, folder / VALIDATION, held, held_offsets, tick)
         found.val, found.hashes[VALIDATION_PART] = val
     return found
 
@@ -190,7 +204,14 @@ def _write_rest(
 ) -> None:
     """The test part, what belongs to the whole data set, and last the manifest."""
     raw, hashes = plan.raw, written.hashes
-    test_file, hashes[TESTING] = _write_test(raw, folder / TEST, test)
+    tested = replace(
+        raw, labels=np.asarray(raw.test_y), read=lambda rows: raw.test_x[rows].astype(raw.dtype, copy=False)
+    )
+    tested = replace(tested, read_targets=None if raw.has_classes else lambda rows: np.asarray(raw.test_y)[rows])
+    with growing_h5(folder / TEST) as h5:
+        dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
+        hashes[TESTING] = _stream(h5, tested, test, dtype, lambda amount: None)
+    test_file = complete(folder / TEST, samples=len(test))
     shared = duplicates(hashes)
     notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
     if raw.has_classes:
@@ -209,9 +230,7 @@ def _write_rest(
         train=tuple(written.train),
         test=test_file,
         val=written.val,
-        extras=_write_extras(raw, folder),
-        words=_write_vocabulary(raw, folder),
-        vectors=_write_vectors(raw, folder),
+        **_write_beside(raw, folder),
         empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
         dropped=dropped,
         skipped=raw.skipped,
@@ -225,43 +244,24 @@ def _write_rest(
     write_text(folder / MANIFEST, manifest.to_json())
 
 
-def _write_test(raw: RawDataset, path: Path, rows: Ints) -> tuple[ShardFile, Hashes]:
-    hashes = np.empty(len(rows), np.uint64)
-    with growing_h5(path) as h5:
-        y, dtype = np.asarray(raw.test_y)[rows], np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
-        store(h5, LABELS, kept_as(raw, y, dtype))
-        features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
-        for low, part in chunks(raw, rows):
-            features[low : low + len(part)] = x = raw.test_x[part].astype(raw.dtype, copy=False)
-            hashes[low : low + len(part)] = sample_hashes(x)
-            h5.check()
-    return complete(path, samples=len(rows)), hashes
-
-
-def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if not raw.extras:
-        return None
-    with growing_h5(folder / EXTRAS) as h5:
-        for name in sorted(raw.extras):
-            store(h5, name, raw.extras[name])
-    return complete(folder / EXTRAS)
-
-
-def _write_vocabulary(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if not raw.vocabulary:
-        return None
-    write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
-    return entry(folder / VOCABULARY)
-
-
-def _write_vectors(raw: RawDataset, folder: Path) -> ShardFile | None:
-    if raw.vectors is None:
-        return None
-    with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
-        np.save(stream, raw.vectors)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return entry(folder / VECTORS)
+def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
+    """Write further arrays, the vocabulary and word vectors, where there are any; their entries of the manifest."""
+    found = {}
+    if raw.extras:
+        with growing_h5(folder / EXTRAS) as h5:
+            for name in sorted(raw.extras):
+                store(h5, name, raw.extras[name])
+        found["extras"] = complete(folder / EXTRAS)
+    if raw.vocabulary:
+        write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
+        found["words"] = entry(folder / VOCABULARY)
+    if raw.vectors is not None:
+        with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
+            np.save(stream, raw.vectors)
+            stream.flush()
+            os.fsync(stream.fileno())
+        found["vectors"] = entry(folder / VECTORS)
+    return found
 
 
 def check_numbers(shards: int, val_fraction: float) -> None:
@@ -299,14 +299,160 @@ def _check(raw: RawDataset) -> None:
             )
 
 
-class _Ticks:
-    def __init__(self, progress: Progress | None, total: int):
-        self._progress, self._total, self._done = progress, total, 0
+@dataclass(frozen=True)
+class ShardPlan:
+    """Everything that decides the bytes of the training shards."""
 
-    def add(self, amount: int) -> None:
-        self._done += amount
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+    raw: RawDataset
+    rows: Ints  # (n,): Training rows of the clients after the validation part was taken
+    offsets: Ints
+    client_ids: AnyArray  # (N,): int64 or bytes
+    starts: Ints  # (shards + 1,): First client of every shard
+    label_dtype: np.dtype[Any]  # Of y and class_counts (which are written where each row has a class)
+    count_dtype: np.dtype[Any]
+
+
+def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> ShardPlan:
+    """The plan of a partition whose clients keep `rows` (n,) at `offsets` (N + 1,); at most one shard a client."""
+    draft = ShardPlan(
+        raw,
+        rows,
+        offsets,
+        _client_ids(raw, partition),
+        shard_starts(np.diff(offsets), shards),
+        target_dtype(raw),
+        np.dtype(np.uint8),
+    )
+    if not raw.has_classes:
+        return draft
+    blocks = class_count_blocks(Partition(rows, offsets, "", {}), raw.labels, raw.classes)
+    largest = max(int(block.max(initial=0)) for block in blocks)
+    return replace(draft, count_dtype=np.min_scalar_type(largest))
+
+
+def write_training(
+    plan: ShardPlan, indices: range, folder: Path, tick: Callable[[int], None]
+) -> tuple[list[ShardFile], Hashes]:
+    """Write some of the training shards; shards are independent, so several processes may each write some.
+
+    While one shard is filled the one before is flushed and its checksum is computed. Also returns the hashes of their
+    samples.
+    """
+    with nothing_partial(*(folder / shard_name(index) for index in indices)), ThreadPoolExecutor(1) as finisher:
+        files, hashes = [], [np.zeros(0, np.uint64)]
+        for index in indices:
+            hashes.append(_fill_shard(plan, index, folder, tick))
+            first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+            samples = int(plan.offsets[last] - plan.offsets[first])
+            files.append(finisher.submit(complete, folder / shard_name(index), first, last - first, samples))
+        return [file.result() for file in files], np.concatenate(hashes)
+
+
+def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int], None]) -> Hashes:
+    first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+    rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
+    with growing_h5(folder / shard_name(index)) as h5:
+        store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
+        store(h5, CLIENT_IDS, plan.client_ids[first:last])
+        if plan.raw.has_classes:
+            counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
+            mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
+            filled = 0
+            for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
+                counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
+                filled += len(block)
+        return _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+
+
+def write_validation(
+    plan: ShardPlan, path: Path, rows: Ints, offsets: Ints | None, tick: Callable[[int], None]
+) -> tuple[ShardFile, Hashes]:
+    """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``.
+
+    Without offsets they are nobody's. Also returns the hashes of their samples.
+    """
+    with growing_h5(path) as h5:
+        if offsets is not None:
+            store(h5, OFFSETS, offsets)
+            store(h5, CLIENT_IDS, plan.client_ids)
+        hashes = _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+    return complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(rows)), hashes
+
+
+def _stream(
+    h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
+) -> Hashes:
+    labels = reserve(h5, LABELS, (len(rows), *raw.target_shape), label_dtype)
+    features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
+    hashes = np.empty(len(rows), np.uint64)
+    step = max(1, CHUNK_BYTES // row_bytes(raw))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
+        order = np.argsort(part, kind="stable")  # the source is read front to back
+        x, y = np.asarray(raw.read(part[order])), raw.targets_of(part[order])
+        if x.shape != (len(part), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
+            expected = f"{raw.dtype} {(len(part), *raw.feature_shape)}"
+            raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
+        if y.shape != (len(part), *raw.target_shape):
+            raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(part), *raw.target_shape)}")
+        x, y = (values.take(inverse_of(order), axis=0) for values in (x, y))
+        labels[low : low + len(part)] = kept_as(raw, y, label_dtype)
+        features[low : low + len(part)] = x
+        hashes[low : low + len(part)] = sample_hashes(x)
+        h5.check()
+        tick(len(part) * row_bytes(raw))
+    return hashes
+
+
+def target_dtype(raw: RawDataset) -> np.dtype[Any]:
+    """How targets are stored: classes and tokens in a small type of whole numbers, the others as 0 and 1 or floats."""
+    if raw.has_classes:
+        return np.min_scalar_type(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32)
+    if raw.targets == "tokens":
+        return np.dtype(np.int16 if raw.classes <= 1 << 15 else np.int32)
+    whole = raw.targets == "multilabel" and np.asarray(raw.test_y).dtype.kind in "bui"
+    return np.dtype(np.uint8 if whole else np.float32)
+
+
+def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Targets in the type they are stored in."""
+    if not raw.has_classes:
+        wrong = wrong_target(y, describe(raw))
+        fits = dtype.kind == "f" or y.dtype.kind in "bui" or bool((y == np.floor(y)).all())
+        if wrong is not None or not fits:
+            what = "some are fractions, those of the test part are not" if wrong is None else f"one is {wrong[1]}"
+            raise UserError(f"{raw.name} has targets that are no {raw.targets}: {what}")
+    return y.astype(dtype)
+
+
+def describe(raw: RawDataset) -> DataDescription:
+    """What a model has to know of the data set."""
+    return DataDescription(
+        raw.feature_shape,
+        raw.dtype,
+        raw.classes,
+        raw.task,
+        len(raw.vocabulary),
+        tuple(raw.mean),
+        tuple(raw.std),
+        raw.targets,
+        tuple(raw.target_shape),
+    )
+
+
+def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
+    if partition.users is None:
+        return np.arange(partition.clients)
+    if raw.user_names is None:
+        return partition.users
+    names = [raw.user_names[user].encode("utf-8", "replace") for user in partition.users]
+    longest = max(map(len, names))
+    if longest > LONGEST_NAME:
+        raise UserError(
+            f"{raw.name} names a user with {longest:,} bytes, and all names take as much room as the longest: shorten "
+            f"those beyond {LONGEST_NAME:,}"
+        )
+    return np.array(names)
 
 
 def join_team() -> Cluster:

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from fedmpi.privacy.sizes import make_mechanism
 
 from fedmpi import presets
 from fedmpi.cli import app
 from fedmpi.config.keys import all_keys
 from fedmpi.config.layers import assignments
+from fedmpi.privacy.sizes import make_mechanism
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "jobs" / "README.md"])

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.studies.mediator_balance import divergences
-from data_prep.partitions.astraea_laws import draw_astraea
-from data_prep.partitions.common import Request
-from data_prep.sizes import SIZE_LAWS
+from data_prep.partitions import Request
+from data_prep.partitions.astraea import draw_astraea
+from data_prep.partitions.sizes import SIZE_LAWS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance

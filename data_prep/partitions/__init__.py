@@ -7,27 +7,62 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from data_prep.partitions.common import NEEDS, Draw, Law, LawOption, OptionValue, Partition, Request
-from data_prep.partitions.own import law_named
-from data_prep.partitions.registry import PARTITIONS
+from data_prep.partitions.astraea import ASTRAEA
+from data_prep.partitions.base import (
+    NEEDS,
+    Draw,
+    Law,
+    LawOption,
+    OptionValue,
+    Partition,
+    Request,
+    class_count_blocks,
+)
+from data_prep.partitions.labels import DIRICHLET, IID, LABEL_SORTED, PATHOLOGICAL, SHARDS
+from data_prep.partitions.mixes import INNER_DIRICHLET, PACHINKO
+from data_prep.partitions.sizes import ATTRIBUTE, LOGNORMAL, SIZES
+from data_prep.partitions.users import USER, USER_GROUPS
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import Part, resolve
 from fedmpi.common.types import Floats, Ints
 
 __all__ = [
-    "NEEDS",
     "PARTITIONS",
     "Draw",
     "Law",
     "LawOption",
+    "OptionValue",
     "Partition",
     "Request",
+    "checked_owners",
+    "class_count_blocks",
     "completed",
-    "law_named",
+    "law_of",
+    "flag",
     "partition",
 ]
+
+PARTITIONS: dict[str, Law] = {
+    "iid": IID,
+    "dirichlet": DIRICHLET,
+    "inner-dirichlet": INNER_DIRICHLET,
+    "shards": SHARDS,
+    "pathological": PATHOLOGICAL,
+    "label-sorted": LABEL_SORTED,
+    "pachinko": PACHINKO,
+    "lognormal": LOGNORMAL,
+    "sizes": SIZES,
+    "attribute": ATTRIBUTE,
+    "user": USER,
+    "user-groups": USER_GROUPS,
+    "astraea": ASTRAEA,
+}
 
 
 def partition(
@@ -44,11 +79,7 @@ def partition(
     **options: OptionValue | None,
 ) -> Partition:
     """Draw a partition."""
-    law = law_named(name)
-    if law is None:
-        raise UserError(
-            f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}"
-        )
+    law = law_of(name)
     complete = completed(law, name, clients, options)
     known = {"users": users, "superclasses": superclasses, "attributes": attribute_of}
     if law.needs and known[law.needs] is None:
@@ -82,8 +113,8 @@ def completed(
     known = {option.name: option for option in law.options}
     for key, value in given.items():
         if value is not None and key not in known:
-            accepted = ", ".join(_flag(option) for option in known) or "none"
-            raise UserError(f"the partition {name} has no option {_flag(key)}: its options are {accepted}")
+            accepted = ", ".join(flag(option) for option in known) or "none"
+            raise UserError(f"the partition {name} has no option {flag(key)}: its options are {accepted}")
     values = {option.name: given.get(option.name) for option in law.options}
     return {key: _checked(name, known[key], value) for key, value in values.items()}
 
@@ -92,23 +123,81 @@ def _checked(name: str, option: LawOption, value: OptionValue | None) -> OptionV
     if value is None:
         value = option.default
     if value is None:
-        raise UserError(f"the partition {name} needs {_flag(option.name)}: {option.help}")
+        raise UserError(f"the partition {name} needs {flag(option.name)}: {option.help}")
     try:
         checked: OptionValue = option.kind(value)
     except (TypeError, ValueError):
-        raise UserError(f"{_flag(option.name)} {value!r} is not a {option.kind.__name__}: {option.help}") from None
+        raise UserError(f"{flag(option.name)} {value!r} is not a {option.kind.__name__}: {option.help}") from None
     if option.choices and checked not in option.choices:
-        raise UserError(f"{_flag(option.name)} {checked!r} is unknown: choose one of {', '.join(option.choices)}")
+        raise UserError(f"{flag(option.name)} {checked!r} is unknown: choose one of {', '.join(option.choices)}")
     # "not >=" also refuses nan
     if option.low is not None and not (float(checked) >= option.low and float(checked) < float("inf")):
-        raise UserError(f"{_flag(option.name)} {checked} is impossible: give a number of at least {option.low:g}")
+        raise UserError(f"{flag(option.name)} {checked} is impossible: give a number of at least {option.low:g}")
     return checked
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """The option on the command line: classes_per_client is --classes-per-client."""
     return "--" + name.replace("_", "-")
 
 
-def _nearest(name: str, names: dict[str, Law]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def law_of(name: str) -> Law:
+    """The built-in law of a name, or that of the user's own function.
+
+    A function of the user's own is called as function(labels (n,), clients, generator, **options) and gives the client
+    of every row, int64 (n,), −1 for rows that nobody gets. `clients` is None where --clients was left out.
+    """
+    if ":" not in name:
+        if name not in PARTITIONS:
+            close = difflib.get_close_matches(name, PARTITIONS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
+            raise UserError(f"there is no partition {name!r}; {hint}")
+        return PARTITIONS[name]
+    part = resolve("partition", name)
+    options = tuple(
+        LawOption(
+            option.name,
+            bool if option.annotation is bool else str,
+            None if option.default is REQUIRED else _option_value(option.default),
+            option.doc or "an option of your own",
+        )
+        for option in part.options
+    )
+    return Law(
+        lambda request: _draw(part, request), part.title or name, options, clients="optional", checked=part.checked
+    )
+
+
+def _option_value(value: Any) -> OptionValue:
+    """An option's value as the manifest keeps it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _draw(part: Part, request: Request) -> Draw:
+    with calling(part):
+        law = part.make(request.options)
+        given = law(request.labels.copy(), request.clients, request.generator)  # which may change what it is given
+    found = checked_owners(part, given, len(request.labels), request.clients)
+    kept = np.flatnonzero(found >= 0)
+    rows = kept[np.argsort(found[kept], kind="stable")]
+    clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
+    defaults = {option.name: option.default for option in part.options}
+    facts = {name: _option_value(value) for name, value in {**defaults, **request.options}.items()}
+    return Draw(rows.astype(np.int64), offsets.astype(np.int64), facts=facts)
+
+
+def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:
+    """What a law gave as the client of every row, int64 (n,)."""
+    found = np.asarray(given)
+    if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
+        raise refuse_result(
+            part,
+            f"returned {found.dtype} of shape {found.shape}: return the client of each of the {rows} rows, -1 for rows "
+            "that nobody gets",
+        )
+    if clients is not None and found.max(initial=-1) >= clients:
+        raise refuse_result(part, f"gave rows to client {found.max()}, but --clients {clients} was asked for")
+    if not (found >= 0).any():
+        raise refuse_result(part, "gave no row to anybody")
+    return found.astype(np.int64)

@@ -75,7 +75,7 @@ def dealt(subject: Subject) -> list[Ints]:
 
 def owners(subject: Subject) -> str:
     """Whole numbers below the number of clients, -1 for rows that nobody gets; labels are left as they are."""
-    from data_prep.partitions.own import checked_owners
+    from data_prep.partitions import checked_owners
 
     clients = subject.settings.get("clients", MADE_UP_CLIENTS)
     labels = made_up_labels()
@@ -155,7 +155,7 @@ def data_set_checks(subject: Subject) -> Iterator[Check]:
 
 def _raw(subject: Subject) -> Path:
     """What the setting `raw` names."""
-    from data_prep.datasets.own import reads_files
+    from data_prep.datasets import reads_files
 
     if "raw" not in subject.settings and reads_files(subject.part):
         raise CheckSkipped("it reads files: name them, --set raw=PATH")
@@ -164,7 +164,7 @@ def _raw(subject: Subject) -> Path:
 
 def bare(subject: Subject) -> object:
     """What the reader gives, without the care that data_prep takes of generators."""
-    from data_prep.datasets.own import reads_files
+    from data_prep.datasets import reads_files
 
     raw = _raw(subject)
     return subject.made()(raw) if reads_files(subject.part) else subject.made()()
@@ -172,8 +172,8 @@ def bare(subject: Subject) -> object:
 
 def read(subject: Subject) -> RawDataset:
     """The data set, as data_prep gets it."""
-    from data_prep.datasets.base import ReadOptions, Tally
-    from data_prep.datasets.own import OF_ARRAYS, read_own
+    from data_prep.datasets import OF_ARRAYS, read_own
+    from data_prep.raw import ReadOptions, Tally
 
     meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
     return read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
@@ -290,7 +290,7 @@ def _words(subject: Subject) -> list[str]:
 
 def _meant(settings: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     """Options of data_prep that say what arrays mean."""
-    from data_prep.datasets.own import OF_ARRAYS
+    from data_prep.datasets import OF_ARRAYS
 
     flags = [name for name in sorted(OF_ARRAYS) if name in settings and name not in options]
     return [

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.io import loadmat
 
-from data_prep.datasets.idx import read_idx
-from data_prep.datasets.raw_files import require
+from data_prep.formats.files import require
+from data_prep.formats.idx import read_idx
 
 BYMERGE = string.digits + string.ascii_uppercase + "abdefghnqrt"
 """Characters of the 47 classes of balanced and bymerge."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
+from data_prep.raw import ReadOptions, Tally
 
 
 def mnist(raw: Path, *, classes: int = 5) -> dict[str, NDArray[Any]]:

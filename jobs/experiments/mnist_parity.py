@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
+from data_prep.raw import ReadOptions, Tally
 
 
 def parity(

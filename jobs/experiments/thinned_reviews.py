@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
-from data_prep.raw import RawDataset
+from data_prep.datasets import DATASETS
+from data_prep.raw import RawDataset, ReadOptions, Tally
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 

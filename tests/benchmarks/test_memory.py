@@ -11,7 +11,7 @@ import pytest
 import fedmpi
 from benchmarks.scale import vectors
 from benchmarks.soak import SAMPLES, growth, medians
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.writer import write_shards
 from fedmpi.config import load_config
 from tests.mpi.launch import run_mpi

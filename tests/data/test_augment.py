@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 
-from data_prep.augment import write_augmented
-from data_prep.partitions.common import Partition
+from data_prep.augment import augment, write_augmented
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
@@ -96,6 +97,11 @@ def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.Monk
     assert not torch.equal(together, images)
 
 
+def test_later_copies_do_not_change_the_earlier_ones() -> None:
+    few, many = warps_of(3, 8, 8, WarpRanges(), STREAMS, 2), warps_of(9, 8, 8, WarpRanges(), STREAMS, 2)
+    np.testing.assert_array_equal(few, many[:3])
+
+
 def test_stored_samples_come_first_and_copies_keep_their_label(digits: ShardStore) -> None:
     data, plain = augmented(digits), ClientData(digits)
     result = rebalance(digits.class_counts(), 0.67, "ratio", STREAMS)
@@ -130,6 +136,11 @@ def test_rows_are_the_same_however_they_are_read(digits: ShardStore, resident_by
     offsets = np.cumsum(np.concatenate(([0], data.sizes)))
     assert torch.equal(data.load_positions(offsets[9] + rows[2])[0], reference.load(9, rows[2])[0])
     assert torch.equal(reference.load(4)[0][torch.from_numpy(rows[0])], parts[0][0])
+
+
+def test_reading_nothing_gives_nothing(digits: ShardStore) -> None:
+    x, y = augmented(digits).load_many([], [])
+    assert x.shape == (0, *digits.description.feature_shape) and y.shape == (0,)
 
 
 def test_the_test_part_is_not_augmented(digits: ShardStore) -> None:
@@ -168,6 +179,14 @@ def test_stored_copies_are_those_made_on_the_fly(tmp_path: Path, names: tuple[st
     assert torch.equal(stored.test()[0], virtual.test()[0])
 
 
+def test_the_storage_overhead_is_that_of_the_files(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path)
+    result = write_augmented(folder, tmp_path / "augmented", 0.67)
+    plain, more = open_folder(folder), open_folder(tmp_path / "augmented")
+    assert result.overhead == pytest.approx((more.samples - plain.samples) / plain.samples)
+    assert result.overhead > 0
+
+
 def test_a_validation_part_is_not_lost_silently(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="validation part"):
         write_augmented(image_folder(tmp_path, val=0.1), tmp_path / "augmented", 0.67)
@@ -180,9 +199,30 @@ def test_a_folder_is_not_augmented_into_itself(tmp_path: Path) -> None:
     assert open_folder(folder).samples == 160
 
 
+def test_the_command_reports_the_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    augment(image_folder(tmp_path), tmp_path / "augmented", alpha=1.0, copies="ratio-minus-one")
+    copies = open_folder(tmp_path / "augmented").samples - 160
+    assert f"160 samples and {copies} copies, storage overhead {copies / 160:.1%}" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_two_on_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        augment(tmp_path / "nowhere", tmp_path / "augmented")
+    assert ended.value.exit_code == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_text_is_refused() -> None:
     from fedmpi.data.copies.warps import check_images
     from fedmpi.data.schema import DataDescription
 
     with pytest.raises(UserError, match="copies of images.*'text'"):
         check_images(DataDescription((30,), "int32", 4, "text", 1000, (), ()))
+
+
+@pytest.mark.parametrize("wrong", [{"zoom": 1.0}, {"rotation": -1.0}, {"shear": 90.0}])
+def test_impossible_ranges_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="warp ranges"):
+        WarpRanges(**wrong)

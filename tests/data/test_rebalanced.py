@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_prep.augment import write_augmented
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError

@@ -13,8 +13,7 @@ import pytest
 
 import fedmpi
 from data_prep.holdout import hold_out_validation
-from data_prep.partitions import partition
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.__main__ import run
-from data_prep.datasets.registry import DATASETS
 from data_prep.holdout import balanced_rows
-from data_prep.partitions.astraea_laws import LETTER_FREQUENCIES, class_shares, class_totals
+from data_prep.partitions.astraea import LETTER_FREQUENCIES, class_shares, class_totals
 from fedmpi import UserError
 from fedmpi.data.assignment import fill_by_mix
-from fedmpi.data.opening import open_store
 from tests.data_prep.partition_draws import counts_of, draw
 
 UPPER, LOWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
@@ -143,30 +137,6 @@ def test_emnist_balanced_is_too_small_for_table_one() -> None:
         draw("astraea", labels, 47, 500, variant="BAL1", total=117_500, class_names=BYMERGE_NAMES)
 
 
-@pytest.mark.slow
-def test_ltrf2_is_prepared_from_files_of_emnist_bymerges_counts(tmp_path: Path) -> None:
-    """Files of the official numbers of images a class; the images are one pixel."""
-    test_stock = np.round(BYMERGE_STOCK / 6).astype(int)
-    order = np.random.default_rng(0)
-    for part, stock in (("train", BYMERGE_STOCK), ("test", test_stock)):
-        labels = order.permutation(np.repeat(np.arange(47), stock)).astype(np.uint8)
-        stem = tmp_path / f"emnist-bymerge-{part}"
-        Path(f"{stem}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, len(labels), 1, 1) + labels.tobytes())
-        Path(f"{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, len(labels)) + labels.tobytes())
-    mapping = "".join(f"{label} {ord(name)}\n" for label, name in enumerate(BYMERGE_NAMES))
-    (tmp_path / "emnist-bymerge-mapping.txt").write_text(mapping)
-    out = tmp_path / "shards"
-    command = f"emnist-bymerge --raw {tmp_path} --partition astraea --variant LTRF2 --total 230752 --test-total 18800"
-    run([*command.split(), "--clients", "500", "--shards", "4", "--out", str(out)])
-    store = open_store(out)
-    assert store.samples == 230_752 and len(store.sizes) == 500 and store.sizes.min() >= 1
-    totals = store.class_counts().sum(axis=0)
-    assert totals.max() > 100 * totals.min()
-    x, y = store.test()
-    assert set(np.bincount(y, minlength=47)) == {400}
-    np.testing.assert_array_equal(np.asarray(x).reshape(-1), y)
-
-
 def test_a_test_part_of_a_given_total_is_balanced_or_refused() -> None:
     labels = np.array([0, 1, 1, 3, 0, 1, 3, 0])
     assert balanced_rows(labels, 4, 3).tolist() == [0, 1, 3]
@@ -174,28 +144,6 @@ def test_a_test_part_of_a_given_total_is_balanced_or_refused() -> None:
     for total in (4, 9):
         with pytest.raises(UserError, match=f"--test-total {total} cannot be had: .* 3 classes .* at most 6"):
             balanced_rows(labels, 4, total)
-
-
-@pytest.mark.parametrize(("split", "classes"), [("bymerge", 47), ("digits", 10), ("mnist", 10)])
-def test_every_split_of_emnist_is_read(tmp_path: Path, split: str, classes: int) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (classes, 28, 28), np.uint8)
-    labels = np.arange(classes, dtype=np.uint8)
-    for part in ("train", "test"):
-        stem = tmp_path / f"emnist-{split}-{part}"
-        header = struct.pack(">IIII", 2051, *images.shape)
-        Path(f"{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
-        header = struct.pack(">II", 2049, classes)
-        Path(f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + labels.tobytes()))
-    mapping = "".join(f"{label} {ord(name)}\n" for label, name in enumerate(BYMERGE_NAMES[:classes]))
-    (tmp_path / f"emnist-{split}-mapping.txt").write_text(mapping)
-    command = f"emnist-{split} --raw {tmp_path} --partition iid --clients 2 --out {tmp_path / 'shards'}"
-    run(command.split())
-    store = open_store(tmp_path / "shards")
-    assert store.manifest.classes == classes and store.manifest.class_names == BYMERGE_NAMES[:classes]
-    assert store.manifest.dataset == f"emnist-{split}"
-    assert (np.asarray(store.test()[0])[:, 0] == images.transpose(0, 2, 1)).all()
-    members = DATASETS[f"emnist-{split}"].sources[0].members
-    assert f"gzip/emnist-{split}-train-images-idx3-ubyte.gz" in members and len(members) == 5
 
 
 def test_bal1_gives_every_client_every_class_in_proportion_to_rounding() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.datasets.registry import DATASETS
-from data_prep.listing import flag
+from data_prep.datasets import DATASETS
+from data_prep.options import flag
 from data_prep.partitions import PARTITIONS
 from fedmpi import UserError
 from fedmpi.data.opening import open_store
@@ -270,12 +270,13 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
 KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STAY_AT_THE_THIRD_SHARD = """
 import time
-from data_prep import shard, stop
-fill = shard._fill_shard
+from data_prep import writer
+from data_prep.prepare import check_signals
+fill = writer._fill_shard
 def stay(plan, index, *others):
     while index == 2:
-        stop.check()  # as between two blocks of rows: what is raised in a weak reference's callback is lost
+        check_signals()  # as between two blocks of rows: what is raised in a weak reference's callback is lost
         time.sleep(0.01)
-    fill(plan, index, *others)
-shard._fill_shard = stay
+    return fill(plan, index, *others)
+writer._fill_shard = stay
 """

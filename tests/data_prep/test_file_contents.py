@@ -89,7 +89,7 @@ def tweets(folder: Path) -> None:
 SETS: dict[str, Callable[[Path], object]] = {
     "mnist": mnist,
     "sentiment140": tweets,
-    "sent140": made_up.FILES["sent140"],
+    "shakespeare": made_up.FILES["shakespeare"],
 }
 
 
@@ -120,30 +120,41 @@ def test_a_table_that_is_zipped_without_saying_so_is_read(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("stray", ["__MACOSX/train/._a.json", "train/._a.json", ".cache/train/b.json"])
 def test_files_of_tools_are_no_data(stray: str, tmp_path: Path) -> None:
-    SETS["sent140"](tmp_path)
+    SETS["shakespeare"](tmp_path)
     found = next(tmp_path.rglob("train/*.json"))
     path = found.parent.parent / stray
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\0\5\26\7Mac OS X")
-    words = ["sent140", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "s")]
+    words = [
+        "shakespeare",
+        "--raw",
+        str(tmp_path),
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--out",
+        str(tmp_path / "s"),
+    ]
     assert main(words) == 0
 
 
-def speeches(folder: Path) -> list[Path]:
-    """The two files of TFF's Shakespeare."""
-    paths = [folder / f"shakespeare_{part}.h5" for part in ("train", "test")]
+def writers(folder: Path) -> list[Path]:
+    """The two files of TFF's FEMNIST."""
+    paths = [folder / f"fed_emnist_{part}.h5" for part in ("train", "test")]
     for path in paths:
         with h5py.File(path, "w") as file:
-            for role in ("A", "B"):
-                file[f"examples/{role}/snippets"] = np.array([b"to be or not to be"])
+            for name in ("A", "B"):
+                file[f"examples/{name}/pixels"] = np.zeros((2, 28, 28), np.float32)
+                file[f"examples/{name}/label"] = np.arange(2)
     return paths
 
 
-TFF = ["fed-shakespeare", "--partition", "iid", "--clients", "2"]
+TFF = ["femnist", "--partition", "iid", "--clients", "2"]
 
 
 def test_tff_files_are_read_where_they_cannot_be_locked(tmp_path: Path) -> None:
-    with speeches(tmp_path)[0].open("rb") as held:
+    with writers(tmp_path)[0].open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert main([*TFF, "--raw", str(tmp_path), "--out", str(tmp_path / "s")]) == 0
 
@@ -159,7 +170,7 @@ def test_tff_files_are_read_where_they_cannot_be_locked(tmp_path: Path) -> None:
     ids=["html", "gzip", "empty", "no groups"],
 )
 def test_what_is_wrong_with_a_tff_file_is_said(content: bytes, reason: str, tmp_path: Path, capsys: Output) -> None:
-    speeches(tmp_path)[0].write_bytes(content)
+    writers(tmp_path)[0].write_bytes(content)
     assert main([*TFF, "--raw", str(tmp_path), "--out", str(tmp_path / "s")]) == 2
     assert reason in capsys.readouterr().err
 

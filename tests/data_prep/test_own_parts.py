@@ -18,8 +18,8 @@ OWN = """
 import dataclasses
 from pathlib import Path
 import numpy as np
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.digits import DIGITS
+from data_prep.raw import ReadOptions, Tally
+from data_prep.datasets import DATASETS
 
 def by_label(labels, clients, generator, *, skip: int = 0, shift: int):
     "Client k gets the rows of label k + shift."
@@ -37,7 +37,7 @@ def spoiling(labels, clients, generator, *, keep: bool = True, path: str | None 
     return np.where(gone, -1, labels)
 
 def halved(raw):
-    data = DIGITS.read(raw, ReadOptions(), Tally())
+    data = DATASETS["digits"].read(raw, ReadOptions(), Tally())
     return dataclasses.replace(data, name="halved", labels=data.labels[: len(data.labels) // 2])
 
 def points(*, count: int, label: str = "u", far: bool = False):
@@ -58,9 +58,6 @@ def of_files(*, file: str = "a"):
 def of_columns(*, features: str = "a"):
     return points(count=8)
 
-def of_tags(*, tags: str = "a"):
-    return points(count=8)
-
 def helping(*, help: str = "a"):
     return points(count=8)
 
@@ -68,9 +65,9 @@ def of_sets(*, dataset: str = "a"):
     return points(count=8)
 
 def shared(
-    *, vocabulary, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates: bool = False
+    *, vocabulary, length: float, vectors: Path, user: int, files: str, keep_duplicates: bool = False
 ):
-    assert (tags, length, vectors, user, files, keep_duplicates) == (3, 4.0, Path("there"), 5, "f", True)
+    assert (length, vectors, user, files, keep_duplicates) == (4.0, Path("there"), 5, "f", True)
     assert vocabulary == 6
     return points(count=8)
 
@@ -203,7 +200,6 @@ def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
         (["prep_of_mine:of_columns"], "--features is an option of data_prep itself"),
         (["prep_of_mine:helping"], "--help is an option of data_prep itself"),
         (["prep_of_mine:of_sets"], "--dataset is an option of data_prep itself"),
-        (["prep_of_mine:of_tags"], "--tags is an option of data_prep itself"),
         (["prep_of_mine:halved", "--raw", ".", "--task", "vector"], "gives a RawDataset: --task"),
         (["prep_of_mine:points", "--count", "8", "--length", "3"], "takes no --length"),
     ],
@@ -216,7 +212,7 @@ def test_what_a_reader_of_ones_own_does_not_know_is_refused(
 
 
 def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_same_kind(own: Path) -> None:
-    options = ["--tags", "3", "--length", "4", "--vectors", "there", "--user", "5", "--keep-duplicates", "--files", "f"]
+    options = ["--length", "4", "--vectors", "there", "--user", "5", "--keep-duplicates", "--files", "f"]
     options += ["--vocabulary", "6"]
     words = ["prep_of_mine:shared", *options, "--partition", "iid", "--clients", "2", "--out", "shards"]
     assert main(words) == 0

@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from data_prep.partitions import partition
-from data_prep.partitions.in_turn import draw_in_turn
-from data_prep.partitions.mix_laws import random_turns
+from data_prep.partitions.mixes import draw_in_turn, random_turns
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from tests.data_prep.partition_draws import counts_of, draw

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sizes import in_proportion, lognormal_sizes, relative_sizes, whole_sizes
+from data_prep.partitions.sizes import in_proportion, lognormal_sizes, relative_sizes, whole_sizes
 from fedmpi import UserError
 from fedmpi.data.assignment import fill_by_mix, level_down
 from tests.data_prep.partition_draws import counts_of, draw

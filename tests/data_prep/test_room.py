@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from data_prep.datasets.idx import read_idx
-from data_prep.datasets.raw_files import Scratch
-from data_prep.hdf5_files import growing_h5, store
-from data_prep.sources import Source, fetch
+from data_prep.download import Source, fetch
+from data_prep.formats.files import Scratch
+from data_prep.formats.idx import read_idx
+from data_prep.output import growing_h5, store
 from fedmpi import UserError
 from fedmpi.data.schema import PREPARING
 from fedmpi.data.shards import open_folder
@@ -91,11 +92,11 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     counting = FullDisk(sys.maxsize)
-    monkeypatch.setattr("data_prep.room.open", counting.open, raising=False)
+    monkeypatch.setattr("data_prep.output.open", counting.open, raising=False)
     assert prepare(tmp_path / "whole") == 0
     assert counting.writes > 30
     for number in range(1, counting.writes + 1, 4):
-        monkeypatch.setattr("data_prep.room.open", FullDisk(number).open, raising=False)
+        monkeypatch.setattr("data_prep.output.open", FullDisk(number).open, raising=False)
         capsys.readouterr()
         assert prepare(tmp_path / "out") == 2, number
         assert f"writing to {tmp_path / 'out'} failed (No space left on device): about " in sentence(capsys)
@@ -103,9 +104,9 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
 
 
 def test_a_later_preparation_takes_the_folder_of_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("data_prep.room.open", FullDisk(20).open, raising=False)
+    monkeypatch.setattr("data_prep.output.open", FullDisk(20).open, raising=False)
     assert prepare(tmp_path / "out") == 2
-    monkeypatch.setattr("data_prep.room.open", builtins.open, raising=False)
+    monkeypatch.setattr("data_prep.output.open", builtins.open, raising=False)
     assert prepare(tmp_path / "out") == 0
     assert prepare(tmp_path / "other") == 0
     for file in (tmp_path / "other").iterdir():
@@ -118,7 +119,7 @@ def test_a_disk_that_fills_up_is_a_sentence(
     small_disk: Path, pages: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """As when others fill it after it was asked for its room."""
-    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr("data_prep.output.require_room", lambda *asked: None)
     room = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - 4096 * pages))
     assert prepare(small_disk / "out") == 2
@@ -131,12 +132,12 @@ def test_what_cannot_fit_is_refused_before_anything_is_written_or_deleted(
 ):
     assert prepare(tmp_path) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 900_000)
+    monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(f_bavail=900_000, f_frsize=1))
     capsys.readouterr()
     assert prepare(tmp_path, "--overwrite") == 2
     assert f"the disk of {tmp_path} has 1.0 MB left, but 1.2 MB are needed" in sentence(capsys)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 1_100_000)
+    monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(f_bavail=1_100_000, f_frsize=1))
     assert prepare(tmp_path, "--overwrite") == 0  # what is replaced makes room
 
 
@@ -153,7 +154,7 @@ def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path):
 def test_what_others_have_in_the_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert prepare(tmp_path) == 0
     (tmp_path / "notes.txt").write_text("seen")
-    monkeypatch.setattr("data_prep.room.open", FullDisk(5).open, raising=False)
+    monkeypatch.setattr("data_prep.output.open", FullDisk(5).open, raising=False)
     assert prepare(tmp_path, "--overwrite") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert not (tmp_path / PREPARING).exists()

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
 from data_prep.partitions import Partition
+from data_prep.raw import ReadOptions, Tally
 from data_prep.shifts import with_label_noise
 from fedmpi import PartFailure
 from fedmpi.data.opening import open_store

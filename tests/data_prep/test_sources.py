@@ -14,8 +14,8 @@ from threading import Thread
 
 import pytest
 
-from data_prep.datasets.registry import DATASETS
-from data_prep.sources import Source, cache_folder, fetch
+from data_prep.datasets import DATASETS
+from data_prep.download import Source, cache_folder, fetch
 from fedmpi import UserError
 
 

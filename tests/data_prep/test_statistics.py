@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.partitions import common, partition
-from data_prep.partitions.common import class_count_blocks
+from data_prep.partitions import base, class_count_blocks, partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.streams import Purpose, Streams
@@ -17,7 +16,7 @@ LABELS = np.random.default_rng(0).integers(0, 7, 900)
 
 
 def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(common, "CELLS", 50)  # many blocks
+    monkeypatch.setattr(base, "CELLS", 50)  # many blocks
     made = partition("dirichlet", LABELS, 7, 40, Streams(0).generator(Purpose.PARTITION), alpha=0.2)
     x = np.zeros((900, 2), np.float32)
     raw = RawDataset(

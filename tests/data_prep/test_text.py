@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from data_prep import text as encoding
-from data_prep.datasets.base import Tally
-from data_prep.text import SPECIAL, TextRows, read_vectors, tokens
+from data_prep.raw import Tally
+from data_prep.text import SPECIAL, Texts, read_vectors, tokens
 from fedmpi import UserError
 
 
@@ -99,8 +99,8 @@ def test_a_file_without_vectors_is_refused(tmp_path: Path) -> None:
         read_vectors(path, (*SPECIAL, "a"), Tally())
 
 
-def _rows(texts: list[str], length: int) -> TextRows:
-    rows = TextRows(length)
+def _rows(texts: list[str], length: int) -> Texts:
+    rows = Texts(length)
     for text in texts:
         rows.add(text)
     return rows

@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data_prep.shard as shard
+import data_prep.writer as shard
 import data_prep.writer as writer
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions import Partition, partition
-from data_prep.raw import RawDataset, measured
+from data_prep.raw import RawDataset, ReadOptions, Tally, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.apportionment import offsets_of
@@ -347,11 +346,11 @@ def test_a_folder_that_was_prepared_since_it_was_looked_at_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(folder: Path) -> Hold:
-        monkeypatch.setattr("data_prep.folder.Hold", Hold)
+        monkeypatch.setattr("data_prep.output.Hold", Hold)
         write_shards(RAW, drawn(), folder, 2, 0, "the first")
         return Hold(folder)
 
-    monkeypatch.setattr("data_prep.folder.Hold", late)
+    monkeypatch.setattr("data_prep.output.Hold", late)
     with pytest.raises(UserError, match="holds a prepared data set already"):
         write_shards(RAW, drawn(), tmp_path / "out", 2, 0, "the second")
     assert open_store(tmp_path / "out", verify=True).manifest.command == "the first"
@@ -360,7 +359,7 @@ def test_a_folder_that_was_prepared_since_it_was_looked_at_is_kept(
 
 def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    program = "import os, sys; from data_prep.folder import claim; claim(Path(sys.argv[1]), False); os._exit(9)"
+    program = "import os, sys; from data_prep.output import claim; claim(Path(sys.argv[1]), False); os._exit(9)"
     words = [sys.executable, "-c", f"from pathlib import Path; {program}", str(out)]
     assert subprocess.run(words, cwd=REPOSITORY).returncode == 9
     assert {path.name for path in out.iterdir()} == {FOLDER, PREPARING}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.partitions.common import Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError

@@ -1,23 +1,15 @@
-"""Every data set, from its official files to a trained model: prepared, inspected, five rounds of federated training.
-
-FEMNIST, CINIC-10, arrays and image folders are not among the real files: EMNIST's rows with their writers and
-CIFAR-10's images stand in for them, written in those formats.
-"""
+"""Every real data set, from its official files to a trained model: prepared, inspected, five rounds of training."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.__main__ import run as prepare
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
@@ -32,43 +24,9 @@ class Case:
     """A data set: the folder of its files, the words of its preparation, the settings of its training."""
 
     name: str
-    raw: str | Callable[[Path, Path], Path]
+    raw: str
     partition: str
     settings: str
-
-
-def write_femnist(real: Path, made: Path) -> Path:
-    """EMNIST's balanced rows by writer as LEAF's JSON."""
-    emnist = DATASETS["emnist-balanced"].read(real / "emnist", ReadOptions(), Tally())
-    assert emnist.users is not None
-    rows = np.flatnonzero(emnist.users < 40)
-    pixels, labels, users = emnist.read(rows).reshape(len(rows), -1) / 255, emnist.labels[rows], emnist.users[rows]
-    for part, kept in (("train", np.arange(len(rows)) % 5 > 0), ("test", np.arange(len(rows)) % 5 == 0)):
-        names = sorted({f"w{user}" for user in users[kept]})
-        mine = {name: kept & (users == int(name[1:])) for name in names}
-        data = {name: {"x": pixels[its].tolist(), "y": labels[its].tolist()} for name, its in mine.items()}
-        (made / part).mkdir(parents=True)
-        (made / part / "all_data_0.json").write_text(json.dumps({"users": names, "user_data": data}))
-    return made
-
-
-def write_folders(real: Path, made: Path) -> Path:
-    """CIFAR-10 images as PNG files, CINIC-10's layout: PART/CLASS/*.png."""
-    cifar = DATASETS["cifar10"].read(real / "cifar10", ReadOptions(), Tally())
-    images = cifar.read(np.arange(120)).transpose(0, 2, 3, 1)
-    for number, (image, label) in enumerate(zip(images, cifar.labels[:120], strict=True)):
-        folder = made / ("test" if number % 5 == 0 else "train") / cifar.class_names[label]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{number}.png")
-    return made
-
-
-def write_arrays(real: Path, made: Path) -> Path:
-    """MNIST's test images as the user's own arrays."""
-    mnist = DATASETS["mnist"].read(real / "mnist", ReadOptions(), Tally())
-    made.mkdir()
-    np.savez(made / "mine.npz", x=mnist.test_x[:2000, 0], y=mnist.test_y[:2000], user=np.arange(2000) % 37)
-    return made / "mine.npz"
 
 
 def write_glove(path: Path) -> Path:
@@ -120,22 +78,10 @@ CASES = {
         "--file Toys_and_Games_2023.subset.json.gz --partition sizes --law zipf --shape 1 --clients 500",
         "model.name=bilstm model.units=16",
     ),
-    "amazon toys, 2018": Case(
-        "amazon",
-        "amazon_toys",
-        "--file Toys_and_Games_5.human_subset.json.gz --partition dirichlet --alpha 1 --clients 50",
-        "model.name=lstm model.units=16",
-    ),
-    "femnist": Case("femnist", write_femnist, "--partition user", "model.name=cnn model.dropout=0 local.lr=0.2"),
-    "cinic10": Case(
-        "cinic10", write_folders, "--partition iid --clients 6", f"model.name=cifar-cnn model.hidden=64 {ADAM}"
-    ),
-    "imagefolder": Case("imagefolder", write_folders, "--partition iid --clients 20 --image-size 16", "model.name=mlp"),
-    "arrays": Case("arrays", write_arrays, "--partition user --val 0.1", "model.name=cnn model.dropout=0"),
 }
 
 
-LONG = ("cifar10", "cifar100", "cinic10", "mind", "sentiment140", "amazon toys", "amazon toys, 2018")
+LONG = ("cifar10", "cifar100", "mind", "sentiment140", "amazon toys")
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES])
@@ -143,7 +89,7 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
     """The loss of training is lower at the end than in the first round; every round counts its steps."""
     chosen = CASES[case]
     shards = tmp_path / "shards"
-    raw = data_folder / chosen.raw if isinstance(chosen.raw, str) else chosen.raw(data_folder, tmp_path / "raw")
+    raw = data_folder / chosen.raw
     if not raw.exists():
         pytest.skip(f"no real data at {raw}")
     places = {"shards": shards, "glove": write_glove(tmp_path / "glove.txt")}

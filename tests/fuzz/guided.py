@@ -10,7 +10,6 @@ Each reader runs in a process of its own: libFuzzer ends it. Exit code 1 where t
 from __future__ import annotations
 
 import io
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,25 +88,11 @@ def checkpoint(folder: Path) -> Reader:
     ]
 
 
-def cifar(folder: Path) -> Reader:
-    """A batch of CIFAR, a pickle."""
-    from data_prep.datasets.cifar import load_batch
-    from tests.data_prep.test_cifar_pickle import BATCH, batch, matrix
-    from tests.fuzz.verdict import outcome
-
-    def read(content: bytes) -> None:
-        (folder / "data_batch_1").write_bytes(content)
-        outcome(lambda: load_batch(folder / "data_batch_1"))
-
-    return read, [batch(matrix()), *(pickle.dumps(BATCH, protocol) for protocol in (0, 1, 2))]
-
-
 READERS: dict[str, Callable[[Path], Reader]] = {
     "config": config,
     "site": site,
     "manifest": manifest,
     "checkpoint": checkpoint,
-    "cifar": cifar,
 }
 
 

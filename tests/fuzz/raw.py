@@ -23,9 +23,9 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS
 from data_prep.partitions import partition
+from data_prep.raw import ReadOptions, Tally
 from data_prep.writer import write_shards
 from fedmpi.data.opening import open_store
 from tests.fuzz.verdict import Finding, outcome
@@ -230,21 +230,12 @@ def _amazon(folder: Path) -> tuple[str, Path]:
 
 def _tff(folder: Path) -> tuple[str, Path]:
     for part in ("train", "test"):
-        with h5py.File(folder / f"fed_cifar100_{part}.h5", "w") as file:
+        with h5py.File(folder / f"fed_emnist_{part}.h5", "w") as file:
             for client in ("a", "b"):
                 group = file.create_group(f"examples/{client}")
-                group.create_dataset("image", data=np.full((3, 32, 32, 3), 7, np.uint8), chunks=True, compression=1)
-                group["label"] = np.arange(3, dtype=np.int64)
-                group["coarse_label"] = np.arange(3, dtype=np.int64) + 4
-    return "fed-cifar100", folder
-
-
-def _speeches(folder: Path) -> tuple[str, Path]:
-    for part in ("train", "test"):
-        with h5py.File(folder / f"shakespeare_{part}.h5", "w") as file:
-            for role in ("A", "B"):
-                file[f"examples/{role}/snippets"] = np.array(["to be", "or not to be"] * 4, h5py.string_dtype())
-    return "fed-shakespeare", folder
+                group.create_dataset("pixels", data=np.ones((3, 28, 28), np.float32), chunks=True, compression=1)
+                group["label"] = np.arange(3)
+    return "femnist", folder
 
 
 def _columns(folder: Path, kind: str) -> tuple[str, Path]:
@@ -271,7 +262,6 @@ MAKERS: dict[str, Callable[[Path], tuple[str, Path]]] = {
     "femnist": _femnist,
     "amazon": _amazon,
     "tff": _tff,
-    "speeches": _speeches,
 }
 if find_spec("pyarrow") is not None:
     MAKERS |= {"parquet": partial(_columns, kind="parquet"), "arrow": partial(_columns, kind="arrow")}

@@ -1,8 +1,7 @@
-"""Data of many clients, LEAF's JSON, TFF's HDF5, Parquet, and of readers of one's own, with odd values in them."""
+"""Parquet files and readers of one's own, with odd values in them."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,16 +10,13 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-import h5py
 import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.own import read_own
-from data_prep.datasets.registry import DATASETS
+from data_prep.datasets import DATASETS, read_own
 from data_prep.partitions import partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, ReadOptions, Tally
 from data_prep.writer import write_shards
 from fedmpi.common.registry import resolve
 from fedmpi.data.opening import open_store
@@ -28,25 +24,7 @@ from tests.fuzz.parts import RETURNS
 from tests.fuzz.verdict import Finding, outcome
 
 Case = tuple[str, Any, dict[str, Any]]
-WHERE = st.floats(0, 1, exclude_max=True)
 ROWS = 20
-TEXT = h5py.string_dtype()
-ODD: list[Any] = [None, [], {}, "", "x" * 5000, -1, 0, 2**70, 1e308, float("nan"), True, "\ud800", [[]], [[1], [2, 3]]]
-ODD += [["a"], {"x": 1}, "\0", 0.5, [None], "1", [[[["deep"]]]], "../../etc/passwd", [1e400], ["<bos>"], 255, 1.0000001]
-FIELDS: dict[str, np.ndarray] = {
-    "scalar": np.array(3),
-    "floats": np.linspace(-1, 2, 4),
-    "nan": np.full((4, 3), np.nan),
-    "none": np.empty(0),
-    "two axes": np.array([["a", "b"]] * 4, dtype=object).astype("S1"),
-    "bytes": np.array([b"\xff\xfe", b"", b"a|b||", b"a"] * 1),
-    "long": np.array([b"w " * 3000] * 4),
-    "huge": np.full(4, 2**62),
-    "negative": np.full(4, -5),
-    "images": np.zeros((4, 3, 3), np.uint8),
-    "records": np.zeros(4, [("a", "f4")]),
-    "five": np.arange(5),
-}
 COLUMNS: dict[str, Callable[[], list[Any]]] = {
     "none": lambda: [None] * ROWS,
     "some none": lambda: [None, 1] * (ROWS // 2),
@@ -72,12 +50,8 @@ COLUMNS: dict[str, Callable[[], list[Any]]] = {
 def strategy() -> st.SearchStrategy[Case]:
     """(data set, what is put where into its files, options of reading)."""
     sizes = {"length": st.integers(1, 40), "vocabulary": st.integers(1, 30)}
-    some = {"users": st.integers(1, 4), "per_user": st.integers(1, 4), "tags": st.integers(1, 4)}
-    leaf = st.tuples(st.sampled_from(sorted(LEAF)), st.lists(st.tuples(WHERE, st.sampled_from(ODD)), max_size=3))
-    field = st.tuples(WHERE, st.sampled_from(sorted(FIELDS)))
-    tff = st.tuples(st.sampled_from(sorted(TFF)), st.lists(field, max_size=2))
     own = st.tuples(st.just("own"), st.tuples(st.sampled_from(sorted(OWN)), st.sampled_from(sorted(RETURNS))))
-    kinds = [leaf, tff, own]
+    kinds = [own]
     column = st.tuples(
         st.sampled_from(["x", "y", "label", "user", "t", "ids", "image"]), st.sampled_from(sorted(COLUMNS))
     )
@@ -95,7 +69,7 @@ def strategy() -> st.SearchStrategy[Case]:
         "numbers_are_classes": st.just(True),
         "skip_odd_sizes": st.just(True),
     }
-    options = st.fixed_dictionaries({}, optional={**sizes, **some, **given_options})
+    options = st.fixed_dictionaries({}, optional={**sizes, **given_options})
     return st.tuples(st.one_of(*kinds), options).map(lambda drawn: (*drawn[0], drawn[1]))
 
 
@@ -113,9 +87,9 @@ def attempt(case: Case) -> str:
                 lambda: _written(read_own(part, {}, folder, ReadOptions(**known), Tally()), folder / "out"),
                 failures=True,
             )
-        (LEAF.get(name) or TFF.get(name) or _parquet)(folder / "raw")
-        {**dict.fromkeys(LEAF, _changed), **dict.fromkeys(TFF, _replaced)}.get(name, _columns)(folder / "raw", how)
-        data = DATASETS[name.removesuffix("-h5")]
+        _parquet(folder / "raw")
+        _columns(folder / "raw", how)
+        data = DATASETS[name]
         given = {**data.defaults, **{key: value for key, value in given_options.items() if key in data.options}}
         return outcome(lambda: _written(data.read(folder / "raw", ReadOptions(**given), Tally()), folder / "out"))
     finally:
@@ -130,59 +104,6 @@ def _written(data: RawDataset, out: Path) -> str:
     if store.samples + store.part_samples("val") != len(data.labels) or store.part_samples("test") != len(data.test_y):
         raise Finding("the shards hold another number of samples")
     return "read"
-
-
-def _users(folder: Path, x: Callable[[int], Any], y: Callable[[int], Any]) -> None:
-    for part in ("train", "test"):
-        users = {f"u{k}": {"x": [x(row) for row in range(4)], "y": [y(row) for row in range(4)]} for k in range(3)}
-        (folder / part).mkdir()
-        content = {"users": sorted(users), "num_samples": [4] * 3, "user_data": users}
-        (folder / part / "a.json").write_text(json.dumps(content))
-
-
-def _celeba(folder: Path) -> None:
-    _users(folder, lambda row: f"{row}.png", lambda row: row % 2)
-    (folder / "img_align_celeba").mkdir()
-    for row in range(4):
-        Image.new("RGB", (5, 4), (row, 0, 9)).save(folder / "img_align_celeba" / f"{row}.png")
-
-
-def _comment(row: int) -> dict[str, Any]:
-    return {"target_tokens": [["a", "<EOS>", "<PAD>"]], "count_tokens": [[1.0, 1.0, 0.0]], "subreddit": "s"}
-
-
-LEAF: dict[str, Callable[[Path], None]] = {
-    "sent140": lambda folder: _users(
-        folder, lambda row: ["1", "d", "q", "u", f"good word{row}", "t"], lambda row: row % 2
-    ),
-    "shakespeare": lambda folder: _users(folder, lambda row: "to be or no" * 8, lambda row: "abcd"[row]),
-    "celeba": _celeba,
-    "synthetic": lambda folder: _users(folder, lambda row: [0.5, float(row)], lambda row: row % 3),
-    "femnist": lambda folder: _users(folder, lambda row: [1.0] * 784, lambda row: row),
-    "reddit": lambda folder: _users(folder, lambda row: [["<BOS>", "a", "<EOS>"]], _comment),
-}
-
-
-def _fields(folder: Path, name: str, fields: dict[str, Any]) -> None:
-    for part in ("train", "test"):
-        with h5py.File(folder / f"{name}_{part}.h5", "w") as file:
-            for client in ("a", "b", "c"):
-                for field, values in fields.items():
-                    texts = isinstance(values, list)
-                    file.create_dataset(f"examples/{client}/{field}", data=values, dtype=TEXT if texts else None)
-
-
-SENTENCES = {"tokens": ["how do i"] * 4, "title": ["sort"] * 4, "tags": ["a|b", "c", "", "a"]}
-PIXELS = {"image": np.zeros((4, 32, 32, 3), np.uint8), "label": np.arange(4), "coarse_label": np.arange(4)}
-TFF: dict[str, Callable[[Path], None]] = {
-    "femnist-h5": lambda folder: _fields(
-        folder, "fed_emnist", {"pixels": np.ones((4, 28, 28), "f4"), "label": np.arange(4)}
-    ),
-    "fed-cifar100": lambda folder: _fields(folder, "fed_cifar100", PIXELS),
-    "fed-shakespeare": lambda folder: _fields(folder, "shakespeare", {"snippets": ["to be", "or not", "to", "b"]}),
-    "stackoverflow": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
-    "stackoverflow-tags": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
-}
 
 
 def _parquet(folder: Path) -> None:
@@ -207,39 +128,6 @@ def _columns(folder: Path, how: list[tuple[str, str]]) -> None:
         return
     with pyarrow.ipc.new_stream(str(folder / "t.arrow"), table.schema) as writer:
         writer.write_table(table)
-
-
-def _changed(folder: Path, how: list[tuple[float, Any]]) -> None:
-    """Odd values somewhere in LEAF's JSON."""
-    files = sorted(folder.rglob("*.json"))
-    for where, value in how:
-        path = files[int(where * 997) % len(files)]
-        content = json.loads(path.read_text())
-        places = _places(content)
-        holder, key = places[int(where * len(places))]
-        holder[key] = value
-        path.write_text(json.dumps(content))
-
-
-def _places(content: Any) -> list[tuple[Any, Any]]:
-    """Every place in a tree of lists and dictionaries, as (what holds it, its key)."""
-    found: list[tuple[Any, Any]] = []
-    keys = list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
-    for key in keys:
-        found += [(content, key), *_places(content[key])]
-    return found
-
-
-def _replaced(folder: Path, how: list[tuple[float, str]]) -> None:
-    """Odd arrays in place of fields of TFF's files."""
-    files = sorted(folder.rglob("*.h5"))
-    for where, kind in how:
-        with h5py.File(files[int(where * 997) % len(files)], "r+") as file:
-            fields: list[str] = []
-            file.visititems(lambda name, item: fields.append(name) if isinstance(item, h5py.Dataset) else None)  # noqa: B023
-            name = fields[int(where * len(fields))]
-            del file[name]
-            file[name] = FIELDS[kind]
 
 
 OWN: dict[str, Callable[[Callable[[Any], Any]], Any]] = {

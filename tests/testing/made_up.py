@@ -9,14 +9,12 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tests.data_prep.test_datasets_images import _cinic as class_folders
-from tests.data_prep.test_datasets_images import _emnist as emnist_files
-from tests.data_prep.test_datasets_leaf import cifar, faces, leaf
-from tests.data_prep.test_datasets_sequences import comment, hdf5, reddit, tagged
+from data_prep.formats.cifar import CLASSES
 
 RNG = np.random.default_rng(11)
 PARTS = ("train", "test")
@@ -28,6 +26,39 @@ USERS, EACH = 6, 5
 def sentence(number: int) -> str:
     """Some of the words."""
     return " ".join(WORDS[(number * step) % len(WORDS)] for step in range(1, 6))
+
+
+def class_folders(folder: Path, per_class: int) -> np.ndarray:
+    """CINIC-10's pictures of random pixels, in the order of reading, (n, 3, 32, 32)."""
+    pixels = RNG.integers(0, 256, (len(CLASSES), per_class, 32, 32, 3), np.uint8)
+    for name, group in zip(CLASSES, pixels, strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(group):
+            Image.fromarray(image).save(folder / name / f"{number}.png")
+    return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+
+
+def emnist_files(folder: Path, split: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """The files of a split; both parts are the same."""
+    for part in ("train", "test"):
+        for kind, values, head in (("images-idx3", images, 2051), ("labels-idx1", labels, 2049)):
+            header = struct.pack(f">{1 + values.ndim}I", head, *values.shape)
+            path = folder / f"emnist-{split}-{part}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(header + values.tobytes()))
+    names = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    mapping = "".join(f"{label} {ord(name)}\n" for label, name in enumerate(names))
+    (folder / f"emnist-{split}-mapping.txt").write_text(mapping)
+
+
+def leaf(folder: Path, part: str, users: dict[str, tuple[Any, Any]], packed: bool = False) -> Path:
+    """A file as LEAF's scripts write it."""
+    data = {name: {"x": x, "y": y} for name, (x, y) in users.items()}
+    content = {"users": list(data), "num_samples": [len(one["y"]) for one in data.values()], "user_data": data}
+    (folder / "data" / part).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content).encode()
+    path = folder / "data" / part / f"all_data_niid_0_keep_0_{part}_9.json{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    return path
 
 
 def mnist(folder: Path) -> None:
@@ -70,17 +101,6 @@ def cifar100(folder: Path) -> None:
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{label}" for label in fine]}, 2))
 
 
-def fed_cifar100(folder: Path) -> None:
-    """TFF's file: every user has images of all twenty superclasses."""
-    for part in PARTS:
-        users = {}
-        for user in range(USERS):
-            fine = [(user + 5 * row) % 100 for row in range(20)]
-            images = RNG.integers(0, 256, (20, 32, 32, 3), np.uint8)
-            users[str(user)] = images, fine, [label // 5 for label in fine]
-        cifar(folder / f"fed_cifar100_{part}.h5", users)
-
-
 def cinic10(folder: Path) -> None:
     """A folder of pictures for each class."""
     for part in ("train", "valid", "test"):
@@ -104,30 +124,6 @@ def femnist(folder: Path) -> None:
         leaf(folder, part, {f"w{k}": (pixels[k].tolist(), [k] * EACH) for k in range(USERS)})
 
 
-def celeba(folder: Path) -> None:
-    """Faces of celebrities."""
-    names = faces(folder, [(12, 14)] * 12)
-    for part, low, high in (("train", 0, 8), ("test", 8, 12)):
-        rows = {str(k): (names[k : k + 2], [1.0, 0.0]) for k in range(low, high, 2)}
-        leaf(folder, part, rows)
-
-
-def synthetic(folder: Path) -> None:
-    """Vectors of users."""
-    for part in PARTS:
-        leaf(folder, part, {f"{k}": (RNG.normal(size=(EACH, 4)).tolist(), [0, 1, 2, 1, 0]) for k in range(USERS)})
-
-
-def sent140(folder: Path) -> None:
-    """Tweets of authors, as LEAF gives them."""
-    for part in PARTS:
-        rows = {}
-        for user in range(USERS):
-            tweets = [["1", "Mon", "NO_QUERY", f"u{user}", sentence(user + row)] for row in range(EACH)]
-            rows[f"u{user}"] = tweets, [row % 2 for row in range(EACH)]
-        leaf(folder, part, rows)
-
-
 def shakespeare(folder: Path) -> None:
     """Windows of 80 characters and what follows."""
     text = "To be, or not to be: that is the question. " * 4
@@ -137,31 +133,6 @@ def shakespeare(folder: Path) -> None:
             starts = range(user, user + EACH)
             rows[f"ROLE {user}"] = [text[at : at + 80] for at in starts], [text[at + 80] for at in starts]
         leaf(folder, part, rows)
-
-
-def comments(folder: Path) -> None:
-    """Comments of authors, as LEAF gives Reddit's."""
-    for part in PARTS:
-        said = {str(user): [comment(sentence(user + row).split()) for row in range(EACH)] for user in range(USERS)}
-        reddit(folder, part, {user: ([x for x, _ in rows], [y for _, y in rows]) for user, rows in said.items()})
-
-
-def snippets(stem: str, field: str) -> Callable[[Path], None]:
-    """Texts of users in TFF's HDF5."""
-
-    def write(folder: Path) -> None:
-        for part in PARTS:
-            texts = {f"{user:04}": [sentence(user + row) for row in range(EACH)] for user in range(USERS)}
-            hdf5(folder / f"{stem}_{part}.h5", field, texts)
-
-    return write
-
-
-def stackoverflow_tags(folder: Path) -> None:
-    """Sentences with the tags of their questions."""
-    for part in PARTS:
-        rows = [(sentence(row), "title", "python|list" if row % 2 else "c") for row in range(EACH)]
-        tagged(folder / f"stackoverflow_{part}.h5", {str(user): rows for user in range(USERS)})
 
 
 def sentiment140(folder: Path) -> None:
@@ -220,15 +191,7 @@ FILES: dict[str, Callable[[Path], Path | None]] = {
     "mind": mind,
     "amazon": amazon,
     "femnist": femnist,
-    "celeba": celeba,
-    "sent140": sent140,
     "shakespeare": shakespeare,
-    "synthetic": synthetic,
-    "reddit": comments,
-    "fed-cifar100": fed_cifar100,
-    "fed-shakespeare": snippets("shakespeare", "snippets"),
-    "stackoverflow": snippets("stackoverflow", "tokens"),
-    "stackoverflow-tags": stackoverflow_tags,
     "arrays": arrays,
     "parquet": parquet,
     "imagefolder": imagefolder,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
-from data_prep.partitions.astraea_laws import class_shares
+from data_prep.partitions.astraea import class_shares
 from fedmpi.data.statistics import kl_divergence
 
 
@@ -27,4 +27,4 @@ def test_a_row_tells_what_augmentation_takes_off() -> None:
     assert pooled == pytest.approx(0.277, abs=0.005), "set by the totals alone"
     assert copied_off == pytest.approx(clients - copied, abs=0.0011)
     assert counted_off == pytest.approx(clients - counted, abs=0.0011)
-    assert cells[8:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5), "as in docs/papers/data"
+    assert cells[8:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5), "the shares of docs/results.md"

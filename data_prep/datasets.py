@@ -1,0 +1,312 @@
+"""The data sets by name, and those that a reader of the user's own reads ("package.module:function")."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.download import Source
+from data_prep.formats.arrays import MEMBERS, of_arrays, read_own_files
+from data_prep.formats.cifar import read_cifar
+from data_prep.formats.idx import read_emnist, read_mnist
+from data_prep.formats.images import read_cinic10, read_image_folder
+from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
+from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
+from data_prep.formats.samples import EVERY_TOKEN
+from data_prep.holdout import hold_out_test
+from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part, resolve
+from fedmpi.data.opening import load_digits_split
+
+OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
+"""Fields of ReadOptions that say what arrays mean."""
+MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+EMNIST_SPLITS = {
+    "balanced": ("112,800 + 18,800", 47),
+    "byclass": ("697,932 + 116,323", 62),
+    "bymerge": ("697,932 + 116,323", 47),
+    "letters": ("124,800 + 20,800", 26),
+    "digits": ("240,000 + 40,000", 10),
+    "mnist": ("60,000 + 10,000", 10),
+}
+"""byclass has all classes; bymerge both cases of 15 letters in one; balanced equally many of these 47; letters both
+cases in one."""
+LEAF = "S. Caldas et al., LEAF: a benchmark for federated settings, 2018"
+
+
+def _emnist(split: str, samples: str, classes: int) -> DataSet:
+    kinds = ("images-idx3", "labels-idx1")
+    members = [f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz" for part in ("train", "test") for kind in kinds]
+    archive = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
+    return DataSet(
+        name=f"emnist-{split}",
+        samples=samples,
+        classes=str(classes),
+        licence="no formal licence (from NIST Special Database 19, a US government work); cite the paper",
+        citation="G. Cohen, S. Afshar, J. Tapson, A. van Schaik, EMNIST: an extension of MNIST to handwritten letters, "
+        "2017",
+        page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        files=f"the emnist-{split}-* files (idx, plain or .gz, and the mapping)",
+        reader=read_emnist,
+        sources=(
+            Source(archive, "md5:58c8d27c78d21e728a6bc7b3cc06412e", (*members, f"gzip/emnist-{split}-mapping.txt")),
+        ),
+    )
+
+
+def _cifar(classes: int, files: str, md5: str) -> DataSet:
+    return DataSet(
+        name=f"cifar{classes}",
+        samples="50,000 + 10,000",
+        classes=str(classes),
+        licence="no formal licence; cite the technical report",
+        citation="A. Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto, 2009",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        files=f"the unpacked folder cifar-{classes}{files}",
+        reader=read_cifar,
+        sources=(Source(f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-python.tar.gz", f"md5:{md5}"),),
+    )
+
+
+def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """scikit-learn's digits, the rows of `data.shards = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
+    train_x, train_y, test_x, test_y = load_digits_split()
+    train = (lambda index: train_x[index], train_y)
+    return measured(data_set.images(tally, tuple("0123456789"), train, (test_x, test_y)))
+
+
+OWN_ARRAYS = DataSet(
+    name="arrays",
+    samples="yours",
+    classes="yours",
+    licence="yours",
+    citation="yours",
+    page="",
+    files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
+    reader=read_own_files,
+    options=TEXT_OPTIONS
+    | OF_ARRAYS
+    | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size", "skip_odd_sizes"},
+    raw="file",
+    defaults={"length": EVERY_TOKEN},
+)
+ALL = (
+    DataSet(
+        name="mnist",
+        samples="60,000 + 10,000",
+        classes="10",
+        licence="CC BY-SA 3.0 (as usually given)",
+        citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document recognition, "
+        "Proceedings of the IEEE, 1998",
+        page="http://yann.lecun.com/exdb/mnist/",
+        files="the four idx files of MNIST (train-images-idx3-ubyte, ...; plain or .gz)",
+        reader=read_mnist,
+        sources=tuple(
+            Source(f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}", f"sha256:{digest}")
+            for name, digest in MNIST_FILES.items()
+        ),
+    ),
+    *(_emnist(split, samples, classes) for split, (samples, classes) in EMNIST_SPLITS.items()),
+    _cifar(10, "-batches-py (data_batch_1 ... 5, test_batch, batches.meta)", "c58f30108f718f92721af3b95e74349a"),
+    _cifar(100, "-python (train, test, meta)", "eb9058c3a382ffc7106e4002c42a8d85"),
+    DataSet(
+        name="cinic10",
+        samples="90,000 + 90,000",
+        classes="10",
+        licence="CC BY 4.0 (the collection, Edinburgh DataShare); ImageNet's terms for its images",
+        citation="L. N. Darlow, E. J. Crowley, A. Antoniou, A. J. Storkey, CINIC-10 is not ImageNet or CIFAR-10, 2018",
+        page="https://datashare.ed.ac.uk/handle/10283/3192",
+        files="the unpacked CINIC-10 folder (train/, valid/ and test/ with one folder of PNG files a class)",
+        reader=read_cinic10,
+        sources=(
+            Source(
+                "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+                "md5:6ee4d0c996905fe93221de577967a372",
+            ),
+        ),
+    ),
+    DataSet(
+        name="sentiment140",
+        samples="1,600,000 + 359",
+        classes="2",
+        licence="no formal licence; research use",
+        citation="A. Go, R. Bhayani, L. Huang, Twitter sentiment classification using distant supervision, Stanford, "
+        "2009",
+        page="http://help.sentiment140.com/for-students",
+        files="training*.csv and testdata*.csv of Sentiment140 (plain or .gz)",
+        reader=read_sentiment140,
+        sources=(
+            Source(
+                "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+                "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+            ),
+        ),
+        options=TEXT_OPTIONS,
+    ),
+    DataSet(
+        name="mind",
+        samples="51,282 (MIND-small, train)",
+        classes="17",
+        licence="Microsoft Research Licence Terms, non-commercial research only",
+        citation="F. Wu et al., MIND: a large-scale dataset for news recommendation, ACL 2020",
+        page="https://msnews.github.io",
+        files="news.tsv of one part of MIND (plain or .gz)",
+        reader=read_mind,
+        options=TEXT_OPTIONS,
+    ),
+    DataSet(
+        name="amazon",
+        samples="198,502 Beauty, 167,597 Toys (2014)",
+        classes="5",
+        licence="no formal licence; research use, cite the papers",
+        citation="J. McAuley et al., Image-based recommendations on styles and substitutes, SIGIR 2015; "
+        "J. Ni, J. Li, J. McAuley, Justifying recommendations using distantly-labeled reviews, EMNLP 2019",
+        page="https://jmcauley.ucsd.edu/data/amazon/",
+        files="a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.json.gz",
+        reader=read_amazon,
+        options=TEXT_OPTIONS | {"files", "split", "keep_duplicates"},
+    ),
+    DataSet(
+        name="femnist",
+        samples="about 800,000 of 3,500 writers",
+        classes="62",
+        licence="no formal licence (from NIST Special Database 19); LEAF: BSD 2-clause",
+        citation=LEAF,
+        page="https://leaf.cmu.edu",
+        files="LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5",
+        reader=read_femnist,
+        sources=(
+            Source(
+                "https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",
+                "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
+            ),
+        ),
+    ),
+    DataSet(
+        name="shakespeare",
+        samples="4,226,150 of 1,129 roles",
+        classes=str(len(LETTERS)),
+        licence="public domain; LEAF: BSD 2-clause",
+        citation=f"B. McMahan et al., Communication-efficient learning of deep networks, 2017; {LEAF}",
+        page="https://leaf.cmu.edu",
+        files="LEAF's train/*.json and test/*.json",
+        reader=read_shakespeare,
+    ),
+    OWN_ARRAYS,
+    replace(
+        OWN_ARRAYS,
+        name="parquet",
+        files="a .parquet, .arrow or .csv file, or a folder of them (train and test by name)",
+    ),
+    DataSet(
+        name="imagefolder",
+        samples="yours",
+        classes="yours",
+        licence="yours",
+        citation="yours",
+        page="",
+        files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",
+        reader=read_image_folder,
+        options=frozenset({"image_size", "skip_odd_sizes", "split"}),
+    ),
+    DataSet(
+        name="digits",
+        samples="1,442 + 355",
+        classes="10",
+        licence="CC BY 4.0",
+        citation="E. Alpaydin, C. Kaynak, Optical recognition of handwritten digits, UCI Machine Learning Repository, "
+        "1998",
+        page="https://archive.ics.uci.edu/dataset/80",
+        files="",
+        reader=read_digits,
+        raw="none",
+    ),
+)
+DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
+AS_EXAMPLES = {
+    **{name: f"{name.replace('-', '_')}:read" for name in ("sent140", "celeba", "synthetic", "fed-cifar100")},
+    **{name: f"next_words:{name.replace('-', '_')}" for name in ("reddit", "stackoverflow", "fed-shakespeare")},
+    "stackoverflow-tags": "next_words:tags",
+}
+"""Data sets that readers of docs/examples/readers read, and their names."""
+
+
+def data_set(name: str) -> DataSet:
+    """The data set of a name, or that which the user's own reader reads."""
+    if ":" in name:
+        return _own_data_set(name)
+    if name in AS_EXAMPLES:
+        raise UserError(f"{name} is read by an example: copy it from docs/examples/readers and use {AS_EXAMPLES[name]}")
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"
+        raise UserError(f"there is no data set {name!r}; {hint}")
+    return DATASETS[name]
+
+
+def _own_data_set(name: str) -> DataSet:
+    """The data set of a reader, a function (raw, *, options) -> arrays by name, or a `RawDataset`.
+
+    `raw` is the path that --raw names; a reader without it reads no files. The arrays are those of an .npz file that
+    the data set `arrays` reads: x, y and optionally user, x_test, y_test.
+    """
+    part = resolve("data set", name)
+    return DataSet(
+        name=name,
+        samples="",
+        classes="",
+        licence=UNKNOWN,
+        citation=UNKNOWN,
+        page="",
+        files="what your reader reads",
+        reader=lambda _, raw, options, tally: read_own(part, {}, raw, options, tally),
+        options=OF_ARRAYS - {option.name for option in part.options},
+        raw="folder" if reads_files(part) else "none",
+        own=part,
+    )
+
+
+def reads_files(part: Part) -> bool:
+    """Whether a reader is called with the path that --raw names."""
+    parameters = list(inspect.signature(part.object).parameters.values())
+    return bool(parameters) and parameters[0].kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+
+
+def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """What a reader of the user's own reads."""
+    reader = part.make(given)
+    with calling(part):
+        found = reader(raw) if reads_files(part) else reader()
+    if isinstance(found, RawDataset):
+        if replace(options, split="rows") != ReadOptions():
+            raise UserError(f"{part.name} gives a RawDataset: --task and what else says what arrays mean do nothing")
+        return hold_out_test(found, options.split, tally)
+    if not isinstance(found, Mapping):
+        problem = f"returned a {type(found).__name__}: return a dictionary of arrays, {{'x': ..., 'y': ...}}"
+        raise refuse_result(part, f"{problem}, or a data_prep.raw.RawDataset")
+    if unknown := sorted(set(map(str, found)) - {*MEMBERS, options.split}):
+        raise refuse_result(
+            part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(MEMBERS)}"
+        )
+    if missing := [name for name in ("x", "y") if name not in found]:
+        raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
+    with calling(part):  # what it gives may fail to become an array, as a tensor of another device does
+        arrays = {str(name): np.asarray(values) for name, values in found.items()}
+    source = replace(OWN_ARRAYS, name=part.name)
+    return hold_out_test(of_arrays(source, part.name, arrays, options, tally), options.split, tally)

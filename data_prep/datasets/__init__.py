@@ -1,1 +1,0 @@
-"""The data sets that data_prep reads, one file each; `registry` names them."""

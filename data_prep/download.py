@@ -1,0 +1,91 @@
+"""Official addresses of data sets: downloaded once, on request only, and checked against a published checksum."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pooch
+import requests
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+from fedmpi.common.errors import UserError
+
+UNPACKED = "unpacked"
+ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file at its official address."""
+
+    url: str  # The address
+    checksum: str  # "sha256:..." or "md5:...", as published
+    members: tuple[str, ...] = ()  # What to take out of an archive; empty takes everything
+
+    @property
+    def filename(self) -> str:
+        """The last part of the address."""
+        return Path(urlsplit(self.url).path).name
+
+
+def cache_folder(name: str) -> Path:
+    """Where the files of a data set are kept: $DATA_PREP_CACHE/name, else the user's cache folder."""
+    root = os.environ.get("DATA_PREP_CACHE")
+    return Path(root).expanduser() / name if root else Path(pooch.os_cache("data_prep")) / name
+
+
+def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) -> Path:
+    """Download the files of a data set, unless they are there already, check them and unpack the archives."""
+    target = folder or cache_folder(name)
+    for source in sources:
+        unpack = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
+        packed = source.filename.endswith(ARCHIVES)
+        try:
+            pooch.retrieve(
+                source.url,
+                source.checksum,
+                fname=source.filename,
+                path=target,
+                processor=unpack(members=list(source.members) or None, extract_dir=UNPACKED) if packed else None,
+                downloader=pooch.HTTPDownloader(progressbar=RichBar(source.filename), timeout=30),
+            )
+        except requests.exceptions.RequestException as error:
+            reason = type(error).__name__
+            raise UserError(
+                f"cannot download {source.url} ({reason}); fetch it by hand into a folder and pass that with --raw"
+            ) from error
+        except ValueError as error:
+            raise UserError(
+                f"{source.url} does not have the published checksum {source.checksum}; nothing was kept, try again or "
+                "fetch it by hand and pass the folder with --raw"
+            ) from error
+        except OSError as error:
+            shutil.rmtree(target / UNPACKED, ignore_errors=True)  # half a file looks like a whole one the next time
+            raise UserError(
+                f"cannot store {source.filename} in {target}: {error.strerror or error}; make room there, or set "
+                "DATA_PREP_CACHE to another folder"
+            ) from error
+    return target
+
+
+class RichBar:
+    """A download bar on rich in the form that pooch's downloader asks for."""
+
+    def __init__(self, label: str) -> None:
+        self.total = 0
+        self._progress = Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+        self._task = self._progress.add_task(label, total=None)
+        self.close = self._progress.stop
+
+    def update(self, size: int) -> None:
+        """`size` more bytes have arrived."""
+        self._progress.start()
+        self._progress.update(self._task, advance=size, total=self.total or None)
+
+    def reset(self) -> None:
+        """Back to zero: pooch resets the bar before the last update."""
+        self._progress.reset(self._task)

@@ -1,0 +1,145 @@
+"""CIFAR-10 and CIFAR-100: colour images, 32 x 32, in the official Python pickles (Krizhevsky 2009).
+
+A pickle can run any code when it is loaded. The unpickler here finds NumPy's arrays and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.formats.files import Scratch, require
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, not_official
+from fedmpi.common.errors import UserError, raised
+from fedmpi.common.types import Ints
+
+SHAPE = (3, 32, 32)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+NAMES100 = "fbe8ad23bbaf24969898a386833b49c3aaf6ad1119d43f7b41cdea1b3416d578"
+"""sha256 of CIFAR-100's class names, one per line."""
+STATISTICS = {
+    10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+def _byte(kind: Any, *about: Any) -> np.dtype[np.uint8]:
+    """The only type of arrays: of others a pickle might choose the state, and with it pointers."""
+    if kind not in ("u1", "|u1"):
+        raise pickle.UnpicklingError(f"the type of its values is {kind}, not uint8")
+    return np.dtype(np.uint8)
+
+
+def _latin1(text: str, codec: str) -> bytes:
+    """The bytes that Python 3 writes as text in protocol 2."""
+    if codec != "latin1":
+        raise pickle.UnpicklingError(f"it encodes text as {codec}")
+    return text.encode(codec)
+
+
+_EMPTY = np.zeros(0)
+ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): type(_EMPTY),
+    ("numpy", "dtype"): _byte,
+    ("_codecs", "encode"): _latin1,
+    ("numpy.core.multiarray", "_reconstruct"): _EMPTY.__reduce__()[0],
+    ("numpy._core.multiarray", "_reconstruct"): _EMPTY.__reduce__()[0],
+}
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Unpickles arrays of bytes and plain containers, and rejects a pickle that names anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a pickle names, if it is admitted."""
+        if (module, name) not in ADMITTED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not an array")
+        return ADMITTED[module, name]
+
+
+def load_batch(path: Path) -> dict[str, Any]:
+    """The dictionary of one batch file, with str keys."""
+    try:
+        with path.open("rb") as stream:
+            content = ArrayUnpickler(stream, encoding="latin1").load()
+    except Exception as error:  # a damaged pickle raises errors of many kinds
+        raise UserError(f"{path} is not a CIFAR batch ({raised(error)}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a CIFAR batch (it holds a {type(content).__name__}); fetch it again")
+    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+
+
+def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8], Ints]:
+    batch = load_batch(path)
+    for key in ("data", label_key):
+        if key not in batch:
+            raise UserError(f"{path} has no {key!r}; it is not a batch of this data set")
+    data, labels = batch["data"], batch[label_key]
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UserError(f"{path}: 'data' is {found} instead of uint8 (n, 3072); fetch it again")
+    if type(labels) is not list or any(type(label) is not int for label in labels):
+        raise UserError(f"{path}: {label_key!r} is not a list of integers; fetch it again")
+    if len(labels) != len(data):
+        raise UserError(f"{path} holds {len(data)} images but {len(labels)} labels; fetch it again")
+    wrong = next((row for row, label in enumerate(labels) if not 0 <= label < classes), None)
+    if wrong is not None:
+        raise UserError(f"{path}, record {wrong}: label {labels[wrong]} is not one of the {classes} classes")
+    return data.reshape(-1, *SHAPE), np.array(labels, np.int64)
+
+
+def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """CIFAR-10, or CIFAR-100 with its fine labels and their superclasses; features (3, 32, 32) uint8."""
+    classes = int(data_set.classes)
+    files = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
+    about, tested, prefix = ("batches.meta", "test_batch", "") if classes == 10 else ("meta", "test", "fine_")
+    train = [require(raw, (name,), data_set.files) for name in files]
+    names = _class_names(require(raw, (about,), data_set.files), f"{prefix}label_names", classes)
+    scratch, parts = Scratch(SHAPE, np.uint8), []
+    for path in train:
+        images, batch_labels = _images(path, f"{prefix}labels", classes)
+        scratch.append(images)
+        parts.append(batch_labels)
+    x, labels = scratch.rows(), np.concatenate(parts)
+    test = _images(require(raw, (tested,), data_set.files), f"{prefix}labels", classes)
+    mean, std = STATISTICS[classes]
+    data = data_set.images(tally, names, (lambda index: x[index], labels), test, mean=mean, std=std)
+    if classes == 100:
+        data = replace(data, superclasses=_superclasses(train[0], labels))
+        official = hashlib.sha256("\n".join(names).encode()).hexdigest() == NAMES100
+    else:
+        official = names == CLASSES
+    return data if official else not_official(data, tally)
+
+
+def _class_names(path: Path, key: str, classes: int) -> tuple[str, ...]:
+    names = load_batch(path).get(key, [])
+    if type(names) is not list or any(type(name) is not str for name in names):
+        raise UserError(f"{path}: {key!r} is not a list of names; fetch it again")
+    if len(names) != classes:
+        raise UserError(f"{path} names {len(names)} classes under {key!r} instead of {classes}; fetch it again")
+    return tuple(names)
+
+
+def _superclasses(path: Path, labels: Ints) -> Ints | None:
+    """The superclass of every class, int64 (100,), from the coarse labels beside the fine ones; None without any.
+
+    A class that the file holds no image of is a superclass of its own.
+    """
+    listed = load_batch(path).get("coarse_labels")
+    if listed is None:
+        return None
+    if type(listed) is not list or len(listed) != len(labels) or any(type(label) is not int for label in listed):
+        raise UserError(f"{path}: 'coarse_labels' is not a list of {len(labels)} integers; fetch it again")
+    coarse = np.array(listed, np.int64)
+    found = int(coarse.max(initial=0)) + 1 + np.arange(100)
+    found[labels] = coarse
+    if (wrong := np.flatnonzero(found[labels] != coarse)).size:
+        raise UserError(f"{path}: images of class {labels[wrong[0]]} have several coarse labels; fetch it again")
+    return found

@@ -1,0 +1,173 @@
+"""The idx format (a big-endian header, then unsigned bytes; plain or gzipped), and its data sets MNIST and EMNIST."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from gzip import GzipFile
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.formats.files import BLOCK, Scratch, find, open_bytes, require
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, measured, not_official
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import AnyArray, Ints
+
+UNSIGNED_BYTE = 0x08
+MNIST_CONTENT = "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
+"""sha256 of the values of MNIST's four files."""
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array of an idx file of unsigned bytes, memory-mapped.
+
+    A plain file is mapped where it lies; a gzipped one is unzipped block by block into an unnamed temporary file.
+    """
+    with open_bytes(path) as stream:
+        try:
+            shape = _header(stream, path, dimensions)
+            if isinstance(stream, GzipFile):
+                scratch = Scratch((), np.uint8)
+                while scratch.length <= math.prod(shape) and (block := stream.read(BLOCK)):
+                    scratch.append(np.frombuffer(block, np.uint8))
+                _check_size(path, scratch.length, shape)
+                return scratch.rows().reshape(shape)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+    offset = 4 + 4 * dimensions
+    _check_size(path, path.stat().st_size - offset, shape)
+    return np.memmap(path, np.uint8, "r", offset, shape) if all(shape) else np.empty(shape, np.uint8)
+
+
+def _header(stream: GzipFile | BufferedReader, path: Path, dimensions: int) -> tuple[int, ...]:
+    head = stream.read(4 + 4 * dimensions)
+    magic = bytes([0, 0, UNSIGNED_BYTE, dimensions])
+    if len(head) < 4 + 4 * dimensions or head[:4] != magic:
+        raise UserError(
+            f"{path} is not an idx file of unsigned bytes in {dimensions} dimension(s): it begins with "
+            f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}; fetch it again"
+        )
+    return struct.unpack(f">{dimensions}I", head[4:])
+
+
+def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
+    expected = math.prod(shape)
+    if found != expected:
+        more = " or more" if found > expected else ""
+        raise UserError(
+            f"{path} holds {found} bytes of data{more} where its header says {expected} "
+            f"({' x '.join(map(str, shape))}); fetch it again"
+        )
+
+
+def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uint8], Ints, Path]:
+    """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together; the latter's path.
+
+    Plain files come first, with the dash or the dot that some mirrors use.
+    """
+    paths = []
+    for kind in ("images-idx3", "labels-idx1"):
+        dashed = f"{stem}-{kind}-ubyte"
+        dotted = dashed.replace("-idx", ".idx")
+        paths.append(require(raw, (dashed, dotted, f"{dashed}.gz", f"{dotted}.gz"), hint))
+    images, labels = paths
+    x = read_idx(images, 3)
+    y = np.asarray(read_idx(labels, 1), np.int64)
+    if len(x) != len(y):
+        raise UserError(
+            f"{images} holds {len(x)} images but {labels} holds {len(y)} labels; they do not belong together"
+        )
+    if not x.size:
+        raise UserError(f"{images} holds no images ({' x '.join(map(str, x.shape))}); fetch it again")
+    wrong = np.flatnonzero(y >= classes)
+    if len(wrong):
+        raise UserError(
+            f"{labels}, record {wrong[0]}: label {y[wrong[0]]} is not one of the {classes} classes; fetch it again"
+        )
+    return x, y, labels
+
+
+def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """MNIST from its idx files; features (1, 28, 28) uint8.
+
+    Other sets under MNIST's file names are known by their content (`not_official`); their classes are those that occur.
+    """
+    train_x, train_y, _ = _pair(raw, "train", 256, data_set.files)
+    test_x, test_y, _ = _pair(raw, "t10k", 256, data_set.files)
+    content = hashlib.sha256()
+    for values in (train_x, train_y.astype(np.uint8), test_x, test_y.astype(np.uint8)):
+        content.update(np.ascontiguousarray(values).data)
+    distinct, labels = np.unique(np.concatenate([train_y, test_y]), return_inverse=True)
+    data = data_set.images(
+        tally,
+        tuple(map(str, distinct.tolist())),
+        (lambda index: train_x[index][:, None], labels[: len(train_y)].astype(np.int64)),
+        (test_x[:, None], labels[len(train_y) :].astype(np.int64)),
+        mean=(0.1307,),
+        std=(0.3081,),
+    )
+    return data if content.hexdigest() == MNIST_CONTENT else not_official(data, tally)
+
+
+def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """One split of EMNIST from its idx files; features (1, 28, 28) uint8, upright: they are published transposed.
+
+    A file `emnist-SPLIT-train-writers.npy` (the writer of each row, as in the published .mat files), where there is
+    one, names the natural clients.
+    """
+    split, classes = data_set.name.removeprefix("emnist-"), int(data_set.classes)
+    first = 1 if split == "letters" else 0
+    names = _class_names(data_set, raw, first)
+    parts = []
+    for part in ("train", "test"):
+        x, y, path = _pair(raw, f"{data_set.name}-{part}", classes + first, data_set.files)
+        if len(wrong := np.flatnonzero(y < first)):
+            raise UserError(
+                f"{path}, record {wrong[0]}: label {y[wrong[0]]}, but the labels of {split} begin with {first}"
+            )
+        parts.append((x, y - first))
+    (train_x, train_y), (test_x, test_y) = parts
+    users, user_names = _writers(data_set, raw, len(train_y))
+    train = (lambda index: upright(train_x[index]), train_y)
+    test = (upright(test_x), test_y)
+    return measured(data_set.images(tally, names, train, test, users=users, user_names=user_names))
+
+
+def upright(images: NDArray[np.uint8]) -> AnyArray:
+    """Transpose published images (n, width, height) into upright ones (n, 1, height, width)."""
+    return images.transpose(0, 2, 1)[:, None]
+
+
+def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
+    """Characters of the classes from the split's mapping file, whose lines are: label, then one or more ASCII codes."""
+    path, classes = require(raw, (f"{data_set.name}-mapping.txt",), data_set.files), int(data_set.classes)
+    names: dict[int, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                label, *codes = (int(word) for word in line.split())
+                names[label - first] = "".join(chr(code) for code in codes)
+            except ValueError:
+                raise UserError(f"{path}, line {number}: {line!r} is not a label and its ASCII codes") from None
+    if sorted(names) != list(range(classes)):
+        raise UserError(f"{path} names {len(names)} classes where {data_set.name} has {classes}; fetch it again")
+    return tuple(names[label] for label in range(classes))
+
+
+def _writers(data_set: DataSet, raw: Path, n: int) -> tuple[Ints | None, tuple[str, ...] | None]:
+    path = find(raw, (f"{data_set.name}-train-writers.npy",))
+    if path is None:
+        return None, None
+    try:
+        writers = np.load(path, allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is not a readable .npy file ({error})") from error
+    if writers.shape != (n,):
+        raise UserError(f"{path} holds {writers.shape} writers for {n} images; it does not belong to these files")
+    known, users = np.unique(writers, return_inverse=True)
+    return users.astype(np.int64), tuple(str(writer) for writer in known)

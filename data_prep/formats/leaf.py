@@ -1,0 +1,258 @@
+"""Data sets by user: LEAF's JSON and TensorFlow Federated's HDF5 files, and of these FEMNIST and Shakespeare.
+
+LEAF's files (Caldas et al. 2018) hold users, each with a list x of samples and a list y of targets; each file is read
+into memory as a whole. TFF's files have a group examples/CLIENT for each client, with an array for each field.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from gzip import GzipFile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, compact, measured
+from data_prep.text import SPECIAL, UNKNOWN
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import AnyArray, Bools, Ints
+
+LEAF = ("{}/*.json", "{}/*.json.gz")
+"""Files of a part, train or test."""
+DAMAGED = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, RecursionError, MemoryError)
+"""What reading content of another form raises."""
+EXAMPLES = "examples"
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MOST_BYTES = 2**31
+"""Of one array of one client, unpacked, or of one of its pieces: far beyond what a client has."""
+FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+IMAGE = (1, 28, 28)
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The characters of LEAF's models of Shakespeare, in the order of their classes."""
+LENGTH = 80
+WRITTEN = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+"""How characters stand in the vocabulary, which has a line for each."""
+_CLASS_OF = np.full(256, -1, np.int64)
+_CLASS_OF[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+
+
+def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path], str] | None:
+    """The training and test files below a folder by the first pattern that has both, which comes third, else None."""
+    for pattern in patterns:
+        train, test = (files_below(folder, pattern.format(part)) for part in ("train", "test"))
+        if train and test:
+            return train, test, pattern
+    return None
+
+
+def leaf_files(folder: Path, hint: str) -> tuple[list[Path], list[Path]]:
+    """LEAF's training and test files below a folder."""
+    found = part_files(folder_of(folder), LEAF)
+    if found is None:
+        raise UserError(f"no LEAF files in {folder}; --raw must hold {hint}")
+    return found[:2]
+
+
+def leaf_users(path: Path, person: str = "user", as_arrays: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """The users of one of LEAF's files, in its order: name, samples, targets, as lists of one length or as arrays."""
+    name = "none yet"
+    try:
+        with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+            content = json.load(text, object_pairs_hook=_once)
+        users, data = set(content["users"]), content["user_data"]
+        for name, samples in data.items():
+            x, y = samples["x"], samples["y"]
+            if as_arrays:
+                x, y = np.asarray(x, np.float64), np.asarray(y)
+            elif type(x) is not list or type(y) is not list or len(x) != len(y):
+                raise ValueError("x and y are not lists of one length")
+            yield name, x, y
+        if users != data.keys():
+            raise ValueError(f"users names {len(users)} {person}s, user_data holds {len(data)}, not the same")
+    except DAMAGED as error:
+        raise UserError(
+            f"{path}, {person} {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it "
+            "again"
+        ) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys must differ: json keeps the last of two users of one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has two entries of one name")
+    return found
+
+
+def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, AnyArray]]]:
+    """The clients of one of TFF's files in the order of their names, each with the arrays of some fields."""
+    with open_bytes(path) as stream:
+        if isinstance(stream, GzipFile) or stream.read(len(SIGNATURE)) != SIGNATURE:
+            raise UserError(f"{path} is not an HDF5 file; unpack it if it is compressed, or fetch it again")
+    name = "none yet"
+    try:
+        with h5py.File(path, "r", locking=False) as file:  # not every file system has locks, and nothing is written
+            clients = _held(file, EXAMPLES, h5py.Group)
+            for name in clients:
+                group = _held(clients, name, h5py.Group)
+                yield name, {field: _array(group, field) for field in fields}
+    except (*DAMAGED, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"{path}, client {name}: not a TFF file ({EXAMPLES}/CLIENT with {', '.join(fields)}): {error}; fetch it "
+            "again"
+        ) from error
+
+
+def _held(group: h5py.Group, name: str, kind: type) -> Any:
+    """A group or dataset of this very file; what a file only points to may be any other file of the user's."""
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink | None) or not isinstance(group[name], kind):
+        raise ValueError(f"{name!r} is no {kind.__name__.lower()} of this file")
+    return group[name]
+
+
+def _array(group: h5py.Group, name: str) -> AnyArray:
+    dataset = _held(group, name, h5py.Dataset)
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{name!r} is kept in another file")
+    piece = math.prod(dataset.chunks or (0,))
+    if max(math.prod(dataset.shape), piece) * dataset.dtype.itemsize > MOST_BYTES:
+        raise ValueError(f"{name!r} of {dataset.shape} values is more than a client has")
+    array: AnyArray = dataset[:]
+    return array
+
+
+@dataclass
+class UserRows:
+    """Rows of one part, training or test, collected user by user."""
+
+    rows: Scratch
+    labels: list[Ints] = field(default_factory=list)
+    users: list[Ints] = field(default_factory=list)
+
+    def add(self, x: AnyArray, y: AnyArray, user: int) -> None:
+        """Append some rows of a user."""
+        if len(y):
+            self.rows.append(x)
+            self.labels.append(y.astype(np.int64))
+            self.users.append(np.full(len(y), user))
+
+
+def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tally: Tally, **facts: Any) -> RawDataset:
+    """The data set of the rows of both parts, whose users are the natural clients."""
+    train, test = parts
+    x = train.rows.rows()
+    users, user_names = compact(np.concatenate(train.users), tuple(names))
+    return data_set.of(
+        tally,
+        feature_shape=train.rows.shape,
+        dtype=str(train.rows.dtype),
+        labels=np.concatenate(train.labels),
+        users=users,
+        user_names=user_names,
+        read=lambda index: x[index],
+        test_x=test.rows.rows(),
+        test_y=np.concatenate(test.labels),
+        **facts,
+    )
+
+
+def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """FEMNIST from either format; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), by writer.
+
+    Rows whose pixels are no multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are left out.
+    """
+    found = part_files(folder_of(raw), ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
+    if found is None:
+        raise UserError(f"no FEMNIST files in {raw}; --raw must hold {data_set.files}")
+    hdf5 = found[2].endswith(".h5")
+    names: dict[str, int] = {}
+    parts = []
+    for files in found[:2]:
+        part = UserRows(Scratch(IMAGE, np.uint8))
+        for path in files:
+            for name, pixels, labels in _hdf5_writers(path) if hdf5 else leaf_users(path, "writer", as_arrays=True):
+                good = _good_images(pixels, labels, f"{path}, writer {name}", tally)
+                if good.any():
+                    images = np.rint(pixels[good] * 255).astype(np.uint8).reshape(-1, *IMAGE)
+                    part.add(images, labels[good], names.setdefault(name, len(names)))
+        parts.append(part)
+    for part, which in zip(parts, ("training", "test"), strict=True):
+        if not part.labels:
+            raise UserError(f"no readable image of {which} writers in {raw}{tally.first_of_none}")
+    classes = FEMNIST_CLASSES
+    return measured(by_user(data_set, parts, names, tally, task="image", classes=len(classes), class_names=classes))
+
+
+def _hdf5_writers(path: Path) -> Iterator[tuple[str, AnyArray, AnyArray]]:
+    """Writers of one of TFF's files: name, pixels in [0, 1] (n, 784), labels (n,)."""
+    for name, arrays in tff_clients(path, ("pixels", "label")):
+        labels = arrays["label"]
+        if not len(labels) or arrays["pixels"].size % len(labels):
+            raise UserError(
+                f"{path}, client {name}: {arrays['pixels'].shape} pixels for {len(labels)} labels; fetch it again"
+            )
+        yield name, arrays["pixels"].reshape(len(labels), -1), labels
+
+
+def _good_images(pixels: AnyArray, labels: AnyArray, where: str, tally: Tally) -> Bools:
+    size = math.prod(IMAGE)
+    if pixels.ndim != 2 or pixels.shape[1] != size or labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
+        why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {size}) and (n,) whole numbers"
+        tally.bad(where, why, max(labels.size, 1))
+        return np.zeros(0, bool)
+    with np.errstate(invalid="ignore", over="ignore"):
+        levels = pixels * 255
+        exact = (np.abs(levels - np.rint(levels)) < 1e-2) & (pixels >= 0) & (pixels <= 1)
+    known = (labels >= 0) & (labels < len(FEMNIST_CLASSES))
+    good = np.asarray(exact.all(1) & known)
+    for row in np.flatnonzero(~good):
+        why = f"label {labels[row]}" if not known[row] else "a pixel that is no multiple of 1/255 in [0, 1]"
+        tally.bad(f"{where}, record {row}", why)
+    return good
+
+
+def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """Characters as token ids (80,) int32, the next character as class; the role is the natural client.
+
+    Ids are 2 + the class of a character; 1 is any other. Samples of another length, and those whose next character is
+    none of the 80, are left out.
+    """
+    names: dict[str, int] = {}
+    parts = []
+    for files, which in zip(leaf_files(raw, data_set.files), ("training", "test"), strict=True):
+        part = UserRows(Scratch((LENGTH,), np.int32))
+        for path in files:
+            for name, x, y in leaf_users(path, "role"):
+                ids, classes = _encoded(x, y)
+                good = classes >= 0
+                for row in np.flatnonzero(~good):
+                    where = f"{path}, role {name}, record {row}"
+                    tally.bad(where, f"not {LENGTH} characters and one of {len(LETTERS)}")
+                if good.any():
+                    part.add(ids[good], classes[good], names.setdefault(name, len(names)))
+        if not part.labels:
+            raise UserError(f"{raw} holds no readable {which} sample: {tally.first or 'its users have none'}")
+        parts.append(part)
+    written = tuple(WRITTEN.get(letter, letter) for letter in LETTERS)
+    about = {"task": "text", "classes": len(LETTERS), "class_names": written}
+    return by_user(data_set, parts, names, tally, **about, vocabulary=(*SPECIAL, *written))
+
+
+def _encoded(x: list[Any], y: list[Any]) -> tuple[AnyArray, Ints]:
+    """Token ids (n, 80) and classes (n,) of a role's samples, -1 for those that are not as they should be."""
+    ids, classes = np.full((len(x), LENGTH), UNKNOWN, np.int32), np.full(len(x), -1, np.int64)
+    for row, (before, after) in enumerate(zip(x, y, strict=True)):
+        if type(before) is str and type(after) is str and len(before) == LENGTH and len(after) == 1:
+            codes = np.frombuffer((before + after).encode("utf-32-le", "surrogatepass"), np.uint32)
+            known = _CLASS_OF[np.minimum(codes, len(_CLASS_OF) - 1)]
+            ids[row] = np.where(known[:-1] >= 0, known[:-1] + len(SPECIAL), UNKNOWN)
+            classes[row] = known[-1]
+    return ids, classes

@@ -1,0 +1,161 @@
+"""Labelled texts: MIND's news (tab-separated), Sentiment140's tweets (CSV) and Amazon's reviews (JSON lines)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.formats.files import csv_rows, files_below, folder_of, lines, require
+from data_prep.holdout import in_both, train_test_groups, train_test_rows
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
+from data_prep.text import Texts, text_data_set
+from fedmpi.common.errors import UserError
+
+NEWS_COLUMNS, CATEGORY, TITLE = 8, 1, 3
+TWEET_COLUMNS = 6
+MOODS, NEUTRAL = {"0": 0, "4": 1}, "2"
+REVIEWS = ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
+# Key names of 2014 and 2018, then of 2023.
+STARS, TEXT, REVIEWER = ("overall", "rating"), ("reviewText", "text"), ("reviewerID", "user_id")
+ITEM = ("asin",)
+DUPLICATES = "reviews that repeat one of the same reviewer, product and text (--keep-duplicates keeps them)"
+
+
+def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """MIND from news.tsv: title -> category. The first 80 % of the rows train, as FedSampling's authors do.
+
+    The set names no users of news.
+    """
+    path = require(raw, ("news.tsv", "news.tsv.gz"), data_set.files)
+    texts = Texts(options.length)
+    categories: dict[str, int] = {}
+    for number, line in enumerate(lines(path), 1):
+        fields = line.rstrip("\r\n").split("\t")
+        where = f"{path}, line {number}"
+        if len(fields) != NEWS_COLUMNS:
+            tally.bad(where, f"{len(fields)} columns instead of {NEWS_COLUMNS}")
+        elif not fields[CATEGORY] or not fields[TITLE].strip():
+            tally.bad(where, "the category or the title is empty")
+        else:
+            texts.add(fields[TITLE], categories.setdefault(fields[CATEGORY], len(categories)))
+    if not len(texts):
+        raise UserError(f"{path} holds no readable row{': ' + tally.first if tally.first else ''}; fetch it again")
+    names = sorted(categories)
+    place = np.empty(len(names), np.int64)
+    place[[categories[name] for name in names]] = np.arange(len(names))
+    rows, boundary = np.arange(len(texts)), len(texts) * 4 // 5
+    parts = rows[:boundary], rows[boundary:]
+    return text_data_set(data_set, texts, place[np.array(texts.labels)], tuple(names), parts, options, tally)
+
+
+def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """Tweets by mood from two CSV files: label 0 negative, 1 positive; the test part's neutral rows are dropped."""
+    texts, ends = Texts(options.length), []
+    for name in ("training", "testdata"):
+        path = require(raw, (f"{name}*.csv", f"{name}*.csv.gz"), data_set.files)
+        for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # the official files mix both
+            where = f"{path}, line {line}"
+            if len(row) != TWEET_COLUMNS:
+                tally.bad(where, f"{len(row)} columns instead of {TWEET_COLUMNS} (target, id, date, query, user, text)")
+            elif row[0] == NEUTRAL:
+                tally.drop("neutral tweets (label 2)")
+            elif row[0] not in MOODS:
+                tally.bad(where, f"the target is {row[0]!r} instead of 0, 2 or 4")
+            elif not row[5].strip():
+                tally.bad(where, "the text is empty")
+            else:
+                texts.add(row[5], MOODS[row[0]], row[4])
+        ends.append(len(texts))
+    rows, labels = np.arange(len(texts)), np.array(texts.labels, np.int64)
+    parts = rows[: ends[0]], rows[ends[0] :]
+    return text_data_set(data_set, texts, labels, ("negative", "positive"), parts, options, tally)
+
+
+def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """Reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part.
+
+    Reads the 5-core files of 2014 and 2018 and, with its other key names, the 2023 release; JSON lines, plain or .gz.
+    """
+    if options.split not in ("rows", "texts", "users"):
+        raise UserError(f"--split {options.split!r} is unknown; choose rows, texts or users")
+    texts = Texts(options.length)
+    seen: set[bytes] | None = None if options.keep_duplicates else set()
+    for path in _chosen(data_set, raw, options.files):
+        for number, line in enumerate(lines(path), 1):
+            if line.strip():
+                _add_review(line, f"{path}, line {number}", texts, tally, seen)
+    labels, users = np.array(texts.labels, np.int64), np.array(texts.users, np.int64)
+    names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
+    if options.split == "rows":
+        parts = train_test_rows(len(texts))
+        for what, codes in (("users", users), ("texts", texts.same())):
+            if codes.min(initial=0) >= 0 and (note := in_both(what, codes, *parts)):
+                tally.note(note)
+    else:
+        parts = train_test_groups(texts.same() if options.split == "texts" else users)
+    return text_data_set(data_set, texts, labels, names, parts, options, tally)
+
+
+def _chosen(data_set: DataSet, raw: Path, names: tuple[str, ...]) -> list[Path]:
+    """The review files to read: the named ones, or the only one there is."""
+    folder = folder_of(raw)
+    there = files_below(folder, *REVIEWS)
+    listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
+    if not there:
+        raise UserError(f"no review file in {folder}; --raw must hold {data_set.files}")
+    if not names:
+        if len(there) > 1:
+            raise UserError(f"{folder} holds {len(there)} review files ({listed}); name those to read with --file")
+        return there
+    chosen: list[Path] = []
+    for name in names:
+        found = [path for path in there if str(path.relative_to(folder)) == name]
+        found = found or [path for path in there if path.name == name]
+        if not found:
+            raise UserError(f"no review file {name} in {folder}; --file takes one of: {listed}")
+        if len(found) > 1:
+            raise UserError(
+                f"{folder} holds {len(found)} files named {name}; --file takes one of: "
+                f"{', '.join(str(path.relative_to(folder)) for path in found)}"
+            )
+        if found[0] in chosen:
+            raise UserError(f"--file names {name} twice; name each file once")
+        chosen += found
+    return chosen
+
+
+def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes] | None) -> None:
+    """Add one review; `seen` holds those there are already, None where duplicates are kept."""
+    try:
+        review = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        tally.bad(where, f"not JSON ({error})")
+        return
+    if not isinstance(review, dict):
+        tally.bad(where, "not a JSON object")
+        return
+    stars, text, reviewer, item = (
+        next((review[key] for key in keys if key in review), None) for keys in (STARS, TEXT, REVIEWER, ITEM)
+    )
+    if isinstance(stars, bool) or stars not in (1, 2, 3, 4, 5):
+        tally.bad(where, f"{STARS[0]!r} is {stars!r} instead of 1 to 5 stars")
+    elif not isinstance(text, str) or not text.strip():
+        tally.bad(where, f"no {TEXT[0]!r}")
+    elif seen is not None and _repeats(reviewer, item, text, seen):
+        tally.drop(DUPLICATES)
+    else:
+        texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))
+
+
+def _repeats(reviewer: Any, item: Any, text: str, seen: set[bytes]) -> bool:
+    """Whether the same review was there before; nobody can tell where the reviewer or the product is not named."""
+    if reviewer is None or item is None:
+        return False
+    key = hashlib.blake2b(json.dumps([str(reviewer), str(item), text.strip()]).encode(), digest_size=16).digest()
+    known = key in seen
+    seen.add(key)
+    return known

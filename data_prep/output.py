@@ -1,0 +1,322 @@
+"""The output of a preparation: room on the disk, the folder, and HDF5 files that are whole or absent.
+
+A file grows under a temporary name, is flushed to the disk and renamed; nothing in it depends on the clock.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import refuse_unwritable, sync_folder
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.data.assignment import ownership
+from fedmpi.data.schema import (
+    EXTRAS,
+    MANIFEST,
+    PARTIAL,
+    PREPARING,
+    TEST,
+    VALIDATION,
+    VECTORS,
+    VOCABULARY,
+    ShardFile,
+)
+from fedmpi.records.hold import FOLDER, Hold
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as its dtype
+_SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
+_OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, or a limit on the length of files."""
+SPARE = 1 << 20
+"""Bytes for what is small: the vocabulary, the manifest, the headers of files."""
+
+
+def megabytes(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def require_room(folder: Path, needed: int, replaced: int) -> None:
+    """Refuse to begin what cannot fit."""
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize + replaced
+    if free < needed + SPARE:
+        raise UserError(
+            f"the disk of {folder} has {megabytes(free)} left, but {megabytes(needed + SPARE)} are needed: make room "
+            "or choose another --out"
+        )
+
+
+@contextmanager
+def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
+    """Within: a temporary folder that cannot be written is told from damaged input."""
+    try:
+        yield
+    except OSError as error:
+        why = "is full" if error.errno in FULL else f"cannot be written ({error.strerror or error})"
+        raise UserError(
+            f"the temporary folder {folder} {why}: at least {megabytes(written + more)} are needed there; make room or "
+            "set TMPDIR to a folder with more"
+        ) from error
+
+
+class SparedFile(io.RawIOBase):
+    """A file for HDF5 to write to, which never learns that the disk is full.
+
+    HDF5 cannot close a file whose writes fail: its destructor tries again at the end of the process and crashes. Here
+    the first error is kept, and from then on writes are dropped.
+    """
+
+    def __init__(self, path: Path):
+        self._file = open(path, "wb+", buffering=0)  # noqa: SIM115  (closed by `close`)
+        self.error: OSError | None = None
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place."""
+        return self._file.tell()
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read what is there."""
+        return self._file.readinto(buffer)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of the data, or keep the error."""
+        left = memoryview(data).cast("B")
+        length = len(left)
+        try:
+            while len(left) and self.error is None:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.error = error
+        return length
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the length, or keep the error."""
+        try:
+            if self.error is None:
+                self._file.truncate(size)
+        except OSError as error:
+            self.error = error
+        return size or 0
+
+    def close(self) -> None:
+        """Close the file; an error counts as one of writing."""
+        if not self.closed:
+            try:
+                self._file.close()
+            except OSError as error:
+                self.error = self.error or error
+        super().close()
+
+
+class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
+    """An HDF5 file being filled, whose first failed write can be asked for."""
+
+    def __init__(self, file: SparedFile, alignment: int):
+        super().__init__(file, "w", alignment_threshold=1, alignment_interval=alignment)
+        self._spared = file
+
+    def check(self) -> None:
+        """Raise the OSError of the first write that failed, if one did."""
+        if self._spared.error is not None:
+            raise self._spared.error
+
+
+@contextmanager
+def growing_h5(path: Path) -> Iterator[GrowingFile]:
+    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own."""
+    partial = partial_of(path)
+    try:
+        with closing(SparedFile(partial)) as file, GrowingFile(file, _ALIGNMENT) as h5:
+            yield h5
+        if file.error is not None:
+            raise file.error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def nothing_partial(*paths: Path) -> Iterator[None]:
+    """Within: files are grown and completed; none stays under its temporary name where the block is broken off."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            partial_of(path).unlink(missing_ok=True)
+        raise
+
+
+def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
+    """Flush a grown file to the disk and let it appear under `path`; the manifest's entry of it, with its sha256."""
+    with whole_file(path) as partial, partial.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    return entry(path, first_client, clients, samples)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path whose file is renamed to `path` when the block ends well and removed otherwise."""
+    partial = partial_of(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file while it is being written."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or absent, flushed to the disk; half characters, which JSON may hold, as codes."""
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def reserve(h5: h5py.File, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
+    """A contiguous dataset whose space is allotted now and written once, without a filling pass."""
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_layout(h5py.h5d.CONTIGUOUS)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    creation.set_obj_track_times(False)
+    kind, space = h5py.h5t.py_create(np.dtype(dtype), logical=True), h5py.h5s.create_simple(shape)
+    return h5py.Dataset(h5py.h5d.create(h5.id, name.encode(), kind, space, creation))
+
+
+def store(h5: h5py.File, name: str, values: AnyArray) -> None:
+    """Write an array as a contiguous dataset."""
+    dataset = reserve(h5, name, values.shape, values.dtype)
+    if values.size:
+        dataset[...] = values
+
+
+def entry(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
+    """The manifest's entry of a finished file, with size and sha256."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return ShardFile(path.name, path.stat().st_size, digest, first_client, clients, samples)
+
+
+def shard_starts(sizes: Ints, shards: int) -> Ints:
+    """First client of every shard, then N: shards of nearly equal samples, each with a client, at most one a client."""
+    clients = len(sizes)
+    return ownership(sizes, np.array([0, clients]), min(shards, clients)) if shards > 1 else np.array([0, clients])
+
+
+def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
+    """Make `folder` ready to be written, or refuse.
+
+    An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
+    only with `overwrite`. Files that a preparation does not write are never touched.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse(folder, overwrite)
+    except OSError as error:
+        raise UserError(f"the output folder {folder} cannot be made ({error.strerror}): choose another --out") from None
+    try:
+        hold = Hold(folder)
+    except OSError as error:
+        _forget(folder)
+        raise _unwritable(folder, error) from None
+    try:
+        _refuse(folder, overwrite)  # others may have written before they let go of it
+        _clear(folder, needed)
+    except OSError as error:
+        let_go(hold)
+        raise _unwritable(folder, error) from None
+    except BaseException:
+        let_go(hold)
+        raise
+    return hold
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Refuse what `claim` would, as far as that can be told without writing anything."""
+    refuse_unwritable(folder, writing=True)
+    if folder.is_dir():
+        _refuse(folder, overwrite)
+
+
+def _refuse(folder: Path, overwrite: bool) -> None:
+    present = {path.name for path in folder.iterdir()} - {FOLDER}
+    if MANIFEST in present and not overwrite and PREPARING not in present:
+        raise UserError(f"{folder} holds a prepared data set already: choose another --out, or add --overwrite")
+    if present and MANIFEST not in present and PREPARING not in present:
+        other = sorted(present)[0]
+        raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
+
+
+def _clear(folder: Path, needed: int) -> None:
+    """Mark the folder as one at work, and remove what earlier preparations have left there."""
+    ours = own_files(folder)
+    require_room(folder, needed, sum(path.stat().st_size for path in ours))
+    (folder / PREPARING).touch()
+    sync_folder(folder)
+    # The manifest goes first: at no moment does it describe files that are gone.
+    for path in ours:
+        path.unlink()
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"the output folder {folder} cannot be written ({error.strerror}): choose another --out")
+
+
+def let_go(hold: Hold) -> None:
+    """Let others have the folder, without a trace of who had it."""
+    hold.release()
+    hold.path.unlink(missing_ok=True)
+    _forget(hold.run)
+
+
+def _forget(folder: Path) -> None:
+    with suppress(OSError):  # another has it already, or it is gone
+        (folder / FOLDER).rmdir()
+
+
+def own_files(folder: Path) -> list[Path]:
+    """What earlier preparations have left in a folder, whole or not; the manifest first."""
+    present = folder.iterdir() if folder.is_dir() else ()
+    ours = [path for path in present if _OWN.fullmatch(path.name.removesuffix(PARTIAL))]
+    return sorted(ours, key=lambda path: (path.name != MANIFEST, path.name))
+
+
+def abandon(folder: Path) -> None:
+    """Clear the folder of a preparation that failed of all that it wrote."""
+    for path in own_files(folder):
+        path.unlink(missing_ok=True)
+    release(folder)
+
+
+def release(folder: Path) -> None:
+    """Declare the preparation complete."""
+    with suppress(FileNotFoundError):
+        (folder / PREPARING).unlink()
+    sync_folder(folder)

@@ -1,0 +1,206 @@
+"""The distributed data sets of Astraea (Duan et al. 2019, Table I): sizes x class totals x local mixes.
+
+The paper's size table (uploads of Instagram users) and its letter counts (Simple English Wikipedia) are not published
+with it; the laws that stand in for them are stated below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.partitions.base import Draw, Law, LawOption, Request
+from data_prep.partitions.sizes import SIZE_LAWS, in_proportion, relative_sizes, whole_sizes
+from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
+from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, take_counts
+
+# Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.
+LETTER_FREQUENCIES = np.array(
+    [8.167, 1.492, 2.782, 4.253, 12.702, 2.228, 2.015, 6.094, 6.966, 0.153, 0.772, 4.025, 2.406]
+    + [6.749, 7.507, 1.929, 0.095, 5.987, 6.327, 9.056, 2.758, 0.978, 2.360, 0.150, 1.974, 0.074]
+)
+DIGIT_FREQUENCY = 100 / 26  # per cent: a digit counts as a letter of mean frequency
+LETTERS, DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
+LTRF1_SHARE = 117_500 / 230_752  # of LTRF2's samples, Table I
+NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
+
+
+@dataclass(frozen=True)
+class AstraeaVariant:
+    """One row of Table I: sizes even or heavy-tailed, class totals, local mixes."""
+
+    even: bool
+    totals: str
+    mix: str
+    share: float = 1.0  # of the largest total with these class totals
+
+
+VARIANTS = {
+    "BAL1": AstraeaVariant(True, "balanced", "balanced"),
+    "BAL2": AstraeaVariant(True, "balanced", "random"),
+    "INS": AstraeaVariant(False, "balanced", "random"),
+    "LTRF1": AstraeaVariant(False, "letters", "random", LTRF1_SHARE),
+    "LTRF2": AstraeaVariant(False, "letters", "random"),
+    "NORMAL": AstraeaVariant(False, "normal", "random"),
+}
+
+
+def class_shares(
+    totals: str,
+    classes: int,
+    names: Sequence[str] = (),
+    stock: Ints | None = None,
+    digit_weight: float = 1.0,
+    skew: float = 1.0,
+) -> Floats:
+    """Shares of the classes in the pooled data, float64 (C,), summing to one.
+
+    Parameters
+    ----------
+    totals : {"balanced", "letters", "normal"}
+        balanced: 1 / C. letters: `letter_shares` where the classes are named after letters; else the ranked curve of
+        the 26 letters (log frequency against rank) interpolated linearly at C points from the first rank to the last,
+        in falling order: the largest class has 172 times the samples of the smallest for every C > 1. normal: the mass
+        of the standard normal law in C equal intervals of [-3, 3], so the middle classes are the largest.
+    names : sequence of str
+        Names of the classes, C of them or none.
+    stock : int64 (C,) or None
+        Samples of every class, for `letter_shares`; None means equally many.
+    digit_weight : float
+        A digit's frequency, in those of a mean letter; the paper does not say it.
+    skew : float
+        Power that the shares are raised to: 0 makes all equal, 1 leaves them.
+    """
+    if totals == "balanced":
+        shares = np.ones(classes)
+    elif totals == "normal":
+        edges = np.linspace(-NORMAL_RANGE, NORMAL_RANGE, classes + 1)
+        shares = np.diff([math.erf(edge / math.sqrt(2)) for edge in edges])
+    elif (named := letters_of(names)) is not None:
+        held = np.ones(classes) if stock is None else stock.astype(np.float64)
+        shares = letter_shares(named, held, digit_weight)
+    else:
+        ranked = np.sort(LETTER_FREQUENCIES)[::-1]
+        ranks = np.arange(len(ranked))
+        shares = np.exp(np.interp(np.linspace(0, len(ranked) - 1, classes), ranks, np.log(ranked)))
+    shares = shares**skew
+    return np.asarray(shares / shares.sum(), np.float64)
+
+
+def letters_of(names: Sequence[str]) -> list[str] | None:
+    """The letter (upper case) or digit that every class is named after; None where one is not, or none is a letter.
+
+    "a", "A" and "Aa" (both cases in one class, as in EMNIST letters) are all the letter A.
+    """
+    characters = [name.upper()[:1] for name in names]
+    known = all(
+        character in LETTERS + DIGITS and set(name.upper()) == {character}
+        for character, name in zip(characters, names, strict=True)
+    )
+    return characters if known and set(characters) & set(LETTERS) else None
+
+
+def letter_shares(named: Sequence[str], stock: Floats, digit_weight: float = 1.0) -> Floats:
+    """Relative shares of classes named after letters and digits, float64 (C,).
+
+    A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
+    often E occurs, the data set how often as E and how often as e. Digits have no place in a table of letters: each
+    has the mean frequency of a letter, or `digit_weight` times that, as do several classes of one digit together.
+    """
+    characters = np.array(named)
+    frequency = {letter: float(share) for letter, share in zip(LETTERS, LETTER_FREQUENCIES, strict=True)}
+    shares = np.zeros(len(named))
+    for character in set(named):
+        members = characters == character
+        held = stock[members]
+        within = held / held.sum() if held.any() else np.full(len(held), 1 / len(held))
+        shares[members] = frequency.get(character, DIGIT_FREQUENCY * digit_weight) * within
+    return shares
+
+
+def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
+    """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
+    allowed = np.where(shares > 0, stock / np.where(shares > 0, shares, 1.0), np.inf)
+    most = int(np.floor(allowed.min() + 1e-9))
+    if most == 0:
+        raise UserError(f"class {int(allowed.argmin())} has too few samples for these class totals: add some")
+    if total > most:
+        raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
+    return np.minimum(in_proportion(shares, total or most), stock)
+
+
+def draw_astraea(request: Request) -> Draw:
+    """A variant of Table I; no row in two clients; the test part is cut to equal class totals, or to ``--test-total``.
+
+    Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in
+    place of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total
+    that the stock of every class allows, or of ``--total``; LTRF1 uses 117,500 / 230,752 of LTRF2's total as in
+    Table I; rows beyond are dropped. `digit_weight` and `skew` change the class totals (beyond the paper). Local
+    mixes: balanced gives every client each class in proportion, to rounding; random draws the client's class mix in
+    proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and samples from it while
+    the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+    """
+    variant = VARIANTS[str(request.options["variant"])]
+    stock = np.bincount(request.labels, minlength=request.classes)
+    weight, skew = request.number("digit_weight"), request.number("skew")
+    shares = class_shares(variant.totals, request.classes, request.class_names, stock, weight, skew)
+    given = request.integer("total")
+    used = class_totals(stock, shares, given)
+    if not given and variant.share < 1:
+        used = class_totals(stock, shares, max(1, round(variant.share * int(used.sum()))))
+    total, clients = int(used.sum()), request.clients or 1
+    if total < clients:
+        raise UserError(
+            f"the class totals of {request.options['variant']} leave {total} of {len(request.labels)} samples, too few "
+            f"for {clients} clients: ask for at most {total} clients"
+        )
+    if variant.even:
+        sizes = even_sizes(total, clients)
+    else:
+        law = str(request.options["size_law"])
+        sizes = whole_sizes(relative_sizes(law, clients, request.number("shape"), request.generator), total)
+    if variant.mix == "balanced":
+        rows, offsets = _deal_evenly(request.labels, used, sizes, request.generator)
+    else:
+        weights = shares * request.generator.standard_gamma(request.number("alpha"), (clients, request.classes))
+        mass = weights.sum(axis=1, keepdims=True)
+        mixes = np.where(mass > 0, weights / np.where(mass > 0, mass, 1), shares)
+        counts = fill_by_mix(sizes, used, mixes, request.generator)
+        rows, offsets = take_counts(request.labels, counts, request.generator)
+    return Draw(rows, offsets, balanced_test=True, test_total=request.integer("test_total"))
+
+
+def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Generator) -> Rows:
+    """Rows sorted by class laid over a sequence in which every client recurs at even distances."""
+    slots = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(slots)) - np.repeat(offsets_of(sizes)[:-1], sizes)
+    phase = generator.random(len(sizes))
+    sequence = slots[np.argsort((within + phase[slots]) / sizes[slots], kind="stable")]
+    counts = np.zeros((len(sizes), len(used)), np.int64)
+    np.add.at(counts, (sequence, np.repeat(np.arange(len(used)), used)), 1)
+    return take_counts(labels, counts, generator)
+
+
+ASTRAEA = Law(
+    draw_astraea,
+    "Astraea's Table I: even or heavy-tailed sizes x balanced, letter or normal class totals x local mixes",
+    (
+        LawOption("variant", str, None, "the set", tuple(VARIANTS)),
+        LawOption("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
+        LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        LawOption("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
+        LawOption("digit_weight", float, 1.0, "frequency of a digit among letters, in those of a mean letter", low=0),
+        LawOption("skew", float, 1.0, "power of unequal class totals: 0 makes them equal", low=0),
+        LawOption("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
+        LawOption(
+            "test_total", int, 0, "test samples, equally many a class; 0 is the most that the test part allows", low=0
+        ),
+    ),
+    drops=True,
+    by_label=True,
+)

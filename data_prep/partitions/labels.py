@@ -1,0 +1,234 @@
+"""Partitions by label: IID, Dirichlet, label shards, class draws, and blocks of the label-sorted data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partitions.base import Draw, Law, LawOption, Request, enough
+from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
+from fedmpi.data.assignment import (
+    REDRAWS,
+    dirichlet_by_class,
+    dirichlet_by_client,
+    even_sizes,
+    iid,
+    level_down,
+    take_counts,
+)
+
+_MIXING_PASSES = 40  # per class of a client; a table of 100 clients forgets its start after about ten
+DRAWS = ("random", "first", "rotated")
+_CLIENTS_AT_ONCE = 1 << 16  # bounds the memory of the draws
+
+
+def draw_iid(request: Request) -> Draw:
+    """A uniformly random permutation of the rows, cut into N clients whose sizes differ by at most one."""
+    sizes = even_sizes(len(request.labels), enough(request))
+    return Draw(*iid(len(request.labels), sizes, request.generator))
+
+
+def draw_dirichlet(request: Request) -> Draw:
+    """Dirichlet(alpha) label skew, `by` class or client.
+
+    by = class: for every class c independently, the shares of the clients (p_c1 ... p_cN) ~ Dir(alpha, ..., alpha), and
+    the class's rows are cut in these shares, rounded at random without bias; sizes vary. A draw that leaves a client
+    empty is repeated up to `redraws` times; then (`empty` = fill) every empty client gets one random row of the largest
+    clients.
+
+    by = client: every client's class mix ~ Dir(alpha, ..., alpha) and sizes differ by at most one. Clients draw from
+    their mixes; where a class runs out the requests that are left over are redrawn from the client's mix over the
+    classes left (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
+    """
+    alpha, clients = request.number("alpha"), request.clients or 1
+    fill = request.options["empty"] == "fill"
+    if request.options["by"] == "client":
+        sizes = even_sizes(len(request.labels), enough(request))
+        return Draw(*dirichlet_by_client(request.labels, request.classes, sizes, alpha, request.generator))
+    redraws = request.integer("redraws")
+    rows, offsets, filled = dirichlet_by_class(
+        request.labels, request.classes, clients, alpha, request.generator, fill, redraws
+    )
+    notes = (f"{filled} clients drew no sample and were given one of the largest clients' samples",) if filled else ()
+    return Draw(rows, offsets, notes=notes)
+
+
+def draw_label_shards(request: Request) -> Draw:
+    """Every client holds exactly c classes, the same number of samples of each, sets of classes at random.
+
+    The data of every class are cut into shards of s samples, s the largest size that gives N c shards with at most N
+    of one class; where there are more, the classes with the most shards lose some. The N c shards are given out
+    uniformly at random among all ways that give every client c different classes (a Markov chain of class swaps
+    between clients). Rows that fill no shard are dropped (`surplus` = drop), or shared among the shards of their class
+    (keep), which makes sizes slightly uneven. Compare McMahan et al. (2017), whose shards may mix or repeat classes.
+    """
+    clients, per_client = enough(request), request.integer("classes_per_client")
+    present = np.bincount(request.labels, minlength=request.classes)
+    if per_client > np.count_nonzero(present):
+        raise UserError(
+            f"--classes-per-client {per_client} is impossible: the data set has {np.count_nonzero(present)} classes"
+        )
+    slots, size = _shards_per_class(present, clients, per_client)
+    table = _class_table(slots, clients, per_client, request.generator)
+    holds = np.zeros((clients, request.classes), np.int64)
+    np.put_along_axis(holds, table, 1, axis=1)
+    if request.options["surplus"] == "drop":
+        return Draw(*take_counts(request.labels, holds * size, request.generator))
+    counts = share_out(holds, present, slots, request.generator)
+    return Draw(*take_counts(request.labels, counts, request.generator))
+
+
+def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Ints, int]:
+    """Shards of every class (C,) summing to N c, none above N, and their common size."""
+    wanted = clients * per_client
+    low, high = 0, int(present.max())
+    while low < high:
+        size = (low + high + 1) // 2
+        low, high = (size, high) if np.minimum(present // size, clients).sum() >= wanted else (low, size - 1)
+    if low == 0:
+        raise UserError(
+            f"{present.sum()} samples cannot give {clients} clients {per_client} classes each: ask for fewer clients "
+            "or a smaller --classes-per-client"
+        )
+    slots = np.minimum(present // low, clients)
+    return slots - level_down(slots, int(slots.sum()) - wanted), low
+
+
+def _class_table(slots: Ints, clients: int, per_client: int, generator: np.random.Generator) -> Ints:
+    """Classes of every client (N, c), distinct within a client, class y `slots[y]` times in all."""
+    dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class and dealt round: no client twice in a class
+    table = dealt.reshape(per_client, clients).T[generator.permutation(clients)]
+    half = clients // 2
+    places = np.arange(half)
+    for _ in range(_MIXING_PASSES * per_client):
+        pairs = generator.permutation(clients)
+        one, other = pairs[:half], pairs[half : 2 * half]
+        column, across = generator.integers(0, per_client, (2, half))
+        mine, theirs = table[one, column], table[other, across]
+        clash = (table[one] == theirs[:, None]).any(axis=1) | (table[other] == mine[:, None]).any(axis=1)
+        free = places[~clash]
+        table[one[free], column[free]] = theirs[free]
+        table[other[free], across[free]] = mine[free]
+    return table
+
+
+def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Generator) -> Ints:
+    """Class counts (N, C) that share all rows of a class evenly among its holders; who gets the odd ones is random."""
+    counts = holds * (present // np.maximum(slots, 1))
+    for label, odd in enumerate(present % np.maximum(slots, 1)):
+        counts[generator.permutation(np.flatnonzero(holds[:, label]))[:odd], label] += 1
+    return counts
+
+
+def draw_label_sorted(request: Request) -> Draw:
+    """Rows sorted by label (in random order within a label), cut into blocks of `size` samples, one a client.
+
+    The remainder, less than `size` rows, is dropped. With ``--clients`` N, N random blocks are used.
+    """
+    size = request.integer("size")
+    blocks = len(request.labels) // size
+    clients = request.clients or blocks
+    if blocks == 0 or clients > blocks:
+        raise UserError(
+            f"{len(request.labels)} training samples make only {blocks} clients of {size}. Lower --size or --clients"
+        )
+    shuffled = request.generator.permutation(len(request.labels))
+    ordered = shuffled[np.argsort(request.labels[shuffled], kind="stable")]
+    chosen = np.sort(request.generator.permutation(blocks)[:clients])
+    rows = ordered[: blocks * size].reshape(blocks, size)[chosen].reshape(-1)
+    return Draw(rows.astype(np.int64), offsets_of(np.full(clients, size)))
+
+
+def draw_pathological(request: Request) -> Draw:
+    """Every client draws c classes for itself; the rows of a class are shared evenly among the clients that drew it.
+
+    Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-A, quantity-based
+    label imbalance. `draws` = random: c different classes, all sets alike and independently for each client; first:
+    client k has the class k mod C and draws c - 1 of the others, as in the authors' code; rotated: client k has the
+    classes k, k + 1, ..., k + c - 1 mod C. C counts the classes that have rows. Sizes follow from how many clients drew
+    the same class; rows of a class that nobody drew are dropped.
+    """
+    clients, per_client = enough(request), request.integer("classes_per_client")
+    stock = np.bincount(request.labels, minlength=request.classes)
+    present = np.flatnonzero(stock)
+    if per_client > len(present):
+        raise UserError(f"--classes-per-client {per_client} is impossible: the data set has {len(present)} classes")
+    drawn = _drawn(len(present), clients, per_client, str(request.options["draws"]), request.generator)
+    holds = np.zeros((clients, request.classes), np.int64)
+    np.put_along_axis(holds, present[drawn], 1, axis=1)
+    holders = holds.sum(axis=0)
+    if (short := np.flatnonzero(holders > stock)).size:
+        raise UserError(
+            f"{holders[short[0]]} clients drew class {short[0]}, which has {stock[short[0]]} samples: ask for fewer "
+            "clients or a smaller --classes-per-client"
+        )
+    unused = np.flatnonzero((holders == 0) & (stock > 0))
+    notes: tuple[str, ...] = ()
+    if len(unused):
+        listed = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
+        notes = (
+            f"nobody drew {len(unused)} of the classes ({listed}): their {stock[unused].sum()} samples are unused",
+        )
+    counts = share_out(holds, stock, holders, request.generator)
+    return Draw(*take_counts(request.labels, counts, request.generator), notes=notes)
+
+
+def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: np.random.Generator) -> Ints:
+    """Classes of every client, int64 (N, c), different within a client."""
+    first = np.arange(clients)[:, None]
+    if draws == "rotated":
+        return (first + np.arange(per_client)) % classes
+    fixed = draws == "first"
+    parts = []
+    for low in range(0, clients, _CLIENTS_AT_ONCE):
+        some = first[low : low + _CLIENTS_AT_ONCE]
+        keys = generator.random((len(some), classes))
+        if fixed:
+            np.put_along_axis(keys, some % classes, -1.0, axis=1)  # comes first
+        parts.append(np.argsort(keys, axis=1)[:, :per_client])
+    return np.concatenate(parts).astype(np.int64)
+
+
+IID = Law(draw_iid, "rows are permuted uniformly at random and cut into N equal clients")
+DIRICHLET = Law(
+    draw_dirichlet,
+    "by class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes",
+    (
+        LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
+        LawOption("by", str, "class", "what is drawn from the Dirichlet law", ("class", "client")),
+        LawOption(
+            "empty", str, "fill", "clients without a sample: give them one, or keep them empty", ("fill", "keep")
+        ),
+        LawOption("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
+    ),
+    by_label=True,
+)
+SHARDS = Law(
+    draw_label_shards,
+    "every client holds exactly c classes in equal numbers, sets of classes uniformly at random",
+    (
+        LawOption("classes_per_client", int, 2, "number c of classes of a client", low=1),
+        LawOption("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
+    ),
+    drops=True,
+    by_label=True,
+)
+LABEL_SORTED = Law(
+    draw_label_sorted,
+    "rows are sorted by label and cut into clients of equal size; the remainder is dropped",
+    (LawOption("size", int, 300, "samples of a client", low=1),),
+    clients="optional",
+    drops=True,
+    by_label=True,
+)
+PATHOLOGICAL = Law(
+    draw_pathological,
+    "every client draws c classes of its own; a class's rows are shared evenly among the clients that drew it",
+    (
+        LawOption("classes_per_client", int, 2, "number c of classes of a client", low=1),
+        LawOption("draws", str, "random", "all at random; client k's first is k mod C; or k, k + 1, ... mod C", DRAWS),
+    ),
+    drops=True,
+    by_label=True,
+)

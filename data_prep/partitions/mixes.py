@@ -1,0 +1,216 @@
+"""Partitions by the clients' own class mixes, drawn sample by sample: FedDyn's Dirichlet law, and Pachinko."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partitions.base import Draw, Law, LawOption, Request, enough
+from data_prep.partitions.sizes import relative_sizes, whole_sizes
+from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Bools, Floats, Ints
+from fedmpi.data.assignment import Rows, even_sizes
+
+_CELLS = 1 << 22  # bounds the memory of the mixes that are looked up at once
+
+
+def draw_inner_dirichlet(request: Request) -> Draw:
+    """Sizes are fixed first; every client's class mix ~ Dir(alpha); samples are then drawn one at a time.
+
+    D. A. E. Acar et al., Federated learning based on dynamic regularization (ICLR 2021), appendix, and its published
+    code: a client that still wants a sample is chosen uniformly, draws a class from its mix, again where that class
+    has run out, and takes a random sample of it. Sizes: balanced, differing by at most one (`sigma` = 0), else
+    ~ LogNormal(0, sigma^2) in proportion, at least one. All rows are given out.
+    """
+    clients, available = enough(request), len(request.labels)
+    sigma, generator = request.number("sigma"), request.generator
+    sizes = even_sizes(available, clients)
+    if sigma:
+        sizes = whole_sizes(relative_sizes("lognormal", clients, sigma, generator), available)
+    mixes = generator.dirichlet(np.full(request.classes, request.number("alpha")), size=clients)
+    turns = random_turns(sizes, generator)
+    drawn = draw_in_turn(turns, np.bincount(request.labels, minlength=request.classes), mixes, generator)
+    return Draw(*rows_of_turns(request.labels, turns, drawn, clients, generator))
+
+
+def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
+    """Whose turn it is when, of the clients that still want samples, one is chosen uniformly each time; int64 (n,).
+
+    Clients ring independently at exponential intervals: who of those that still want samples rings next is uniform.
+    """
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    waited = np.cumsum(generator.standard_exponential(len(owner)))
+    starts = np.concatenate(([0.0], waited))[np.cumsum(sizes) - sizes]
+    return owner[np.argsort(waited - np.repeat(starts, sizes), kind="stable")]
+
+
+def draw_pachinko(request: Request) -> Draw:
+    """The Pachinko allocation of a data set whose classes belong to superclasses, e.g. CIFAR-100's 20.
+
+    S. Reddi et al., Adaptive federated optimization (ICLR 2021), appendix F, after W. Li and A. McCallum (ICML 2006).
+    Client after client: a mix of the superclasses ~ Dir(alpha) and, within each, one of its classes ~ Dir(beta); each
+    of its samples is of a superclass, then a class, then a row drawn without replacement. A class that has run out
+    leaves its superclass, and a superclass without classes the tree; the mixes are renormalised. The paper gives 500
+    clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
+    """
+    assert request.superclasses is not None  # the registry asks for them
+    clients, size = enough(request), request.integer("size")
+    if clients * size > len(request.labels):
+        raise UserError(
+            f"{clients} clients of {size} samples need {clients * size}, and there are {len(request.labels)}: lower "
+            "--size or --clients, or leave --size out to share all"
+        )
+    sizes = np.full(clients, size, np.int64) if size else even_sizes(len(request.labels), clients)
+    mixes = pachinko_mixes(
+        request.superclasses, clients, request.number("alpha"), request.number("beta"), request.generator
+    )
+    turns = np.repeat(np.arange(clients), sizes)
+    stock = np.bincount(request.labels, minlength=request.classes)
+    drawn = draw_in_turn(turns, stock, mixes, request.generator, request.superclasses)
+    return Draw(*rows_of_turns(request.labels, turns, drawn, clients, request.generator))
+
+
+def pachinko_mixes(families: Ints, clients: int, alpha: float, beta: float, generator: np.random.Generator) -> Floats:
+    """Class mixes (N, C): the share of a superclass ~ Dir(alpha) times that of the class within it ~ Dir(beta).
+
+    A class or superclass that has run out before a client's turn needs no other draw: a Dirichlet law restricted to
+    some of its parts and renormalised is the Dirichlet law of these parts.
+    """
+    _, families = np.unique(families, return_inverse=True)
+    roots = generator.dirichlet(np.full(int(families.max()) + 1, alpha), size=clients)
+    mixes = np.empty((clients, len(families)))
+    for family in range(roots.shape[1]):
+        members = np.flatnonzero(families == family)
+        within = generator.dirichlet(np.full(len(members), beta), size=clients)
+        mixes[:, members] = roots[:, family, None] * within
+    return mixes
+
+
+def draw_in_turn(
+    turns: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator, families: Ints | None = None
+) -> Ints:
+    """Classes of samples that clients draw one after another, without replacement.
+
+    The sample of turn t is of a class drawn from the mix of client ``turns[t]``, restricted to the classes of which
+    samples are left: within the family of each class first, among the families that have any left after that. Where a
+    client's mix has no mass on what is left, its mix is that of the whole stock, restricted likewise, families or not.
+
+    Drawn together instead of one after another, with the same law: everybody draws from the full mix; the turn at which
+    a class has run out is found, and the later turns that drew it draw again from what is left; and so on. A turn that
+    drew another class keeps it, since its law given that it is not the class that ran out is the restricted mix.
+    """
+    if len(turns) > stock.sum():
+        raise ValueError(f"{len(turns)} samples asked for, {stock.sum()} in stock")
+    families = np.arange(len(stock)) if families is None else np.unique(families, return_inverse=True)[1]
+    left = stock > 0
+    drawn = np.empty(len(turns), np.min_scalar_type(len(stock)))
+    places = np.arange(len(turns))
+    drawn[:] = _again(places, turns, mixes, families, left, left, stock, generator)
+    before = 0  # turns that are decided
+    rest = stock.astype(np.int64)
+    while True:
+        tail = drawn[before:]
+        counts = np.bincount(tail, minlength=len(stock))
+        over = np.flatnonzero(counts > rest)
+        if not len(over):
+            return drawn.astype(np.int64)
+        order = np.argsort(tail, kind="stable")
+        beyond = order[offsets_of(counts)[over] + rest[over]]  # the first turn of each that finds none left
+        gone, turn = int(over[beyond.argmin()]), int(beyond.min())
+        rest = rest - np.bincount(tail[:turn], minlength=len(stock))
+        before += turn
+        left[gone] = False
+        late = before + np.flatnonzero(drawn[before:] == gone)
+        relatives = left & (families == families[gone])
+        drawn[late] = _again(late, turns, mixes, families, relatives, left, stock, generator)
+
+
+def _again(
+    late: Ints,
+    turns: Ints,
+    mixes: Floats,
+    families: Ints,
+    first: Bools,
+    left: Bools,
+    stock: Ints,
+    generator: np.random.Generator,
+) -> Ints:
+    """Classes of some turns, drawn from the mixes restricted to the classes `first`, families keeping their mass.
+
+    A client without mass on these draws from its mix restricted to those `left`, and without mass there from the whole
+    stock's.
+    """
+    everything = np.where(left, stock, 0).astype(np.float64)
+    drawn = np.empty(len(late), np.int64)
+    clients, whose = np.unique(turns[late], return_inverse=True)
+    uniform = generator.random(len(late))
+    step = max(1, _CELLS // len(stock))
+    order = np.argsort(whose, kind="stable")
+    cuts = np.searchsorted(whose[order], np.arange(0, len(clients) + step, step))
+    for block, low in enumerate(range(0, len(clients), step)):
+        own = mixes[clients[low : low + step]]
+        mass = _restricted(own, families, first)
+        nothing = mass.sum(axis=1) == 0
+        mass[nothing] = _restricted(own[nothing], families, left)
+        mass[mass.sum(axis=1) == 0] = everything
+        ends = np.cumsum(mass, axis=1)
+        ends /= ends[:, -1:]
+        last = mass.shape[1] - 1 - (mass[:, ::-1] > 0).argmax(axis=1)
+        mine = order[cuts[block] : cuts[block + 1]]
+        row = whose[mine] - low
+        flat = (ends + np.arange(len(ends))[:, None]).ravel()
+        found = np.searchsorted(flat, uniform[mine] + row, side="right") - row * mass.shape[1]
+        drawn[mine] = np.minimum(found, last[row])
+    return drawn
+
+
+def _restricted(mixes: Floats, families: Ints, among: Bools) -> Floats:
+    """Mixes (m, C) on some classes only, every family with any of them keeping its mass."""
+    mass = mixes * among
+    count = int(families.max()) + 1
+    if count == len(families):
+        return mass
+    belongs = np.zeros((len(families), count))
+    belongs[np.arange(len(families)), families] = 1.0
+    whole, kept = mixes @ belongs, mass @ belongs
+    scale = np.divide(whole, kept, out=np.zeros_like(kept), where=kept > 0)
+    restricted: Floats = mass * scale[:, families]
+    return restricted
+
+
+def rows_of_turns(labels: Ints, turns: Ints, drawn: Ints, clients: int, generator: np.random.Generator) -> Rows:
+    """Rows and offsets of clients from the classes of their turns: every turn gets a random row of its class."""
+    classes = int(max(labels.max(initial=0), drawn.max(initial=0))) + 1
+    shuffled = generator.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = offsets_of(np.bincount(labels, minlength=classes))
+    order = np.argsort(drawn, kind="stable")
+    counts = np.bincount(drawn, minlength=classes)
+    rank = np.arange(len(drawn)) - np.repeat(offsets_of(counts)[:-1], counts)
+    rows = np.empty(len(drawn), np.int64)
+    rows[order] = by_class[starts[drawn[order]] + rank]
+    back = np.argsort(turns, kind="stable")
+    return rows[back], offsets_of(np.bincount(turns, minlength=clients))
+
+
+INNER_DIRICHLET = Law(
+    draw_inner_dirichlet,
+    "sizes fixed first; each client's mix ~ Dir(alpha), samples drawn one at a time while classes last; all rows used",
+    (
+        LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
+        LawOption("sigma", float, 0.0, "sizes ~ LogNormal(0, sigma^2) in proportion; 0: equal sizes", low=0.0),
+    ),
+    by_label=True,
+)
+PACHINKO = Law(
+    draw_pachinko,
+    "each client's mix of superclasses ~ Dir(alpha), of classes within ~ Dir(beta); samples drawn client by client",
+    (
+        LawOption("alpha", float, 0.1, "concentration of the superclasses", low=1e-4),
+        LawOption("beta", float, 10.0, "concentration of the classes within a superclass", low=1e-4),
+        LawOption("size", int, 0, "samples of a client; 0 shares all", low=0),
+    ),
+    needs="superclasses",
+    drops=True,
+    by_label=True,
+)

@@ -1,0 +1,45 @@
+"""TensorFlow Federated's CIFAR-100 of 500 clients: python -m data_prep fed_cifar100:read --raw DIR.
+
+S. Reddi et al., Adaptive federated optimization, 2021. DIR holds fed_cifar100_train.h5 and fed_cifar100_test.h5.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.formats.leaf import tff_clients
+from data_prep.raw import RawDataset
+
+
+def read(raw: Path) -> RawDataset:
+    """Fine labels; TFF's clients are the natural ones, and the coarse labels are for the partition pachinko."""
+    superclasses = np.arange(100) + 20  # a class without an image is a superclass of its own
+    parts = []
+    for part in ("train", "test"):
+        clients = list(tff_clients(raw / f"fed_cifar100_{part}.h5", ("image", "label", "coarse_label")))
+        x = np.concatenate([arrays["image"] for _, arrays in clients]).transpose(0, 3, 1, 2)
+        y = np.concatenate([arrays["label"] for _, arrays in clients]).astype(np.int64)
+        superclasses[y] = np.concatenate([arrays["coarse_label"] for _, arrays in clients])
+        users = np.repeat(np.arange(len(clients)), [len(arrays["label"]) for _, arrays in clients])
+        parts.append((x, y, users, tuple(name for name, _ in clients)))
+    (x, y, users, names), (test_x, test_y, _, _) = parts
+    return RawDataset(
+        name="fed-cifar100",
+        task="image",
+        classes=100,
+        class_names=tuple(map(str, range(100))),
+        feature_shape=(3, 32, 32),
+        dtype="uint8",
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        labels=y,
+        users=users,
+        user_names=names,
+        read=lambda rows: x[rows],
+        test_x=test_x,
+        test_y=test_y,
+        skipped=0,
+        licence="no formal licence; cite the technical report",
+        citation="A. Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+        superclasses=superclasses,
+    )

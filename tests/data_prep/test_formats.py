@@ -1,0 +1,542 @@
+"""Official formats: real files where there are some, else small ones in the same layout, whole and damaged."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from data_prep.datasets import DATASETS
+from data_prep.formats.cifar import CLASSES, load_batch
+from data_prep.formats.leaf import LETTERS
+from data_prep.raw import RawDataset, ReadOptions, Tally
+from data_prep.text import tokens
+from fedmpi import UserError
+from fedmpi.data.opening import open_store
+from fedmpi.inspect.report import inspect_folder
+from tests.data_prep.command import main
+from tests.testing.made_up import class_folders, emnist_files, leaf
+
+RNG = np.random.default_rng(7)
+# data set, folder of the real files, further words, (training samples used, test samples, classes)
+CASES = {
+    "digits": ("digits", "", "--partition dirichlet --alpha 0.3 --clients 20", (1442, 355, 10)),
+    "mnist": ("mnist", "mnist", "--partition shards --classes-per-client 2 --clients 100", (None, 10_000, 10)),
+    "balanced": ("emnist-balanced", "emnist", "--partition user", (2000, 2000, 47)),
+    "letters": ("emnist-letters", "emnist", "--partition label-sorted --size 50", (1550, 1569, 26)),
+    "cifar10": ("cifar10", "cifar10", "--partition dirichlet --alpha 0.5 --clients 50", (10_000, 2000, 10)),
+    "cifar100": ("cifar100", "cifar100", "--partition iid --clients 50", (6000, 1500, 100)),
+    "sentiment140": ("sentiment140", "sentiment140", "--partition user", (36_309, 359, 2)),
+    "mind": ("mind", "mind/MINDsmall_train", "--partition lognormal --sigma 1 --clients 2000", (None, 10_257, 17)),
+    "beauty": ("amazon", "amazon_beauty", "--partition user", (3370, 842, 5)),
+    "toys": (
+        "amazon",
+        "amazon_toys",
+        "--file Toys_and_Games_2023.subset.json.gz --partition iid --clients 100",
+        (7996, 1999, 5),
+    ),
+}
+
+
+def read(name: str, folder: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
+    if not folder.exists():
+        pytest.skip(f"no real data at {folder}")
+    return DATASETS[name].read(folder, ReadOptions(**{**DATASETS[name].defaults, **options}), tally or Tally())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_data_set_is_prepared_inspected_and_read_back(
+    case: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, folder, words, (samples, tests, classes) = CASES[case]
+    raw = []
+    if folder:
+        place = request.getfixturevalue("data_folder") / folder
+        if not place.is_dir():
+            pytest.skip(f"no real data at {place}")
+        raw = ["--raw", str(place)]
+    assert main([name, *raw, *words.split(), "--shards", "3", "--out", str(tmp_path / "s")]) == 0
+    assert DATASETS[name].licence in capsys.readouterr().out.replace("\n", " ")
+    assert inspect_folder(tmp_path / "s", verify=True).lines()
+    store = open_store(tmp_path / "s", verify=True)
+    assert samples is None or store.samples == samples
+    assert store.description.classes == classes and len(store.test()[1]) == tests
+    x, y = store.client(store.clients - 1)
+    assert len(x) == len(y) == store.sizes[-1] and x.shape[1:] == store.description.feature_shape
+    assert store.class_counts().sum() == store.samples
+
+
+def test_mnist_rows_are_those_of_the_idx_file_zipped_or_not(data_folder: Path, tmp_path: Path) -> None:
+    content = {path.stem: gzip.decompress(path.read_bytes()) for path in (data_folder / "mnist").glob("*.gz")}
+    for name, values in content.items():
+        (tmp_path / name).write_bytes(values)
+    rows = np.array([59_999, 0, 1234])
+    for folder in (data_folder / "mnist", tmp_path):
+        raw = read("mnist", folder)
+        for row, image in zip(rows, raw.read(rows), strict=True):
+            assert image.tobytes() == content["train-images-idx3-ubyte"][16 + 784 * row : 16 + 784 * (row + 1)]
+        assert bytes(raw.labels.astype(np.uint8)) == content["train-labels-idx1-ubyte"][8:]
+
+
+IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-train-labels-idx1-ubyte.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (IMAGES, b"<html>moved</html>", "is not an idx file of unsigned bytes in 3 dimension"),
+        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "holds 2351 bytes of data where"),
+        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 + 1), "bytes of data or more where"),
+        (IMAGES, struct.pack(">4I", 2051, 2, 28, 28) + bytes(2 * 784), "they do not belong together"),
+        (IMAGES, struct.pack(">4I", 2051, 3, 0, 28), "holds no images"),
+        (LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of the 62"),
+        ("emnist-byclass-mapping.txt", b"0 48\n1 x\n", "line 2: '1 x' is not a label"),
+        ("emnist-byclass-mapping.txt", b"0 48\n", "names 1 classes where emnist-byclass has 62"),
+        ("emnist-byclass-train-writers.npy", b"x", "is not a readable .npy file"),
+    ],
+)
+def test_idx_files_that_are_damaged_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    emnist_files(tmp_path, "byclass", np.zeros((3, 28, 28), np.uint8), np.arange(3, dtype=np.uint8))
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match=message):
+        read("emnist-byclass", tmp_path)
+
+
+def test_a_truncated_or_ambiguous_file_is_named(data_folder: Path, tmp_path: Path) -> None:
+    for path in (data_folder / "mnist").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes()[: 5000 if "train-images" in path.name else None])
+    with pytest.raises(UserError, match="train-images-idx3-ubyte.gz is damaged or cut short"):
+        read("mnist", tmp_path)
+    with pytest.raises(UserError, match="point --raw at one folder"):
+        read("mind", data_folder / "mind")
+
+
+def test_emnist_is_turned_upright_and_its_labels_begin_at_zero(data_folder: Path, tmp_path: Path) -> None:
+    images, labels = RNG.integers(0, 256, (70, 28, 28), np.uint8), (np.arange(70) % 62).astype(np.uint8)
+    emnist_files(tmp_path, "byclass", images, labels)
+    raw = read("emnist-byclass", tmp_path)
+    assert raw.class_names[10] == "A" and raw.class_names[61] == "z" and np.array_equal(raw.labels, labels)
+    assert np.array_equal(raw.read(np.array([3]))[0, 0], images[3].T) and np.array_equal(raw.test_x[5, 0], images[5].T)
+    letters = read("emnist-letters", data_folder / "emnist")
+    assert letters.class_names[0] == "Aa" and letters.labels.min() == 0 and letters.labels.max() == 25
+    balanced = read("emnist-balanced", data_folder / "emnist")
+    writers = np.load(data_folder / "emnist" / "emnist-balanced-train-writers.npy")
+    assert [int(balanced.user_names[user]) for user in balanced.users] == writers.tolist()  # type: ignore[index,union-attr]
+    mean = balanced.read(np.flatnonzero(balanced.labels == balanced.class_names.index("T")))[:, 0].mean(0)
+    assert mean.sum(0).argmax() in range(9, 19) and mean.sum(1).argmax() in range(4, 9)  # a stem below a bar
+    emnist_files(tmp_path, "letters", images[:3], np.array([1, 0, 2], np.uint8))
+    (tmp_path / "emnist-letters-mapping.txt").write_text("".join(f"{1 + k} {65 + k}\n" for k in range(26)))
+    with pytest.raises(UserError, match="record 1: label 0, but the labels of letters begin with 1"):
+        read("emnist-letters", tmp_path)
+
+
+# CIFAR's pickles
+
+
+def test_cifar_rows_are_those_that_pickle_reads(data_folder: Path) -> None:
+    path = data_folder / "cifar10" / "cifar-10-batches-py" / "data_batch_1"
+    found, expected = load_batch(path), pickle.loads(path.read_bytes(), encoding="latin1")
+    assert np.array_equal(found.pop("data"), expected.pop("data")) and found == expected
+    raw = read("cifar10", data_folder / "cifar10")
+    assert raw.class_names == CLASSES and np.bincount(raw.labels).tolist() == [1000] * 10
+    pixels = raw.read(np.arange(0, len(raw.labels), 5)).mean((0, 2, 3)) / 255
+    assert np.allclose(pixels, raw.mean, atol=0.02)
+
+
+ROWS = {"data": RNG.integers(0, 256, (4, 3072), np.uint8), "fine_labels": [7, 7, 9, 2], "coarse_labels": [3, 3, 0, 3]}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protocol: int) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).write_bytes(pickle.dumps(ROWS, protocol))
+    (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{label}" for label in range(100)]}, protocol))
+    raw = read("cifar100", tmp_path)
+    assert np.array_equal(raw.read(np.array([3, 0])).reshape(2, -1), ROWS["data"][[3, 0]])
+    assert raw.labels.tolist() == ROWS["fine_labels"] and raw.superclasses is not None
+    assert raw.superclasses[[7, 9, 2]].tolist() == [3, 0, 3] and raw.superclasses.dtype == np.int64
+    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image stand alone
+    (tmp_path / "train").write_bytes(pickle.dumps({key: ROWS[key] for key in ("data", "fine_labels")}, protocol))
+    assert read("cifar100", tmp_path).superclasses is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("train", {"fine_labels": [7, 7, 9]}, "train holds 4 images but 3 labels"),
+        ("train", {"fine_labels": [7, 7, 9, 100]}, "train, record 3: label 100 is not one of the 100"),
+        ("train", {"fine_labels": [7, 7, -1, 1]}, "train, record 2: label -1"),
+        ("train", {"fine_labels": [7, 7, 9, True]}, "'fine_labels' is not a list of integers"),
+        ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of integers"),
+        ("train", {"data": [1, 2]}, "'data' is list instead of uint8"),
+        ("train", {"data": np.zeros((4, 3000), np.uint8)}, r"'data' is uint8 \(4, 3000\) instead of uint8"),
+        ("train", {"data": np.zeros((4, 3072), np.int16)}, "not a CIFAR batch .*i2, not uint8"),
+        ("train", {"coarse_labels": [3, 4, 0, 3]}, "images of class 7 have several coarse labels"),
+        ("train", {"coarse_labels": [3, 3, 0]}, "'coarse_labels' is not a list of 4 integers"),
+        ("test", {"fine_labels": None}, "'fine_labels' is not a list"),
+        ("meta", {"fine_label_names": [1] * 100}, "'fine_label_names' is not a list of names"),
+        ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
+    ],
+)
+def test_parts_of_a_pickle_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, changed: dict[str, Any], message: str
+) -> None:
+    names = {"fine_label_names": [f"c{label}" for label in range(100)]}
+    for part, content in (("train", ROWS), ("test", ROWS), ("meta", names)):
+        (tmp_path / part).write_bytes(pickle.dumps({**content, **changed} if part == name else content, 2))
+    with pytest.raises(UserError, match=message):
+        read("cifar100", tmp_path)
+
+
+ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02cos\nsystem\nU\x02ls\x85R.",
+        b"\x80\x02cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\nU\x02O8K\x00K\x01\x87RU\x08abcdefghtR.",
+        b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.",
+        b"\x80\x02cnumpy\ndtype\n]R.",
+        b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.",
+        ARRAY + b"J\xff\xff\xff\x7f\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86tb.",
+        b"\x80\x02U\x01aQ.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02h\x07.",
+        b"\x80\x02}",
+        b"",
+        b"<html>moved</html>",
+        pickle.dumps([1, 2]),
+    ],
+    ids=range(13),
+)
+def test_a_pickle_of_anything_but_arrays_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(UserError, match=r"batch is not a CIFAR batch \(.*\); fetch it again") as refusal:
+        load_batch(tmp_path / "batch")
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
+
+
+def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "touched",)
+
+    (tmp_path / "batch").write_bytes(pickle.dumps({"data": Harmful()}))
+    with pytest.raises(UserError, match="which is not an array"):
+        load_batch(tmp_path / "batch")
+    assert not (tmp_path / "touched").exists()
+    (tmp_path / "batch").write_bytes(b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.")
+    with pytest.raises(UserError, match="it encodes text as utf-7"):
+        load_batch(tmp_path / "batch")
+
+
+# CINIC-10's folders (others in test_image_folders)
+
+
+def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
+    pictures = {part: class_folders(tmp_path / "CINIC-10" / part, 3) for part in ("train", "valid", "test")}
+    raw = read("cinic10", tmp_path)
+    assert raw.feature_shape == (3, 32, 32) and raw.class_names == CLASSES
+    assert np.bincount(raw.labels).tolist() == [3] * 10 and raw.mean == (0.4789, 0.4723, 0.4305)
+    assert np.array_equal(raw.read(np.array([4, 29])), pictures["train"][[4, 29]])
+    assert np.array_equal(raw.test_x, pictures["test"])
+    folder = tmp_path / "CINIC-10"
+    (folder / "train" / "cat" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n not an image")
+    whole = (folder / "test" / "ship" / "0.png").read_bytes()
+    (folder / "test" / "ship" / "0.png").write_bytes(whole[:-200])
+    found = read("cinic10", tmp_path, tally := Tally())
+    assert (found.skipped, len(found.labels), len(found.test_y)) == (2, 29, 29) and "cat/0.png" in tally.first
+    with pytest.raises(UserError, match=r"cat/0.png: not a readable image .*--strict"):
+        read("cinic10", tmp_path, Tally(strict=True))
+    (folder / "train" / "bird" / "0.png").write_bytes(b"gone")
+    with pytest.raises(UserError, match="bird/0.png cannot be decoded"):
+        raw.read(np.arange(10))
+    (folder / "train" / "cat").rename(folder / "train" / "zebra")
+    with pytest.raises(UserError, match="'zebra'"):
+        read("cinic10", tmp_path)
+
+
+# LEAF's JSON and TFF's HDF5
+
+
+def writer(rows: int) -> tuple[Any, Any]:
+    return (RNG.integers(0, 256, (rows, 784)) / 255).tolist(), RNG.integers(0, 62, rows).tolist()
+
+
+def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
+    train = {"w1": writer(3), "w2": writer(2)}
+    printed = {name: (np.round(x, 5).tolist(), y) for name, (x, y) in train.items()}  # as far as they are printed
+    leaf(tmp_path, "train", printed)
+    leaf(tmp_path, "test", {"w3": writer(2), "w1": writer(1)})
+    raw = read("femnist", tmp_path)
+    assert raw.users is not None and raw.user_names == ("w1", "w2") and raw.users.tolist() == [0, 0, 0, 1, 1]
+    assert raw.labels.tolist() == train["w1"][1] + train["w2"][1] and raw.classes == 62 and len(raw.test_y) == 3
+    assert np.array_equal(raw.read(np.array([1])).ravel(), np.rint(np.array(train["w1"][0][1]) * 255))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_bad_rows_of_femnist_are_counted_with_writer_and_record(tmp_path: Path) -> None:
+    leaf(tmp_path, "test", {"w1": writer(1)})
+    x, y = writer(6)
+    y[1], x[2][5], x[3][5], x[4][5], x[5][5] = 99, 0.5001, -1 / 255, 256 / 255, 1e308
+    leaf(tmp_path, "train", {"w1": (x, y), "w2": (writer(2)[0], [1])})
+    raw = read("femnist", tmp_path, tally := Tally())
+    assert len(raw.labels) == 1 and raw.skipped == 6 and "writer w1, record 1: label 99" in tally.first
+    leaf(tmp_path, "train", {"w1": ([], [])})
+    with pytest.raises(UserError, match="no readable image of training writers"):
+        read("femnist", tmp_path)
+
+
+def tff(path: Path, writers: dict[str, tuple[Any, Any]]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, (pixels, labels) in writers.items():
+            file[f"examples/{name}/pixels"] = np.asarray(pixels, np.float32).reshape(-1, 28, 28)
+            file[f"examples/{name}/label"] = np.asarray(labels, np.int32)
+
+
+def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
+    train = {"f0_1": writer(4), "f1_1": (writer(4)[0], [1, 2])}
+    tff(tmp_path / "fed_emnist_train.h5", train)
+    tff(tmp_path / "fed_emnist_test.h5", {"f0_1": writer(1)})
+    raw = read("femnist", tmp_path, tally := Tally())
+    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1] and tally.unreadable == 2
+    assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), np.rint(np.array(train["f0_1"][0]) * 255))
+    assert "writer f1_1: images (2, 1568) and labels (2,)" in tally.first
+
+
+def to_another_file(client: h5py.Group) -> None:
+    client["label"] = h5py.ExternalLink("other.h5", "label")
+
+
+def of_another_files_bytes(client: h5py.Group) -> None:
+    client.create_dataset("label", (1,), np.int32, external=[("other.h5", 0, h5py.h5f.UNLIMITED)])
+
+
+def of_another_files_datasets(client: h5py.Group) -> None:
+    layout = h5py.VirtualLayout((1,), np.int32)
+    layout[:] = h5py.VirtualSource("other.h5", "label", (1,))
+    client.create_virtual_dataset("label", layout)
+
+
+def of_billions(client: h5py.Group) -> None:
+    client.create_dataset("label", (10**10,), np.int32, chunks=(1000,))
+
+
+def in_a_huge_piece(client: h5py.Group) -> None:
+    client.create_dataset("label", (1,), np.int32, chunks=(10**9,), maxshape=(None,))
+
+
+def a_group_itself(client: h5py.Group) -> None:
+    client.create_group("label")
+
+
+def a_client_elsewhere(client: h5py.Group) -> None:
+    clients = client.parent
+    del clients["0"]
+    clients["0"] = h5py.SoftLink("/examples/1")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (to_another_file, "'label' is no dataset of this file"),
+        (of_another_files_bytes, "'label' is kept in another file"),
+        (of_another_files_datasets, "'label' is kept in another file"),
+        (of_billions, "more than a client has"),
+        (in_a_huge_piece, "more than a client has"),
+        (a_group_itself, "'label' is no dataset"),
+        (a_client_elsewhere, "'0' is no group of this file"),
+    ],
+)
+def test_a_file_of_tff_leads_to_no_other_file_and_to_no_endless_memory(
+    tmp_path: Path, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        tff(tmp_path / f"fed_emnist_{part}.h5", {"0": writer(1), "1": writer(1)})
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["label"] = np.zeros(1, np.int32)
+    with h5py.File(tmp_path / "fed_emnist_train.h5", "a") as file:
+        del file["examples/0/label"]
+        change(file["examples/0"])
+    with pytest.raises(UserError, match=message):
+        read("femnist", tmp_path)
+
+
+def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
+    line = "                         To be, or not to be? that is the question:\nWhether 'tis nobler"
+    windows = [line[start : start + 80] for start in range(len(line) - 80)]
+    nexts, count = [line[start + 80] for start in range(len(line) - 80)], len(line) - 80
+    odd = ["—" + windows[0][1:], windows[0][:79], windows[0]]
+    leaf(tmp_path, "train", {"HAMLET": (windows, nexts), "GHOST": (odd, ["a", "a", "é"])})
+    leaf(tmp_path, "test", {"HAMLET": (windows[:1], nexts[:1])})
+    raw = read("shakespeare", tmp_path, tally := Tally())
+    ids = raw.read(np.arange(count + 1))
+    assert [LETTERS[label] for label in raw.labels] == [*nexts, "a"] and tally.unreadable == 2
+    assert ["".join(LETTERS[token - 2] for token in row) for row in ids[:count]] == windows
+    assert ids[count, 0] == 1 and (ids[count, 1:] == ids[0, 1:]).all()
+    assert raw.classes == 80 and len(raw.vocabulary) == 82 and raw.vocabulary[2] == "\\n"
+    assert raw.user_names == ("HAMLET", "GHOST") and "record 1: not 80 characters" in tally.first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-5], "role none yet: not LEAF's format"),
+        (lambda text: text.replace('"B": {', '"A": {').replace('"A", "B"', '"A"'), "two entries of one name"),
+        (lambda text: text.replace('"A", "B"', '"A"'), "users names 1 roles, user_data holds 2"),
+        (lambda text: text.replace('["ab"]', '"ab"'), "role A: not LEAF's format"),
+        (lambda text: text.replace('["a"]', '["a", "b"]'), "role A: not LEAF's format"),
+        (lambda text: text.replace('"y"', '"z"'), "role A: not LEAF's format"),
+        (lambda text: text.replace('"ab"', '"ab"'), "holds no readable training sample"),
+        (lambda text: "[" * 100_000, "not LEAF's format"),
+    ],
+)
+def test_leaf_files_that_are_damaged_are_named(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"no LEAF files in {tmp_path}"):
+        read("shakespeare", tmp_path)
+    path = leaf(tmp_path, "train", {"A": (["ab"], ["a"]), "B": (["cd"], ["c"])})
+    leaf(tmp_path, "test", {"A": (["ab"], ["a"])})
+    path.write_text(change(path.read_text()))
+    with pytest.raises(UserError, match=message):
+        read("shakespeare", tmp_path)
+
+
+# Texts
+
+
+def in_words(raw: RawDataset, ids: np.ndarray) -> list[str]:
+    return [raw.vocabulary[code] for code in ids if code]
+
+
+def expected_words(raw: RawDataset, text: str) -> list[str]:
+    return [word if word in raw.vocabulary else "<unk>" for word in tokens(text)][:30]
+
+
+def test_real_tweets_go_to_their_authors_and_neutral_ones_are_dropped(data_folder: Path) -> None:
+    raw = read("sentiment140", data_folder / "sentiment140", tally := Tally(strict=True))
+    path = data_folder / "sentiment140" / "training.subset.processed.noemoticon.csv.gz"
+    rows = list(csv.reader(io.StringIO(gzip.decompress(path.read_bytes()).decode())))
+    assert [raw.user_names[user] for user in raw.users] == [row[4] for row in rows]  # type: ignore[index,union-attr]
+    assert raw.labels.tolist() == [int(row[0]) // 4 for row in rows]
+    assert in_words(raw, raw.read(np.array([1]))[0]) == expected_words(raw, rows[1][5])
+    assert tally.dropped == {"neutral tweets (label 2)": 139} and np.bincount(raw.test_y).tolist() == [177, 182]
+
+
+def test_rows_of_tweets_that_cannot_be_read_are_named_by_line(tmp_path: Path) -> None:
+    good = '"0","1","date","NO_QUERY","anna","sad, very sad"\n'
+    bad = '"3","2","date","NO_QUERY","bert","what"\n"4","short"\n"4","5","d","q","b"," "\n'
+    latin = '"4","5","d","q","b","caf\xe9"\n'.encode("latin-1")
+    (tmp_path / "training.csv").write_bytes((good + bad + good).encode() + latin)
+    (tmp_path / "testdata.csv").write_text(good.replace('"0"', '"2"') + good)
+    raw = read("sentiment140", tmp_path, tally := Tally())
+    assert raw.labels.tolist() == [0, 0, 1] and raw.skipped == 3 and "café" in raw.vocabulary
+    assert "training.csv, line 2: the target is '3'" in tally.first
+    assert tally.dropped == {"neutral tweets (label 2)": 1} and raw.user_names == ("anna", "b")
+
+
+def test_mind_is_split_in_row_order(data_folder: Path, tmp_path: Path) -> None:
+    raw = read("mind", data_folder / "mind" / "MINDsmall_train")
+    path = data_folder / "mind" / "MINDsmall_train" / "news.tsv.gz"
+    rows = [line.split("\t") for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    assert len(raw.labels) == int(0.8 * len(rows)) == 41_025
+    assert [raw.class_names[label] for label in raw.labels[:50]] == [row[1] for row in rows[:50]]
+    assert raw.class_names[raw.test_y[0]] == rows[41_025][1] and raw.class_names == tuple(sorted(raw.class_names))
+    assert in_words(raw, raw.test_x[0]) == expected_words(raw, rows[41_025][3])
+    line = "N{}\t{}\t\ttitle {}\t\t\t[]\t[]\n"
+    good = "".join(line.format(number, "news" if number % 2 else "autos", number) for number in range(10))
+    blank = line.format(13, "news", 13).replace("title 13", " ")
+    (tmp_path / "news.tsv").write_text(good + "N11\tnews\n" + line.format(12, "", 12) + blank)
+    raw = read("mind", tmp_path, tally := Tally())
+    assert (len(raw.labels), len(raw.test_y), raw.skipped) == (8, 2, 3)
+    assert "line 11: 2 columns instead of 8" in tally.first and raw.labels.tolist() == [0, 1] * 4
+
+
+def reviews(path: Path, rows: list[Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+REVIEW = {"reviewerID": "A", "asin": "1", "overall": 5.0, "reviewText": "fine thing"}
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, (3370, 842)), ({"keep_duplicates": True}, (4212, 1052))])
+def test_real_reviews_without_text_and_repeated_ones(data_folder: Path, options: Any, rows: tuple[int, int]) -> None:
+    raw = read("amazon", data_folder / "amazon_beauty", tally := Tally(), **options)
+    assert (
+        raw.skipped == 5 and "line 360: no 'reviewText'" in tally.first and (len(raw.labels), len(raw.test_y)) == rows
+    )
+    assert sum(tally.dropped.values()) == 5269 - 5 - sum(rows)
+    toys = "Toys_and_Games_5.human_subset.json.gz"
+    assert read("amazon", data_folder / "amazon_toys", files=(toys,)).users is None
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (["overall", 4], "not a JSON object"),
+        (REVIEW | {"reviewText": " "}, "no 'reviewText'"),
+        (REVIEW | {"overall": True}, "'overall' is True instead of 1 to 5 stars"),
+        (REVIEW | {"overall": 6}, "'overall' is 6 instead"),
+    ],
+)
+def test_a_line_that_is_no_review_is_left_out(tmp_path: Path, row: Any, why: str) -> None:
+    reviews(tmp_path / "r.json.gz", [*(REVIEW | {"reviewText": f"thing {number}"} for number in range(5)), row])
+    raw = read("amazon", tmp_path, tally := Tally())
+    assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5 and f"line 6: {why}" in tally.first
+
+
+def test_review_files_are_named_by_their_place_and_once(tmp_path: Path) -> None:
+    for stars, place in enumerate(("a.json.gz", "deep/a.json.gz", "deep/b.json.gz", "wide/b.json.gz"), 1):
+        rows = [{"user_id": "B", "rating": stars, "text": f"text {row}"} for row in range(10)]  # the keys of 2023
+        reviews(tmp_path / place, rows)
+    for name, label in (("a.json.gz", 0), ("deep/a.json.gz", 1), ("wide/b.json.gz", 3)):
+        raw = read("amazon", tmp_path, files=(name,))
+        assert {*raw.labels.tolist(), *raw.test_y.tolist()} == {label} and raw.user_names == ("B",)
+    for files, message in (
+        ((), "name those to read with --file"),
+        (("odd.json.gz",), "no review file odd.json.gz"),
+        (("b.json.gz",), "2 files named b.json.gz; --file takes one of: deep/b.json.gz, wide/b.json.gz"),
+        (("deep/b.json.gz", "deep/b.json.gz"), "names deep/b.json.gz twice"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read("amazon", tmp_path, files=files)
+
+
+def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: Path) -> None:
+    others = [{"reviewerID": "B"}, {"asin": "2"}, {"reviewText": "bad thing"}]
+    unnamed = {key: value for key, value in REVIEW.items() if key != "asin"}
+    repeated = [REVIEW, REVIEW | {"overall": 4.0}, REVIEW | {"reviewText": " fine thing\n"}]
+    reviews(tmp_path / "r.json.gz", repeated + [REVIEW | other for other in others] + [unnamed] * 4)
+    raw = read("amazon", tmp_path, tally := Tally(strict=True))
+    assert len(raw.labels) + len(raw.test_y) == 8 and list(tally.dropped.values()) == [2]
+    assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
+    raw = read("amazon", tmp_path, tally := Tally(strict=True), keep_duplicates=True)
+    assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped
+
+
+def test_reviews_with_the_same_text_can_be_held_out_together(tmp_path: Path) -> None:
+    rows = [REVIEW | {"reviewerID": f"u{row}", "reviewText": f"text {row % 37}"} for row in range(100)]
+    reviews(tmp_path / "r.json.gz", rows)
+    assert "--split texts" in read("amazon", tmp_path).notes[0]
+    raw, again = (read("amazon", tmp_path, split="texts") for _ in range(2))
+    assert raw.notes == () and 17 <= len(raw.test_y) <= 20 and len(raw.labels) + len(raw.test_y) == 100
+    assert np.array_equal(raw.test_x, again.test_x)
+
+
+def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> None:
+    nobody = {key: value for key, value in REVIEW.items() if key != "reviewerID"}
+    rows = [(REVIEW if row % 2 else nobody) | {"reviewText": f"text {row}"} for row in range(10)]
+    reviews(tmp_path / "r.json.gz", rows)
+    assert read("amazon", tmp_path, tally := Tally()).users is None
+    assert any("training rows name no user" in note for note in tally.notes)

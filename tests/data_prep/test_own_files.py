@@ -1,0 +1,555 @@
+"""Arrays and tables of the user's: arrays of .npz files, Parquet and Arrow files, labels and other targets."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data_prep.datasets import DATASETS
+from data_prep.formats.files import Scratch
+from data_prep.holdout import stratified_rows, train_test_groups, train_test_rows
+from data_prep.raw import RawDataset, ReadOptions, Tally
+from fedmpi import UserError
+from fedmpi.data.opening import open_store
+from tests.data_prep.command import main
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+RNG = np.random.default_rng(5)
+ROWS = 20
+IDS = pa.list_(pa.int64())
+
+
+def read(raw: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
+    data = DATASETS["parquet"]
+    return data.read(raw, ReadOptions(**{**data.defaults, **options}), tally or Tally())
+
+
+def targets(raw: RawDataset) -> np.ndarray:
+    """Of all rows, in their order in the file, which has no test part."""
+    train, test = train_test_rows(len(raw.labels) + len(raw.test_y))
+    found = np.empty((len(train) + len(test), *raw.target_shape), raw.test_y.dtype)
+    found[train], found[test] = raw.targets_of(np.arange(len(train))), raw.test_y
+    return found
+
+
+def write(path: Path, columns: dict[str, Any], names: dict[str, list[str]] | None = None) -> None:
+    """A table; `names`: those of the classes whose numbers the lists of a column hold, as Hugging Face's datasets."""
+    found = pa.table(columns)
+    if names:
+        features = {
+            name: {"feature": {"names": known, "_type": "ClassLabel"}, "_type": "Sequence"}
+            for name, known in names.items()
+        }
+        found = found.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(found, path)
+
+
+def test_wide_integers_need_a_task(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(40).reshape(10, 4), y=np.arange(10) % 2)
+    with pytest.raises(UserError, match="--task text"):
+        read(tmp_path / "a.npz")
+    raw = read(tmp_path / "a.npz", task="text")
+    assert raw.dtype == "int32" and len(raw.vocabulary) == 40 and raw.mean == ()
+    assert read(tmp_path / "a.npz", task="vector").dtype == "float32"
+
+
+def test_token_ids_run_from_zero(tmp_path: Path) -> None:
+    x = np.arange(40).reshape(10, 4)
+    x[3, 1] = -1
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x[:1], y_test=[0])
+    tally = Tally()
+    raw = read(tmp_path / "a.npz", tally, task="text")
+    assert len(raw.labels) == 9 and len(raw.test_y) == 1 and raw.skipped == 1
+    assert "row 3: a token id below 0" in tally.first
+
+
+@pytest.mark.parametrize("bad", [np.inf, 1e300, 0.5])
+def test_the_first_label_that_is_no_class_is_named_by_its_row(tmp_path: Path, bad: float) -> None:
+    y_test = np.array([0, 1, bad])
+    np.savez(tmp_path / "a.npz", x=RNG.random((9, 3)), y=np.arange(9) % 2, x_test=RNG.random((3, 3)), y_test=y_test)
+    with pytest.raises(UserError, match="array y_test, row 2"):
+        read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("shape", [(10, 16, 16, 13), (10, 3, 16, 3)])
+def test_images_whose_channels_may_be_either_axis_are_refused_or_read_as_declared(tmp_path: Path, shape) -> None:
+    x = RNG.random(shape).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x, y_test=np.arange(10) % 2)
+    with pytest.raises(UserError, match=r"--channels first for .* or --channels last"):
+        read(tmp_path / "a.npz")
+    last = read(tmp_path / "a.npz", channels="last")
+    assert last.feature_shape == (shape[3], shape[1], shape[2]) and len(last.mean) == shape[3]
+    assert np.array_equal(last.read(np.arange(10)), x.transpose(0, 3, 1, 2))
+    assert np.array_equal(last.test_x, x.transpose(0, 3, 1, 2))
+    first = read(tmp_path / "a.npz", channels="first")
+    assert first.feature_shape == shape[1:] and np.array_equal(first.test_x, x)
+
+
+def test_bytes_are_texts_and_their_classes_are_named_so(tmp_path: Path) -> None:
+    names = np.array(["cat", "été"] * 10)
+    np.savez(
+        tmp_path / "a.npz", x=RNG.random((20, 2)), y=np.char.encode(names, "utf-8"), user=np.array([b"u", b"v"] * 10)
+    )
+    raw = read(tmp_path / "a.npz")
+    assert raw.class_names == ("cat", "été") and raw.user_names == ("u", "v")
+    np.savez(tmp_path / "b.npz", x=RNG.random((20, 2)), y=np.char.encode(names, "latin-1"))
+    with pytest.raises(UserError, match=r"array y: b'\\xe9t\\xe9' is no UTF-8 text"):
+        read(tmp_path / "b.npz")
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60))
+def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int]) -> None:
+    groups = np.unique(drawn, return_inverse=True)[1]
+    train, test = train_test_groups(groups)
+    assert np.array_equal(np.sort(np.r_[train, test]), np.arange(len(groups)))
+    assert not set(groups[train]) & set(groups[test])
+    sizes, share = np.bincount(groups), len(groups) // 5
+    if len(sizes) > 1 and sizes.min() > share:
+        assert len(test) == sizes.min()  # the smallest group, as none fits
+    else:
+        assert len(test) <= share and all(sizes[group] > share - len(test) for group in set(groups[train]))
+
+
+def test_the_held_out_rows_are_a_fifth_and_always_the_same() -> None:
+    train, test = train_test_rows(1003)
+    assert len(test) == 200 and np.array_equal(np.sort(np.r_[train, test]), np.arange(1003))
+    assert np.array_equal(test, train_test_rows(1003)[1])
+
+
+def test_scratch_rows_are_those_appended() -> None:
+    scratch = Scratch((2, 3), np.int32)
+    blocks = [RNG.integers(0, 9, (rows, 2, 3)) for rows in (4, 0, 7)]
+    for block in blocks:
+        scratch.append(block)
+    assert np.array_equal(scratch.rows(), np.concatenate(blocks))
+    assert Scratch((2,), np.uint8).rows().shape == (0, 2)
+
+
+def test_a_scratch_file_is_closed_with_its_object_and_its_map_stays() -> None:
+    scratch = Scratch((2,), np.int32)
+    scratch.append(np.arange(6).reshape(3, 2))
+    file, rows = scratch._file, scratch.rows()
+    assert not file.closed
+    del scratch
+    gc.collect()
+    assert file.closed
+    np.testing.assert_array_equal(rows, np.arange(6).reshape(3, 2))
+
+
+def table(columns: dict[str, Any], names: list[str] | None = None) -> Any:
+    """A table; with names of classes as Hugging Face's datasets keep them in the schema."""
+    made = pa.table(columns)
+    if names is not None:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    return made
+
+
+def png(width: int, height: int, grey: bool = False) -> tuple[bytes, np.ndarray]:
+    pixels = RNG.integers(0, 256, (height, width) if grey else (height, width, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue(), pixels
+
+
+def test_images_of_a_published_set_are_decoded_when_they_are_written(tmp_path: Path) -> None:
+    drawn = [png(6, 5) for _ in range(7)]
+    images = [{"bytes": content, "path": f"{row}.png"} for row, (content, _) in enumerate(drawn)]
+    (tmp_path / "data").mkdir()
+    for part, rows in (
+        ("train-00000-of-00002", slice(0, 2)),
+        ("train-00001-of-00002", slice(2, 5)),
+        ("test-0", slice(5, 7)),
+    ):
+        columns = {"image": images[rows], "label": [2, 0, 1, 0, 2, 1, 0][rows], "user": list("aababcc")[rows]}
+        pq.write_table(table(columns, ["cat", "dog", "eel"]), tmp_path / "data" / f"{part}.parquet")
+    raw = read(tmp_path)
+    assert raw.class_names == ("cat", "dog", "eel") and raw.labels.tolist() == [2, 0, 1, 0, 2]
+    assert raw.test_y.tolist() == [1, 0] and raw.user_names == ("a", "b") and raw.feature_shape == (3, 5, 6)
+    np.testing.assert_array_equal(raw.read(np.array([4, 0])), [drawn[row][1].transpose(2, 0, 1) for row in (4, 0)])
+    np.testing.assert_array_equal(raw.test_x[1], drawn[6][1].transpose(2, 0, 1))
+    words = ["parquet", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]
+    assert main(words) == 0 and open_store(tmp_path / "out").sizes.tolist() == [3, 2]
+
+
+def test_images_of_several_sizes_want_one(tmp_path: Path) -> None:
+    content = [png(6, 5, True)[0], png(6, 5, True)[0], png(3, 4, True)[0], b"no image", png(6, 5, True)[0]]
+    content += [png(6, 5, True)[0] for _ in range(5)]
+    pq.write_table(table({"image": content, "label": [0, 1] * 5}), tmp_path / "all.parquet")
+    with pytest.raises(UserError, match="2 sizes .* --image-size"):
+        read(tmp_path)
+    tally = Tally()
+    resized = read(tmp_path, tally, image_size=(4, 2))
+    assert resized.feature_shape == (1, 2, 4) and len(resized.labels) + len(resized.test_y) == 9
+    assert tally.unreadable == 1 and "row 3: not a readable image" in tally.first
+    odd = read(tmp_path, skip_odd_sizes=True)
+    assert odd.feature_shape == (1, 5, 6) and len(odd.labels) + len(odd.test_y) == 8
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_texts_of_a_saved_set_are_read_from_arrow_files(tmp_path: Path, stream: bool) -> None:
+    for part, texts, labels in (("train", ["Good day", "bad day", ""], [1, 0, 1]), ("test", ["a good one"], [1])):
+        (tmp_path / part).mkdir()
+        made = table({"text": texts, "label": labels}, ["neg", "pos"])
+        path = tmp_path / part / "data-00000-of-00001.arrow"
+        writer = (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), made.schema)
+        with writer:
+            writer.write_table(made)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    raw = read(tmp_path, tally := Tally(), length=3)
+    assert raw.labels.tolist() == [1, 0] and raw.class_names == ("neg", "pos") and raw.users is None
+    assert [raw.vocabulary[token] for token in raw.read(np.array([0]))[0]] == ["good", "day", "<pad>"]
+    assert tally.unreadable == 1 and "row 2: the text is empty" in tally.first
+
+
+def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
+    rows = 2500  # more than one block
+    x, more = RNG.normal(size=rows).astype(np.float32), RNG.normal(size=(rows, 2)).astype(np.float32)
+    columns = {"a": x, "kind": [f"k{row % 3}" for row in range(rows)], "b": more.tolist(), "who": np.arange(rows) // 50}
+    pq.write_table(table(columns), tmp_path / "mine.parquet")
+    raw = read(tmp_path / "mine.parquet", label="kind", user="who")
+    train, test = stratified_rows(rows, np.arange(rows) % 3)
+    expected = np.column_stack([x, more])
+    np.testing.assert_array_equal(raw.read(np.arange(len(train))), expected[train])
+    np.testing.assert_array_equal(raw.test_x, expected[test])
+    assert raw.labels.tolist() == (train % 3).tolist() and raw.users is not None
+    assert [raw.user_names[user] for user in raw.users] == [str(row // 50) for row in train]  # type: ignore[index]
+    named = read(tmp_path / "mine.parquet", label="kind", features=("who", "a"))
+    np.testing.assert_array_equal(named.read(np.arange(3)), np.column_stack([np.arange(rows) // 50, x])[train[:3]])
+    assert named.feature_names == ("who", "a") and named.users is None
+
+
+def test_a_row_without_numbers_does_not_say_how_many_the_others_have(tmp_path: Path) -> None:
+    columns = {"x": [[], *([1.0, float(row)] for row in range(10))], "label": [0] * 11}
+    pq.write_table(table(columns), tmp_path / "t.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.feature_shape == (2,) and len(raw.labels) + len(raw.test_y) == 10
+    assert tally.unreadable == 1 and "row 0" in tally.first
+
+
+def test_rows_of_another_length_are_counted_and_the_largest_float_is_kept(tmp_path: Path) -> None:
+    largest = float(np.finfo(np.float32).max)
+    held = [[1.0, -largest], [1.0], [largest, 2.0], [1.0, 1.001 * largest], *[[3.0, 4.0]] * 7]
+    pq.write_table(table({"x": held, "label": [0] * 11}), tmp_path / "train.parquet")
+    pq.write_table(table({"x": [[5.0, 6.0]], "label": [0]}), tmp_path / "test.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.read(np.arange(2)).tolist() == [[1.0, -largest], [largest, 2.0]] and len(raw.labels) == 9
+    assert tally.unreadable == 2 and tally.first.endswith("row 1: 1 numbers in column 'x' where most rows have 2")
+
+
+def test_dictionaries_are_what_they_stand_for(tmp_path: Path) -> None:
+    """As pandas writes its categories; parts whose dictionaries differ, or are none, belong together."""
+    said = pa.array(["good day", "bad day"] * 5)
+    coded = said.dictionary_encode()
+    for part, values in enumerate((coded, said, coded.cast(pa.dictionary(pa.int8(), pa.string())))):
+        columns = {"t": values, "label": pa.array([0, 1] * 5).dictionary_encode(), "user": values}
+        pq.write_table(table(columns), tmp_path / f"train-{part}.parquet")
+    raw = read(tmp_path, length=3)
+    assert raw.task == "text" and set(raw.vocabulary[2:]) == {"good", "bad", "day"} and raw.classes == 2
+    assert raw.user_names is not None and set(raw.user_names) == {"good day", "bad day"}
+
+
+def test_columns_of_no_known_kind_are_left_out_and_named(tmp_path: Path) -> None:
+    columns = {"x": [1.0] * 10, "boxes": [[[1, 2]]] * 10, "parts": [[{"a": 1}]] * 10, "label": [0, 1] * 5}
+    pq.write_table(table(columns | {"user": pa.array([1] * 10, pa.date32())}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="x: double, boxes: .*with --features"):
+        read(tmp_path)
+    pq.write_table(pq.read_table(tmp_path / "t.parquet").drop(["boxes"]), tmp_path / "t.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.feature_names == ("x",) and len(raw.labels) == 8 and not tally.unreadable
+    assert [name for name, _ in raw.understood.unused] == ["parts"]
+
+
+def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
+    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        pq.write_table(table({"x": [1.0, 2.0], "label": [0, 1]}, names), tmp_path / f"{part}.parquet")
+    with pytest.raises(UserError, match="test.parquet names the classes of column 'label' differently from .*train"):
+        read(tmp_path)
+    pq.write_table(table({"x": [1.0, 2.0], "label": [0, 1]}), tmp_path / "test.parquet")
+    assert read(tmp_path).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("missing", [[], [None]])
+def test_truth_values_are_classes_by_their_names(tmp_path: Path, missing: list[None]) -> None:
+    held = [True, False] * 5 + missing
+    pq.write_table(table({"x": [1.0] * len(held), "label": held}), tmp_path / "t.parquet")
+    assert read(tmp_path, skip_unlabelled=True).class_names == ("False", "True")
+
+
+def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> None:
+    for part, rows in (("train", 6), ("validation", 3)):
+        pq.write_table(
+            table({"x": [float(row) for row in range(rows)], "label": [0, 1, 2] * (rows // 3)}),
+            tmp_path / f"{part}.parquet",
+        )
+    assert len(read(tmp_path, tally := Tally()).test_y) == 3 and not tally.notes
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "test.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert len(raw.test_y) == 1 and tally.notes == ["1 files of a validation part are not used"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words", "message"),
+    [
+        ({"x": [1.0]}, [], "has no column 'label'"),
+        ({"x": [1.0], "label": [0]}, ["--user", "who"], "has no column 'who'"),
+        ({"x": [1.0], "label": [0]}, ["--features", "y"], "has no column 'y'"),
+        ({"x": [1.0], "label": [0]}, ["--features", "x,label"], "'label' is the label column"),
+        ({"x": [1.0], "label": [0]}, ["--features", "x,x"], "--features x,x names a column twice"),
+        ({"x": [1.0], "t": ["a"], "label": [0]}, ["--features", "x,t"], "with --features"),
+        ({"x": [{"a": 1}], "label": [0]}, [], "with --features"),
+        ({"x": [1.0], "label": [{"a": 0}]}, [], "Labels must be whole numbers or texts"),
+        ({"x": [1.0] * 9, "label": [0.5] * 9}, [], "is a number to be predicted"),
+        ({"x": [float("nan")], "label": [0]}, [], "x: it has no value"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(table(columns), tmp_path / "t.parquet")
+    command = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "1", *words]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([[1.0], [2.0], [0]], names=["x", "x", "label"]), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="names several columns 'x'"):
+        read(tmp_path)
+
+
+def test_folders_without_files_with_other_columns_or_damaged_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no table in"):
+        read(tmp_path)
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "train-0.parquet")
+    pq.write_table(table({"x": ["a"], "label": [0]}), tmp_path / "train-1.parquet")
+    with pytest.raises(UserError, match="The columns of .*train-1.parquet"):
+        read(tmp_path)
+    (tmp_path / "train-1.parquet").write_bytes((tmp_path / "train-0.parquet").read_bytes()[:-9])
+    with pytest.raises(UserError, match="train-1.parquet cannot be read"):
+        read(tmp_path)
+    (tmp_path / "train-1.parquet").unlink()
+    (tmp_path / "test.arrow").write_bytes(b"ARROW1 no more")
+    with pytest.raises(UserError, match="test.arrow cannot be read"):
+        read(tmp_path)
+
+
+def test_pyarrow_is_asked_for_only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "t.parquet")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        read(tmp_path)
+
+
+def test_columns_of_numbers_are_predicted_together(tmp_path: Path) -> None:
+    a, b = RNG.normal(size=ROWS), RNG.integers(0, 9, ROWS)
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "a": a, "b": b, "user": [f"u{row % 3}" for row in b]})
+    raw = read(tmp_path, label="a,b")
+    assert raw.targets == "regression" and raw.target_shape == (2,) and raw.feature_names == ("x",)
+    np.testing.assert_array_equal(targets(raw), np.column_stack([a, b]).astype(np.float32))
+    single = read(tmp_path, label="a", features=("x", "b"), targets="regression")
+    assert single.target_shape == () and raw.users is not None
+    np.testing.assert_array_equal(targets(single), a.astype(np.float32))
+
+
+def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path) -> None:
+    held = [[0, 2], [], [1]] * 6
+    names = {"label": ["joy", "fear", "rage", "calm"]}
+    write(tmp_path / "t.parquet", {"t": [f"word{row}" for row in range(18)], "label": held}, names)
+    raw = read(tmp_path)
+    assert (raw.task, raw.targets, raw.class_names) == ("text", "multilabel", ("joy", "fear", "rage", "calm"))
+    expected = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]] * 6)
+    np.testing.assert_array_equal(targets(raw), expected)
+    write(tmp_path / "t.parquet", {"t": [f"word{row}" for row in range(18)], "label": held})
+    np.testing.assert_array_equal(targets(read(tmp_path, targets="multilabel")), expected[:, :3])
+    assert raw.refit is not None and raw.refit(np.arange(3)).targets == "multilabel"  # as a validation part makes it
+
+
+@pytest.mark.parametrize("said", ["multilabel", "regression"])
+def test_a_list_that_is_missing_leaves_those_of_the_others_what_they_are(tmp_path: Path, said: str) -> None:
+    held = [[0, 1], [1, 1], None] * 6
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=18), "label": pa.array(held, IDS)})
+    raw = read(tmp_path, targets=said, skip_unlabelled=True)
+    assert (raw.targets, raw.target_shape) == (said, (2,))
+    found = np.concatenate([raw.targets_of(np.arange(len(raw.labels))), raw.test_y])
+    assert sorted(found.tolist()) == sorted(row for row in held if row)
+
+
+def test_a_label_that_is_missing_leaves_columns_of_zeros_and_ones_labels(tmp_path: Path) -> None:
+    columns = {"x": RNG.normal(size=18), "rain": [True, False, None] * 6, "wind": [True] * 18}
+    write(tmp_path / "t.parquet", columns)
+    raw = read(tmp_path, label="rain,wind", skip_unlabelled=True)
+    assert (raw.targets, raw.class_names) == ("multilabel", ("rain", "wind"))
+
+
+def test_numbers_of_a_list_named_like_whole_ones_and_decimals_are_predicted(tmp_path: Path) -> None:
+    held = pa.array([[0.5, 1.5]] * ROWS, pa.list_(pa.field("point", pa.float64())))
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "label": held})
+    raw = read(tmp_path)
+    assert raw.targets == "regression" and raw.test_y.tolist() == [[0.5, 1.5]] * 4
+    money = pa.array([2] * ROWS, pa.decimal128(5, 2))
+    write(tmp_path / "t.parquet", {"x": money, "label": money})
+    raw = read(tmp_path, targets="regression")
+    assert raw.test_x.tolist() == [[2.0]] * 4 and raw.test_y.tolist() == [2.0] * 4
+
+
+def test_a_target_that_is_missing_is_named_by_its_file_and_row(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", {"x": [1.0, float("nan"), 2.0], "a": [1.0, 2.0, 3.0]})
+    write(tmp_path / "train-1.parquet", {"x": pa.array([], pa.float64()), "a": pa.array([], pa.float64())})
+    write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, None]})
+    with pytest.raises(UserError, match=r"1 of 4 samples have no label .*, the first is \S+/train-2.parquet, row 2\."):
+        read(tmp_path, label="a", targets="regression")
+    with pytest.raises(UserError, match=r"1 of 4 samples have no label .*, the first is \S+/train-2.parquet, row 2\."):
+        read(tmp_path, label="a")
+    write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, 0.5]})
+    with pytest.raises(UserError, match=r"0.5 \(\S+/train-2.parquet, row 2\) is a number to be predicted"):
+        read(tmp_path, label="a")
+    write(tmp_path / "train-2.parquet", {"x": [1.0, 1.0, 2.0], "a": [None, 0.5, 2.0]})
+    with pytest.raises(UserError, match=r"the first is \S+/train-2.parquet, row 0\."):
+        read(tmp_path, label="a")
+    with pytest.raises(UserError, match=r"0.5 \(\S+/train-2.parquet, row 1\) is a number to be predicted"):
+        read(tmp_path, label="a", skip_unlabelled=True)
+
+
+def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tmp_path: Path) -> None:
+    x = [list(range(1, 2 + row % 4)) for row in range(ROWS)]
+    y = [[*row[1:], -100] for row in x]
+    write(tmp_path / "t.parquet", {"input_ids": x, "mask": x, "labels": y})
+    raw = read(tmp_path, label="labels", task="text", features=("input_ids",))
+    assert (raw.task, raw.targets, raw.feature_shape, raw.target_shape) == ("text", "tokens", (4,), (4,))
+    assert raw.classes == len(raw.vocabulary) == 5
+    found, (train, _) = targets(raw), train_test_rows(ROWS)
+    for row, (ids, following) in enumerate(zip(x, y, strict=True)):
+        assert found[row].tolist() == [*following[:-1], *[-1] * (5 - len(ids))]
+    assert raw.read(np.arange(len(train))).tolist() == [x[row] + [0] * (4 - len(x[row])) for row in train]
+    short = read(tmp_path, label="labels", task="text", features=("input_ids",), length=2)
+    assert short.feature_shape == short.target_shape == (2,)
+    with pytest.raises(UserError, match="Name one column of images, of token ids"):
+        read(tmp_path, label="labels", task="text")
+
+
+def test_rows_of_other_targets_are_left_out_and_rows_without_refused(tmp_path: Path) -> None:
+    y = [[1.0, 2.5], [3.0], None, [4.0, float("nan")], *[[0.0, 1.0]] * 16]
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "label": y})
+    with pytest.raises(UserError, match=r"2 of 20 samples have no label .*, the first is \S+/t.parquet, row 2\."):
+        read(tmp_path)
+    raw = read(tmp_path, tally := Tally(), skip_unlabelled=True)
+    assert tally.unreadable == 1 and "1 targets where most samples have 2" in tally.first
+    assert len(raw.labels) + len(raw.test_y) == 17 and raw.target_shape == (2,)
+
+
+def test_paths_of_images_below_a_relative_folder_may_be_absolute_or_lead_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("data", "pictures"):
+        (tmp_path / folder).mkdir()
+    for row in range(10):
+        Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "pictures" / f"{row}.png")
+    starts = (f"{tmp_path}/", "../", "")
+    held = [f"{starts[row % 3]}pictures/{row}.png" for row in range(10)]
+    write(tmp_path / "data" / "t.parquet", {"image": held, "label": [0, 1] * 5})
+    monkeypatch.chdir(tmp_path)
+    raw = read(Path("."), task="image")
+    found = np.concatenate([raw.read(np.arange(8)), raw.test_x])[:, 0, 0, 0]
+    assert sorted(found.tolist()) == [20 * row for row in range(10)]
+
+
+def test_images_that_are_none_are_counted_and_one_that_breaks_later_named(tmp_path: Path) -> None:
+    Image.new("L", (2, 2)).save(tmp_path / "good.png")
+    good = (tmp_path / "good.png").read_bytes()
+    place = good.index(b"IDAT")
+    size = int.from_bytes(good[place - 4 : place], "big")
+    broken = b"IDAT" + b"\xff" * size  # a PNG is checked by its checksums, without being decoded
+    odd = good[:place] + broken + zlib.crc32(broken).to_bytes(4, "big") + good[place + 8 + size :]
+    held = [None, b"", b"no image", *[good] * 17]
+    write(tmp_path / "t.parquet", {"image": held, "label": [0, 1] * 10})
+    read(tmp_path, tally := Tally())
+    assert tally.unreadable == 3 and tally.first.endswith("row 0: neither the bytes nor the path of an image")
+    held[9] = odd
+    write(tmp_path / "t.parquet", {"image": held, "label": [0, 1] * 10})
+    with pytest.raises(UserError, match=r"t.parquet, row 9: the image cannot be decoded"):
+        read(tmp_path)
+    write(tmp_path / "t.parquet", {"image": [b"no image"] * 2, "label": [0, 1]})
+    with pytest.raises(UserError, match="row 0: not a readable image .of no known format."):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["texts", "Hugging Face"])
+def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Path, form: str) -> None:
+    (tmp_path / "data" / "pictures").mkdir(parents=True)
+    paths = []
+    for row in range(10):
+        paths.append(f"pictures/{row}.png")
+        Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "data" / paths[-1])
+    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to nobody here
+    held: list[Any] = [*paths, "pictures/gone.png", "a\0b", "../../other.png", str(tmp_path.parent / "other.png")]
+    if form == "Hugging Face":
+        held = [{"bytes": None, "path": path} for path in held]
+    write(tmp_path / "data" / "t.parquet", {"image": held, "label": [row % 2 for row in range(14)]})
+    words = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "out")]
+    assert main([*words, *(["--task", "image"] if form == "texts" else [])]) == 0
+    store = open_store(tmp_path / "out", verify=True)
+    assert store.description.feature_shape == (1, 5, 4) and store.manifest.skipped == 4
+    parts = (store.client(0)[0], store.client(1)[0], store.test()[0])
+    seen = {int(pixels.flat[0]) for x in parts for pixels in np.asarray(x)}
+    assert seen == {20 * row for row in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "words", "message"),
+    [
+        ({"x": [1.0], "a": ["b"], "c": [1]}, ["--label", "a,c"], "targets that are no classes must be numbers"),
+        ({"x": [1.0], "a": [[1.0]], "c": [1]}, ["--label", "a,c"], "or one column of lists"),
+        ({"x": [1.0], "a": [1], "c": [1]}, ["--label", "a,a"], "names a column twice"),
+        ({"x": [1.0], "label": [[1, 2]]}, ["--targets", "classification"], "a class is one"),
+        ({"x": [1.0], "label": [1]}, ["--targets", "tokens"], "tokens are lists"),
+        ({"x": [1.0], "label": [1]}, ["--targets", "multilabel"], "several columns, or a list"),
+        ({"x": ["a"] * 9, "label": [[1, 2]] * 9}, [], "need samples of token ids"),
+        ({"x": [1.0] * 9, "label": [[1, -5]] * 9}, [], "holds the token -5"),
+        ({"x": [1.0] * 9, "label": [[1, -5]] * 9}, ["--targets", "multilabel"], "Number them from 0 on"),
+        (
+            {"x": [1.0] * 9, "label": [[-1]] * 9},
+            ["--targets", "multilabel"],
+            "labels from -1 to -1 where there are none",
+        ),
+        (
+            {"x": [1.0] * 9, "label": [[1 << 62]] * 9},
+            ["--targets", "multilabel"],
+            "holds 4.61e+18. Number classes from 0 on",
+        ),
+        ({"x": [1.0] * 9, "label": [[1 << 62]] * 9}, [], "holds 4.61e+18. Number classes from 0 on"),
+        ({"x": [1.0] * 9, "label": [[1], []] + [None] * 7}, [], "7 of 9 samples have no label"),
+        ({"x": [1.0] * 9, "label": [[None]] * 9}, ["--skip-unlabelled"], "holds no labels"),
+        ({"x": [1.0] * 9, "label": pa.array([None] * 9, IDS)}, ["--skip-unlabelled"], "no sample has a label"),
+        ({"x": [1.0] * 9, "label": [[[1]]] * 9}, [], "Labels must be whole numbers or texts"),
+        ({"x": [[0.5]] * 9, "label": [0] * 9}, ["--task", "text"], "Name some with --features"),
+        ({"x": [1.0] * 9, "label": [0] * 9}, ["--task", "image"], "Name some with --features"),
+        (
+            {"x": [1.0] * 9, "label": [[1.0, float("inf")]] * 9},
+            [],
+            ", column label holds numbers that are not finite",
+        ),
+        ({"x": [[2**40]] * 9, "label": [0] * 9}, ["--task", "text"], "no token ids"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "t.parquet", columns)
+    command = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "1", *words]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "ClientArrays" not in said
