@@ -84,7 +84,7 @@ def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forb
         chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)
 
 
-@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "own generator")])
+@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "random numbers")])
 def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
     source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
     model = FlatModel(net(36, 5))

@@ -16,8 +16,6 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
-from tests.local.dropping_modules import DROPPING
-from tests.local.stacks import Source, relative_difference, tasks_for, train
 from tests.local.synthetic import (
     IMAGES,
     SMALL_IMAGES,
@@ -101,20 +99,6 @@ def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
     expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round)
     other, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round + 1)
     assert relative_error(found, expected) < 1e-5 < 0.01 < relative_error(found, other)
-
-
-@pytest.mark.parametrize("name", [name for name in DROPPING if name != "calls"])  # which joins samples and values
-def test_masks_that_functions_ask_for_are_the_clients_too(name: str):
-    description, make = DROPPING[name]
-    torch.manual_seed(1)
-    sizes, rule, model = np.array(SIZES), LocalRule(batch_size=None), FlatModel(make().double())
-    source, tasks = Source(description, sizes, torch.float64), tasks_for(sizes)
-    merged, sequential = MergedEngine(model, source, STREAMS), SequentialEngine(model, source, STREAMS)
-    found, expected, other = (
-        train(engine, tasks, model.initial, rule, round)[0] - model.initial
-        for engine, round in ((merged, 2), (sequential, 2), (sequential, 3))
-    )
-    assert relative_difference(found, expected) < 1e-12 < 0.01 < relative_difference(found, other)
 
 
 def test_splitting_the_tasks_over_two_engines_gives_the_same_masks_and_sum():

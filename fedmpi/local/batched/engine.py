@@ -310,11 +310,10 @@ class BatchedEngine:
 
 def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
     """The reason why the batched engine cannot train a model with its loss, None if it can."""
-    reason = why_not_stackable(model.module, description, model.stacked_forms)
     traits = forward_traits(model, description)
-    if reason is None and traits.torch_drops:
-        return "torch draws its dropout: its forward pass is compiled, or made once more in the backward pass"
-    return reason or why_loss_alone(traits.loss)
+    if traits.draws or traits.couples or traits.writes or traits.calls_dropout or model.kept.changes:
+        return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
+    return why_not_stackable(model.module, description, model.stacked_forms) or why_loss_alone(traits.loss)
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:

@@ -90,7 +90,7 @@ class Stack:
         self.ahead.on = False
         self._blocks.clear()
         embedding = self.net.embedding
-        if embedding is None or embedding.weight is None:
+        if embedding is None:
             dtype = torch.int64 if self.net.reads_words else self.dtype
             samples = [x.reshape(len(x), -1).to(dtype) for x in features]
             if corrections is not None:
@@ -232,7 +232,7 @@ class Stack:
 
     def _table(self, flat: Tensor) -> Tensor:
         embedding = self.net.embedding
-        assert embedding is not None and embedding.weight is not None
+        assert embedding is not None
         return embedding.weight.from_flat(flat)
 
 
