@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -282,8 +284,22 @@ def test_a_chunk_fills_the_cache_and_has_two_clients_but_where_the_activations_o
     assert chunk_size(net, 10, adam, middle.initial) < chunk_size(net, 10, sgd, middle.initial)
 
 
-def test_modules_of_the_user_run_when_they_are_sequences_of_known_layers():
-    module = nn.Sequential(
+class Dropping(nn.Module):
+    """Drops channels, and values that nothing reads, between layers of a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 5, 3), nn.GroupNorm(2, 4), nn.Linear(64, CLASSES)
+        self.channels, self.values = nn.Dropout2d(0.3), nn.Dropout(0.25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.channels(self.norm(self.conv(x)).relu())
+        self.values(x)
+        return self.fc(self.values(x.flatten(1)))
+
+
+def sequence_of_layers() -> nn.Module:
+    return nn.Sequential(
         nn.Sequential(nn.Conv2d(3, 4, (3, 5), stride=(2, 1), padding=(0, 2), bias=False), nn.ReLU(inplace=True)),
         nn.MaxPool2d(3, stride=2, padding=1),
         nn.Conv2d(4, 5, 3, padding="same"),
@@ -292,7 +308,11 @@ def test_modules_of_the_user_run_when_they_are_sequences_of_known_layers():
         nn.Dropout(0.25),
         nn.Linear(5 * 4 * 8, CLASSES, bias=False),
     )
-    model, sizes = FlatModel(module.double()), ragged_sizes(8, 25)
+
+
+@pytest.mark.parametrize("make", [sequence_of_layers, Dropping])
+def test_modules_of_the_user_get_the_masks_of_the_sequential_engine(make: Callable[[], nn.Module]):
+    model, sizes = FlatModel(make().double()), ragged_sizes(8, 25)
     source = Source(COLOURED, sizes, torch.float64)
     expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
     result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)

@@ -19,6 +19,7 @@ from benchmarks.engines import CASES
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import check, forms
@@ -228,6 +229,21 @@ def test_every_form_trains_clients_as_the_module_itself_does(name: str, together
         expected = own_update(module, *source.load(client), rule)
         assert expected.norm() > 1e-4
         assert float((found[client][: len(expected)] - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_buffers_that_are_averaged_are_those_of_the_round():
+    torch.manual_seed(0)
+    module = Words(lambda s, x, t: x.mean(1))
+    module.read = lambda s, x, t: (x.mean(1) - s.mean) * s.scale
+    module.register_buffer("mean", torch.randn(8))
+    module.register_buffer("scale", torch.full([8], 2.0), persistent=False)
+    model, source = FlatModel(module.double()), Source(TEXTS, SIZES, torch.float64)
+    tasks, rule = [ClientTask(client, None, 1 / 3) for client in range(3)], LocalRule(lr=0.1, batch_size=2)
+    engines = BatchedEngine(model, source, STREAMS), SequentialEngine(model, source, STREAMS)
+    for factor in (1, 3):
+        start = model.initial * factor
+        found, expected = (train(engine, tasks, start, rule)[0] for engine in engines)
+        assert float((found - expected).norm() / (expected - start).norm()) < 1e-12
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -57,8 +57,6 @@ class BatchedProbe:
         stack = self._prepare(chunk, largest, w)
         for first in range(0, len(order), chunk):
             places = order[first : first + chunk]
-            if self.model.has_buffers:  # which the stacked form reads where the module has them
-                self.model.bind_to_look(w)
             with torch.no_grad():
                 gradients = self._chunk(stack, clients[places].tolist(), [rows_of[place] for place in places], w)
             yield clients[places], gradients

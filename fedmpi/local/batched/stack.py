@@ -14,7 +14,7 @@ from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.failures import check_update
 from fedmpi.models.stacked.ahead import ProductsAhead
 from fedmpi.models.stacked.base import Ahead, Drift, Op, Place, Slot, Step, Workspace
-from fedmpi.models.stacked.graph import GraphOp, dropouts_of
+from fedmpi.models.stacked.graph import GraphLayer, GraphOp, dropouts_of
 from fedmpi.models.stacked.image import ColumnsOp, ImageColumns
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
@@ -68,6 +68,9 @@ class Stack:
     def begin(self, start: Tensor) -> None:
         """Take over the server's values (d,) of this round."""
         self.size = start.numel()
+        for layer in self.net.layers:
+            if isinstance(layer, GraphLayer):
+                layer.read_buffers(start)
         for slot in self.net.slots:
             slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 

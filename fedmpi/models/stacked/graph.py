@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from fedmpi.data.schema import DataDescription
+from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
 from fedmpi.models.stacked.dense import DropoutOp, StackedDropout
 from fedmpi.models.stacked.forms import FUNCTIONS, LAYERS, Weight, finish, of_one
@@ -41,12 +42,18 @@ class GraphLayer:
     slots: dict[int, Slot]  # Parameter (by id) -> where it lies
     alone: frozenset[int]  # Parameters (by id) that one layer alone reads
     dropouts: tuple[tuple[int, float], ...]  # (units, p) in the order of the forward pass
+    buffers: tuple[tuple[int, Tensor], ...]  # What is averaged beside parameters: (place in the flat vector, values)
     values: int  # Floats that one sample needs
     outputs: int  # Values of one sample's outputs
     feature_shape: tuple[int, ...]
     text: bool  # Whether samples are token ids
     words: fx.Node | None  # The look-up of words that the layer before does
     reads_tokens: bool  # Whether the token ids are read beside the words' vectors
+
+    def read_buffers(self, flat: Tensor) -> None:
+        """Take over the buffers of a flat vector (d,)."""
+        for offset, buffer in self.buffers:
+            buffer.copy_(flat[offset : offset + buffer.numel()].view(buffer.shape))
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return GraphOp(self, place, x)
@@ -226,6 +233,11 @@ class _Translation:
         self.steps: list[_Step] = []
         self.kinds: dict[fx.Node, Any] = {}
         self.dropouts: list[tuple[int, float]] = []
+        self.buffers: dict[int, tuple[int, Tensor]] = {}
+        offset = sum(one.numel() for one in traced.module.parameters() if one.requires_grad)
+        for buffer in travelling_buffers(traced.module):
+            self.buffers[id(buffer)] = offset, buffer.detach().clone()
+            offset += buffer.numel()
         self.uses: Counter[int] = Counter()
         self.peaks, self.passed = find_peaks(traced)
 
@@ -242,6 +254,7 @@ class _Translation:
             slots=self.slots,
             alone=frozenset(key for key, count in self.uses.items() if count == 1),
             dropouts=tuple(self.dropouts),
+            buffers=tuple(self.buffers.values()),
             values=sum(map(self._values, nodes[:-1])),
             outputs=outputs,
             feature_shape=tuple(description.feature_shape),
@@ -325,7 +338,10 @@ class _Translation:
             self.uses[key] += 2
             self._step(node, lambda bound: bound.weights[key].natural.value)
             self.kinds[node] = CLIENT
-        else:  # a buffer itself, whose values may change between rounds
+        elif id(value) in self.buffers:
+            _, own = self.buffers[id(value)]
+            self._step(node, lambda bound: own)
+        else:
             self._step(node, lambda bound: value.detach() if value.requires_grad else value)
 
     def _drop(self, node: fx.Node) -> None:

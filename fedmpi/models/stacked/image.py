@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -235,14 +235,14 @@ def sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MaxPool:
-    """nn.MaxPool2d: PyTorch's own kernel, which takes the columns as channels-last images of b "channels"."""
+class _Pool:
+    """Pooling by PyTorch's own kernels, which take the columns as channels-last images of b "channels"."""
 
     trained: ClassVar[bool] = False
 
-    image: tuple[int, int, int]
-    output: tuple[int, int]
-    kernel: tuple[int, int]
+    image: tuple[int, int, int]  # (channels, height, width) of the input
+    output: tuple[int, int]  # (height, width)
+    kernel: tuple[int, int]  # (vertical, horizontal)
     stride: tuple[int, int]
     padding: tuple[int, int]
 
@@ -250,71 +250,66 @@ class MaxPool:
     def values(self) -> int:
         return 3 * self.image[0] * self.output[0] * self.output[1]
 
+
+@dataclass(frozen=True)
+class MaxPool(_Pool):
+    """nn.MaxPool2d."""
+
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MaxPoolOp(self, place, x)
 
 
-class _MaxPoolOp:
-    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
-        channels, height, width = layer.image
-        planes, rows = place.clients * channels, place.rows
-        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), [1, 1]]
-        self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
-        size = layer.output[0] * layer.output[1]
-        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
-        self.pooled_shape = (planes, *layer.output, rows)
-        self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
-        self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
-        self.input_shape = (place.clients, channels * height * width, rows)
-
-    def forward(self) -> None:
-        torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, False, out=self.pooled, indices=self.where)
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
-        spread: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient, self.x, *self.window, False, self.where
-        )
-        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
-
-
 @dataclass(frozen=True)
-class MeanPool:
-    """nn.AvgPool2d: PyTorch's own kernel, on columns as `MaxPool`."""
+class MeanPool(_Pool):
+    """nn.AvgPool2d."""
 
-    trained: ClassVar[bool] = False
-
-    image: tuple[int, int, int]  # (channels, height, width): Of the input
-    output: tuple[int, int]  # (height, width)
-    kernel: tuple[int, int]  # (vertical, horizontal)
-    stride: tuple[int, int]
-    padding: tuple[int, int]
     padding_counts: bool = True  # Whether the zeros around the image are among what the mean is taken of
-
-    @property
-    def values(self) -> int:
-        return self.image[0] * self.output[0] * self.output[1]
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MeanPoolOp(self, place, x)
 
 
-class _MeanPoolOp:
-    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
+class _PoolOp:
+    def __init__(self, layer: MaxPool | MeanPool, place: Place, x: Tensor):
         channels, height, width = layer.image
         planes, rows = place.clients * channels, place.rows
-        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), False, layer.padding_counts, None]
+        self.window: list[Any] = [list(layer.kernel), list(layer.stride), list(layer.padding)]
         self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
-        size = layer.output[0] * layer.output[1]
-        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
+        self.output = place.take("output", place.clients, channels * math.prod(layer.output), rows, guard=rows)
         self.pooled_shape = (planes, *layer.output, rows)
         self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
         self.input_shape = (place.clients, channels * height * width, rows)
 
+    def backward(self, gradient: Tensor) -> Tensor:
+        spread = self._spread(gradient.view(self.pooled_shape).permute(0, 3, 1, 2))
+        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
+
+    def _spread(self, gradient: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _MaxPoolOp(_PoolOp):
+    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
+        super().__init__(layer, place, x)
+        self.window += [[1, 1], False]
+        self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
+
+    def forward(self) -> None:
+        torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, out=self.pooled, indices=self.where)
+
+    def _spread(self, gradient: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(gradient, self.x, *self.window, self.where)
+        return found
+
+
+class _MeanPoolOp(_PoolOp):
+    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
+        super().__init__(layer, place, x)
+        self.window += [False, layer.padding_counts, None]
+
     def forward(self) -> None:
         torch.ops.aten.avg_pool2d.out(self.x, *self.window, out=self.pooled)
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
-        spread: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
-        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
+    def _spread(self, gradient: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
+        return found

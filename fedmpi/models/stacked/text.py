@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,11 +23,9 @@ from torch.nn.functional import embedding_bag
 
 from fedmpi.models.stacked.base import Place, Slot
 from fedmpi.models.stacked.forms import ARRANGED, Weight, built_in, of_one, product
+from fedmpi.models.stacked.trace import Traced
 from fedmpi.models.text_layers import MaxOverTime
 from fedmpi.models.word_convolution import WordConvolution
-
-if TYPE_CHECKING:
-    from fedmpi.models.stacked.trace import Traced
 
 BLOCK = 256
 """Words whose changes are summed at a time."""
@@ -160,22 +158,15 @@ class Peaks:
         return summed.view(self.clients, self.filters, -1)
 
     def of_words(
-        self,
-        where: Tensor,
-        gradient: Tensor,
-        filters: Tensor,
-        into: Tensor,
-        scratch: Callable[..., Tensor],
-        add: bool = False,
+        self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
     ) -> None:
-        """The gradient of the words: replaces what is in `into` (k, b, L, E), or is added to it."""
+        """The gradient of the words, into (k, b, L, E)."""
         if self.filters > MOST_FILTERS * into.shape[3]:
-            self._add_patch_gradients(where, gradient, filters, into, scratch, add)
+            self._add_patch_gradients(where, gradient, filters, into, scratch)
             return
         spread = self._scattered(where, gradient, scratch)
-        words = into.view(self.clients, -1, into.shape[3])
         taps = filters.reshape(self.clients, self.filters * self.width, -1)
-        torch.baddbmm(words, spread, taps, beta=int(add), out=words)
+        torch.bmm(spread, taps, out=into.view(self.clients, -1, into.shape[3]))
 
     def _scattered(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
         """The gradient of each maximum at the words that its filter saw, 0 elsewhere: (k, b · L, F · w)."""
@@ -186,21 +177,14 @@ class Peaks:
         return spread.view(self.clients, -1, taps)
 
     def _add_patch_gradients(
-        self,
-        where: Tensor,
-        gradient: Tensor,
-        filters: Tensor,
-        into: Tensor,
-        scratch: Callable[..., Tensor],
-        add: bool,
+        self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
     ) -> None:
         """Form the gradients of all patches, (k, b · positions, w · E), and add each to the words of its patch."""
         scores = scratch(self.clients, self.rows, self.positions, self.filters).zero_()
         scores.scatter_(2, where.unsqueeze(2), gradient.unsqueeze(2))
         patches = torch.bmm(scores.view(self.clients, -1, self.filters), filters)
         patches = patches.view(self.clients, self.rows, self.positions, self.width, -1)
-        if not add:
-            into.zero_()
+        into.zero_()
         for shift in range(self.width):
             into[:, :, shift : shift + self.positions] += patches[:, :, :, shift]
 
