@@ -31,7 +31,7 @@ from fedmpi.models.stacked.net import translate, why_not_stackable
 from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
 from fedmpi.models.stacked.text import Peaks, find_peaks
 from fedmpi.models.stacked.trace import trace
-from fedmpi.models.text_layers import MaxOverTime
+from fedmpi.models.text_layers import FrozenEmbedding, MaxOverTime
 from tests.local.stacks import CLASSES, Source, image_network, train
 
 STREAMS = Streams(7)
@@ -182,6 +182,9 @@ WORDS: dict[str, Callable[[], nn.Module]] = {
         lambda s, x, t: (x * s.moods(t).sigmoid() + s.places(torch.arange(12))).amax(1) + s.bag(t),
         moods=nn.Embedding(60, 8, padding_idx=0), places=nn.Embedding(12, 8), bag=nn.EmbeddingBag(60, 8),
     ),
+    "frozen vectors": lambda: Words(
+        lambda s, x, t: torch.cat([x.detach(), s.known(t)], 2).mean(1), known=FrozenEmbedding(torch.randn(60, 4))
+    ),
     "bilinear": lambda: Words(lambda s, x, t: s.pairs(x[:, 1:], x[:, :-1]).sum(1), pairs=nn.Bilinear(8, 8, 6)),
     "in place": lambda: Words(in_place, linear=nn.Linear(8, 6)),
     "one bias frozen": lambda: Words(
@@ -264,6 +267,7 @@ def test_the_networks_of_the_benchmark_are_batched(name: str):
         (lambda x: functional.alpha_dropout(x, 0.5, True), "influence one another"),
         (lambda x: x[torch.arange(x.shape[0]).flip(0)], "influence one another"),
         (lambda x: (x.relu_(), x)[1], "influence one another"),
+        (lambda x: x * torch.ones(1).item() + x.amax().item(), "a number of a tensor's values"),
         (lambda x: Doubling.apply(x), "a backward pass of its own"),
     ],
 )

@@ -143,8 +143,10 @@ def _own_gradients_refused() -> Iterator[None]:
 
 
 def _check_layers(module: nn.Module, graph: fx.Graph) -> None:
-    """Refuse layers that keep values from batch to batch, or that drop values inside."""
+    """Refuse layers that keep values from batch to batch or drop values inside, and numbers that depend on values."""
     for node in graph.nodes:
+        if node.target in ("item", "tolist"):
+            raise NotStackable("the forward pass makes a number of a tensor's values")
         part = module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if part is None or type(part) in LAYERS or isinstance(part, DROPOUTS):
             continue
