@@ -71,36 +71,27 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(
     assert opened and {together for _, together in opened} == {steps}
 
 
-def test_steps_on_rows_drawn_anew_and_dropout_agree(opened: list[tuple[int, int]]) -> None:
-    both(model_of(dropout=0.4), LocalRule(lr=0.05, epochs=None, steps=11, batch_size=7), SIZES[:12])
-    assert opened
+MODULES = {
+    "dropout": lambda: model_of(dropout=0.4),
+    "no bias": lambda: of_layers(nn.Linear(196, 400, bias=False), nn.Tanh(), nn.Linear(400, CLASSES)),
+    "one layer": lambda: of_layers(nn.Linear(196, CLASSES)),
+}
 
 
-def test_a_first_layer_without_bias_agrees(opened: list[tuple[int, int]]) -> None:
-    torch.manual_seed(1)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(196, 400, bias=False), nn.Tanh(), nn.Linear(400, CLASSES))
-    both(FlatModel(module.double()), LocalRule(lr=0.05, epochs=2, batch_size=7), SIZES[:12])
-    assert opened
+def of_layers(*layers: nn.Module) -> FlatModel:
+    return FlatModel(nn.Sequential(nn.Flatten(), *layers).double())
 
 
-def test_one_layer_alone_agrees(opened: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [1, 4, 11])
+@pytest.mark.parametrize("name", MODULES)
+def test_other_models_on_rows_drawn_anew_agree(
+    name: str, chunk: int, opened: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ahead, "LEAST_VALUES", 1)
     monkeypatch.setattr(ahead, "LEAST_OUTPUTS", 1)
     torch.manual_seed(1)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(196, CLASSES))
-    both(FlatModel(module.double()), LocalRule(lr=0.05, epochs=2, batch_size=7), SIZES[:12])
-    assert opened
-
-
-def test_the_size_of_the_chunk_does_not_matter(opened: list[tuple[int, int]]) -> None:
-    model, sizes, rule = model_of(), SIZES[:11], LocalRule(lr=0.05, epochs=2, batch_size=7)
-    source, tasks = Source(IMAGES, sizes, torch.float64), tasks_for(sizes)
-    ends = [
-        train(BatchedEngine(model, source, STREAMS, chunk=chunk), tasks, model.initial, rule)[0]
-        for chunk in (1, 2, 4, 11)
-    ]
-    assert {clients for clients, _ in opened} >= {1, 2, 4, 11}
-    assert max(relative_difference(end, ends[0]) for end in ends) < 1e-13
+    both(MODULES[name](), LocalRule(lr=0.05, epochs=None, steps=11, batch_size=7), SIZES[:12], chunk)
+    assert opened and max(clients for clients, _ in opened) <= chunk
 
 
 def test_what_earlier_rounds_left_behind_does_not_matter(opened: list[tuple[int, int]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -54,7 +56,9 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
     sequential, batched = engines(name, dtype, sizes)
     start, tasks = sequential.model.initial, tasks_for(sizes)
     expected, wanted = train(sequential, tasks, start, rule)
+    before = start.clone()
     result, report = train(batched, tasks, start, rule)
+    assert torch.equal(start, before), "the start stays as it is"
     assert relative_difference(expected, start) > 1e-4, "training must have changed the model"
     assert relative_difference(result, expected) < TOLERANCE[dtype]
     for field in ("clients", "steps", "samples", "loss_count"):
@@ -114,6 +118,7 @@ def test_an_engine_may_be_used_for_round_after_round_with_other_clients_and_rule
 
 def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.MonkeyPatch):
     sizes = ragged_sizes(9, 30)
+    assert client_by_client(torch.zeros(2, 256)) and not client_by_client(torch.zeros(2, 255))
     results = []
     for limit in (0, 10**9):
         monkeypatch.setattr("fedmpi.local.batched.stack.JOIN_BELOW", limit)
@@ -121,21 +126,6 @@ def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.Mon
         start, tasks = batched.model.initial, tasks_for(sizes)
         results.append(train(batched, tasks, start, EPOCHS)[0])
     assert torch.equal(*results)
-
-
-def test_samples_of_a_kilobyte_are_gathered_client_by_client():
-    assert client_by_client(torch.zeros(2, 256)) and client_by_client(torch.zeros(2, 128, dtype=torch.float64))
-    assert not client_by_client(torch.zeros(2, 255))
-
-
-def test_images_that_become_columns_client_by_client_take_the_room_of_one_client():
-    _, batched = engines("cnn", torch.float64, np.array([9]))
-    stack = Stack(batched.net, 4, 10, True, torch.float64, torch.device("cpu"))
-    net = stack.bound(4, 10)
-    assert net.x.untyped_storage().nbytes() == 8 * 10 * 14 * 14
-    lent = {held.untyped_storage().data_ptr() for held in (stack.losses, *stack.workspace._storage.values())}
-    own = {name: one for name, one in vars(net).items() if isinstance(one, torch.Tensor)}
-    assert {name for name, one in own.items() if one.untyped_storage().data_ptr() not in lent} == set()
 
 
 def test_a_batch_is_not_filled_up_with_what_another_client_left():
@@ -183,14 +173,6 @@ def test_clients_without_samples_count_but_change_nothing():
     nothing, report = train(batched, [ClientTask(1, None, 0.3)], start, EPOCHS)
     assert torch.equal(nothing, start)
     assert (report.steps, report.loss_count) == (0, 0)
-
-
-def test_the_start_is_left_as_it_is():
-    sizes = ragged_sizes(5, 20)
-    _, batched = engines("cnn", torch.float32, sizes)
-    start = batched.model.initial.clone()
-    train(batched, tasks_for(sizes), start, EPOCHS)
-    assert torch.equal(start, batched.model.initial)
 
 
 @pytest.mark.parametrize("name", ["cnn", "text-cnn"])
@@ -258,16 +240,6 @@ def test_word_vectors_of_words_that_do_not_occur_stay_exactly_as_they_are():
     assert not (changed & ~present).any()
 
 
-def test_frozen_word_vectors_are_supported(tmp_path):
-    np.save(tmp_path / "vectors.npy", np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32))
-    options = {"vectors": str(tmp_path / "vectors.npy"), "frozen": True, "filters": 6}
-    model, sizes = flat_model("text-cnn", TEXTS, torch.float64, **options), ragged_sizes(6, 20)
-    source = Source(TEXTS, sizes)
-    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
-    result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
-    assert relative_difference(result, expected) < 1e-12
-
-
 def test_a_chunk_fills_the_cache_and_has_two_clients_but_where_the_activations_of_one_leave_it():
     small = BatchedEngine(flat_model("mlp", IMAGES, torch.float32, hidden=[4]), Source(IMAGES, np.array([1])), STREAMS)
     big = BatchedEngine(flat_model("mlp", IMAGES, torch.float32, hidden=[9000]), small.source, STREAMS)
@@ -282,8 +254,22 @@ def test_a_chunk_fills_the_cache_and_has_two_clients_but_where_the_activations_o
     assert chunk_size(net, 10, adam, middle.initial) < chunk_size(net, 10, sgd, middle.initial)
 
 
-def test_modules_of_the_user_run_when_they_are_sequences_of_known_layers():
-    module = nn.Sequential(
+class Dropping(nn.Module):
+    """Drops channels, and values that nothing reads, between layers of a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 5, 3), nn.GroupNorm(2, 4), nn.Linear(64, CLASSES)
+        self.channels, self.values = nn.Dropout2d(0.3), nn.Dropout(0.25)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.channels(self.norm(self.conv(x)).relu())
+        self.values(x)
+        return self.fc(self.values(x.flatten(1)))
+
+
+def sequence_of_layers() -> nn.Module:
+    return nn.Sequential(
         nn.Sequential(nn.Conv2d(3, 4, (3, 5), stride=(2, 1), padding=(0, 2), bias=False), nn.ReLU(inplace=True)),
         nn.MaxPool2d(3, stride=2, padding=1),
         nn.Conv2d(4, 5, 3, padding="same"),
@@ -292,7 +278,11 @@ def test_modules_of_the_user_run_when_they_are_sequences_of_known_layers():
         nn.Dropout(0.25),
         nn.Linear(5 * 4 * 8, CLASSES, bias=False),
     )
-    model, sizes = FlatModel(module.double()), ragged_sizes(8, 25)
+
+
+@pytest.mark.parametrize("make", [sequence_of_layers, Dropping])
+def test_modules_of_the_user_get_the_masks_of_the_sequential_engine(make: Callable[[], nn.Module]):
+    model, sizes = FlatModel(make().double()), ragged_sizes(8, 25)
     source = Source(COLOURED, sizes, torch.float64)
     expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
     result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)

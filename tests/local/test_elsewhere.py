@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
@@ -29,8 +29,9 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
-from tests.local import any_modules, dropping_modules, stacks
+from tests.local import stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
+from tests.models import test_layers as layers
 
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
@@ -44,25 +45,13 @@ NETWORKS = {
     "mlp": stacks.IMAGES,
     "cnn": stacks.IMAGES,
     "text-cnn": stacks.TEXTS,
-    "LeNet": stacks.IMAGES,
-    "TinyViT": stacks.COLOURED,
-    "GRUClassifier": stacks.TEXTS,
+    **dict.fromkeys(("group norm", "a mean of what ReLU leaves"), layers.IMAGES),
+    **dict.fromkeys(("gru begun", "parameters"), layers.TEXTS),
 }
 MORE_NETWORKS = {
-    "bilstm": stacks.TEXTS,
-    "transformer": stacks.TEXTS,
-    "Classic": stacks.COLOURED,
-    "VGGLike": stacks.COLOURED,
-    "Residual": stacks.COLOURED,
-    "Inverted": stacks.COLOURED,
-    "TextCNN": stacks.TEXTS,
-    "LeNetWithCalls": stacks.IMAGES,
-    "Calls": stacks.COLOURED,
-    "OwnAttention": stacks.TEXTS,
-    "SeveralHeads": stacks.TEXTS,
-    "DeepLSTM": stacks.TEXTS,
-    "DeepGRU": stacks.TEXTS,
-    "DeepRNN": stacks.TEXTS,
+    **dict.fromkeys(("bilstm", "transformer"), stacks.TEXTS),
+    **dict.fromkeys(layers.IMAGE_LAYERS, layers.IMAGES),
+    **dict.fromkeys(("attention", "dot products", "maxima", "texts", "two tables"), layers.TEXTS),
 }
 FEDAVG = ("preset=fedavg", "participation.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
@@ -124,8 +113,8 @@ def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
     """A network, built in or a user's own, and clients' samples, on a device."""
     torch.manual_seed(1)
     description = (NETWORKS | MORE_NETWORKS)[name]
-    own = getattr(any_modules, name, None) or getattr(dropping_modules, name, None)
-    module: nn.Module = build(name, {}, description, 1) if own is None else own()
+    own = name in layers.IMAGE_LAYERS or name in layers.WORDS
+    module = layers.made(name)[0] if own else build(name, {}, description, 1)
     return FlatModel(module.double(), device), Moved(stacks.Source(description, SIZES, torch.float64), device)
 
 

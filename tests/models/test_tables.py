@@ -49,9 +49,9 @@ def test_changes_are_made_some_words_at_a_time():
 def test_plain_sgd_makes_no_gradients_of_tables(monkeypatch: pytest.MonkeyPatch, optimizer: str):
     """They would be as large as the tables: zeros that nobody reads."""
     sizes, asked = ragged_sizes(3, 9), []
-    gradient = Tables.gradient.fget
-    monkeypatch.setattr(Tables, "gradient", property(lambda tables: asked.append(True) or gradient(tables)))
     model = flat_model("text-cnn", TEXTS, torch.float32)
     engine = BatchedEngine(model, Source(TEXTS, sizes, torch.float32), Streams(1))
+    gradient = Tables.gradient.fget
+    monkeypatch.setattr(Tables, "gradient", property(lambda tables: asked.append(True) or gradient(tables)))
     train(engine, tasks_for(sizes), model.initial, LocalRule(lr=0.05, epochs=1, batch_size=4, optimizer=optimizer))
     assert bool(asked) == (optimizer == "adam")

@@ -20,8 +20,8 @@ from torch import Tensor
 from fedmpi.local.batched.update import StackSGD
 from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Drift, Workspace
+from fedmpi.models.stacked.chain import StackedNet
 from fedmpi.models.stacked.dense import Linear
-from fedmpi.models.stacked.sequence import StackedNet
 
 MOST_SAMPLES_A_STEP = 12
 """Samples a step above which this is slower: for five clients of 784 × 200 weights and one epoch in batches of 10 the

@@ -90,8 +90,6 @@ class BatchedEngine:
         laid_out = most * rows * LAID_OUT_BYTES
         capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
         self._left_out = []
-        if self.model.has_buffers:  # which the stacked form reads where the module has them
-            self.model.look(start)
         with torch.no_grad():
             while working:
                 done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)

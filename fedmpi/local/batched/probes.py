@@ -57,8 +57,6 @@ class BatchedProbe:
         stack = self._prepare(chunk, largest, w)
         for first in range(0, len(order), chunk):
             places = order[first : first + chunk]
-            if self.model.has_buffers:  # which the stacked form reads where the module has them
-                self.model.look(w)
             with torch.no_grad():
                 gradients = self._chunk(stack, clients[places].tolist(), [rows_of[place] for place in places], w)
             yield clients[places], gradients
@@ -97,7 +95,7 @@ class BatchedProbe:
             held = slot.of_stack(stack.values[:clients], tuple(slot.shape[axis] for axis in axes))
             into.permute(0, *(axis + 1 for axis in axes)).copy_(held)
         embedding, tables = self.net.embedding, stack.tables
-        if embedding is not None and embedding.weight is not None and tables is not None:
+        if embedding is not None and tables is not None:
             for row, (begin, end) in zip(flat, zip(tables.bounds, tables.bounds[1:], strict=False), strict=True):
                 embedding.weight.from_flat(row).zero_()[tables.rows[begin:end].cpu()] = tables.values[begin:end].cpu()
         return flat

@@ -14,7 +14,7 @@ from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.failures import check_update
 from fedmpi.models.stacked.ahead import ProductsAhead
 from fedmpi.models.stacked.base import Ahead, Drift, Op, Place, Slot, Step, Workspace
-from fedmpi.models.stacked.graph import GraphOp, dropouts_of
+from fedmpi.models.stacked.graph import GraphLayer, GraphOp, dropouts_of
 from fedmpi.models.stacked.image import ColumnsOp, ImageColumns
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
@@ -68,6 +68,9 @@ class Stack:
     def begin(self, start: Tensor) -> None:
         """Take over the server's values (d,) of this round."""
         self.size = start.numel()
+        for layer in self.net.layers:
+            if isinstance(layer, GraphLayer):
+                layer.read_buffers(start)
         for slot in self.net.slots:
             slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 
@@ -90,7 +93,7 @@ class Stack:
         self.ahead.on = False
         self._blocks.clear()
         embedding = self.net.embedding
-        if embedding is None or embedding.weight is None:
+        if embedding is None:
             dtype = torch.int64 if self.net.reads_words else self.dtype
             samples = [x.reshape(len(x), -1).to(dtype) for x in features]
             if corrections is not None:
@@ -232,7 +235,7 @@ class Stack:
 
     def _table(self, flat: Tensor) -> Tensor:
         embedding = self.net.embedding
-        assert embedding is not None and embedding.weight is not None
+        assert embedding is not None
         return embedding.weight.from_flat(flat)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedmpi.common.types import AnyArray
 from fedmpi.models.dropout import draw_mask
 from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy
-from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -145,7 +144,6 @@ class StackedDropout:
     units: int  # Values of a row, in the module's order
     p: float  # Probability of a zero
     columns: bool  # Whether the input lies as columns
-    order: ColumnOrder = AS_GIVEN  # In which these lie
 
     @property
     def values(self) -> int:
@@ -166,7 +164,7 @@ class DropoutOp:
         self.units, self.p, self.output = layer.units, layer.p, x
         page = place.rows, layer.units
         self.mask = place.take("mask", place.clients, *(page[::-1] if layer.columns else page))
-        self._arranged = layer.order.as_they_lie(self.mask) if layer.columns else self.mask
+        self._arranged = self.mask.transpose(1, 2) if layer.columns else self.mask
         here = by_numpy(self.mask)
         self._on_host = None if here else torch.ones(self._arranged.shape)
         self._masks: AnyArray = (self._arranged if self._on_host is None else self._on_host).numpy()

@@ -2,7 +2,6 @@
 
 With the samples innermost, unfolding an image is a copy of whole runs of values picked by one index, and folding the
 gradient back is a sum of runs: both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
-Runs are of b values, or of b values of a row's outputs where the columns lie accordingly (`column_order`).
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
-from fedmpi.models.stacked.column_order import ColumnOrder
 
 BLOCK = 8
 """Values that patches have a multiple of in the product of the weights' gradient, which takes up to half as long again
@@ -31,19 +29,10 @@ class ImageColumns:
     trained: ClassVar[bool] = False
 
     image: tuple[int, int, int]  # (channels, height, width)
-    # (vertical, horizontal): Rows and columns of zeros on each side of the columns' images
-    padding: tuple[int, int] = (0, 0)
-    parts: int = 1  # In how many parts their rows lie (`ColumnOrder`)
-
-    @property
-    def padded(self) -> tuple[int, int, int]:
-        """Channels, height and width with the zeros."""
-        (channels, height, width), (down, right) = self.image, self.padding
-        return channels, height + 2 * down, width + 2 * right
 
     @property
     def values(self) -> int:
-        return math.prod(self.padded)
+        return math.prod(self.image)
 
     def bind(self, place: Place, x: Tensor) -> ColumnsOp:
         return ColumnsOp(self, place, x)
@@ -53,18 +42,8 @@ class ColumnsOp:
     """`ImageColumns` bound to k clients, of all at once (`forward`) or client by client (`turn`)."""
 
     def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
-        (_, height, width), (down, right), order = layer.image, layer.padding, ColumnOrder(layer.padded[2], layer.parts)
         self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
-        self._arranged = order.as_they_lie(self.output)
-        self._inside: Tensor | None = None
-        if any(layer.padding):
-            pages = 1 if x.stride(0) == 0 else place.clients
-            padded = place.take("padded", pages, place.rows, *layer.padded)  # zeros stay: images lie one after another
-            padded = padded.expand(place.clients, *padded.shape[1:])
-            self._inside = padded[..., down : down + height, right : right + width]
-            self._images = torch.unflatten(x, 2, layer.image)
-            x = padded.flatten(2)
-        self._rows = order.in_order(x)
+        self._arranged, self._rows = self.output.transpose(1, 2), x
 
     def forward(self) -> None:
         self._turn(slice(None))
@@ -74,8 +53,6 @@ class ColumnsOp:
         self._turn(client)
 
     def _turn(self, which: int | slice) -> None:
-        if self._inside is not None:
-            self._inside[which].copy_(self._images[which])
         copy_strided(self._arranged[which], self._rows[which])
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -91,8 +68,6 @@ class Geometry:
     stride: tuple[int, int]
     padding: tuple[int, int]
     height: int | None = None  # Of the output, from the top; None = as far as the image goes
-    reads: int = 1  # In how many parts of equal width the rows of the input and of the output lie (`ColumnOrder`)
-    writes: int = 1
 
     @cached_property
     def output(self) -> tuple[int, int]:
@@ -113,24 +88,15 @@ class Geometry:
         """Values of the input."""
         return self.image[0] * self.image[1] * self.image[2]
 
-    @cached_property
-    def run(self) -> int:
-        """How many outputs side by side copy values that lie side by side, wherever in the patches."""
-        width = self.output[1]
-        together = not any(self.padding) and self.reads == self.stride[1] * self.writes
-        return width // self.writes if together else 1
-
     def unfold_index(self) -> Tensor:
         """For every value of the patches (patch · output) the input value it copies, −1 for padding; int64."""
         channels, height, width = self.image
         down, right = self.padding
-        index = torch.arange(channels * height).view(channels, height, 1) * width
-        index = index + ColumnOrder(width, self.reads).places()
+        index = torch.arange(channels * height * width).view(channels, height, width)
         index = torch.nn.functional.pad(index, (right, right, down, down), value=-1)
         windows = index.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
         windows = windows[:, : self.output[0]].permute(0, 3, 4, 1, 2)
-        written = ColumnOrder(windows.shape[4], self.writes).places().argsort()
-        return windows[..., written].reshape(-1)
+        return windows.reshape(-1)
 
 
 class Maps:
@@ -141,7 +107,7 @@ class Maps:
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Three vectors. `gather` (k · patches / run): the runs that index_select copies; `members` and `offsets` (k ·
+        """Three vectors. `gather` (k · patches): the runs that index_select copies; `members` and `offsets` (k ·
         units + 1): the values of the patches that embedding_bag sums into every input value."""
         made = self._made.get(device)
         if made is None or made[0] < clients:
@@ -158,8 +124,7 @@ class Maps:
         members = inside[torch.argsort(index[inside], stable=True)]
         counts = torch.bincount(index[inside], minlength=units)
         client = torch.arange(clients)[:, None]
-        starts_of_runs = index[:: self.geometry.run]
-        gather = torch.where(starts_of_runs >= 0, starts_of_runs + 1 + client * units, 0)
+        gather = torch.where(index >= 0, index + 1 + client * units, 0)
         all_members = members + client * index.numel()
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
         return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
@@ -170,16 +135,15 @@ class Patches:
 
     def __init__(self, maps: Maps, place: Place, x: Tensor):
         at, clients, rows = maps.geometry, place.clients, place.rows
-        size, positions, long = at.patch, math.prod(at.output) * rows, at.run * rows
+        size, positions = at.patch, math.prod(at.output) * rows
         block = -(-size // BLOCK) * BLOCK
         memory = place.take("patches", clients * size + block - size, positions)
         self.of_clients = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
         self._gather, self._members, self._offsets = maps.of(clients, place.workspace.device)
-        # all runs of the input, which overlap: first the one that begins at the b values before it
-        begins = 2 + clients * at.units - at.run
-        self._runs = x.as_strided((begins, long), (rows, 1), x.storage_offset() - rows)
-        self._copied = self.of_clients.view(-1, long)
+        # the runs of the input, and first the one of the b values before it
+        self._runs = x.as_strided((1 + clients * at.units, rows), (rows, 1), x.storage_offset() - rows)
+        self._copied = self.of_clients.view(-1, rows)
         self._zeros = self._runs[0] if any(at.padding) else None
         self._folded_shape = clients, at.units, rows
         if not place.first:
@@ -271,14 +235,14 @@ def sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MaxPool:
-    """nn.MaxPool2d: PyTorch's own kernel, which takes the columns as channels-last images of b "channels"."""
+class _Pool:
+    """Pooling by PyTorch's own kernels, which take the columns as channels-last images of b "channels"."""
 
     trained: ClassVar[bool] = False
 
-    image: tuple[int, int, int]
-    output: tuple[int, int]
-    kernel: tuple[int, int]
+    image: tuple[int, int, int]  # (channels, height, width) of the input
+    output: tuple[int, int]  # (height, width)
+    kernel: tuple[int, int]  # (vertical, horizontal)
     stride: tuple[int, int]
     padding: tuple[int, int]
 
@@ -286,71 +250,66 @@ class MaxPool:
     def values(self) -> int:
         return 3 * self.image[0] * self.output[0] * self.output[1]
 
+
+@dataclass(frozen=True)
+class MaxPool(_Pool):
+    """nn.MaxPool2d."""
+
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MaxPoolOp(self, place, x)
 
 
-class _MaxPoolOp:
-    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
-        channels, height, width = layer.image
-        planes, rows = place.clients * channels, place.rows
-        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), [1, 1]]
-        self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
-        size = layer.output[0] * layer.output[1]
-        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
-        self.pooled_shape = (planes, *layer.output, rows)
-        self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
-        self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
-        self.input_shape = (place.clients, channels * height * width, rows)
-
-    def forward(self) -> None:
-        torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, False, out=self.pooled, indices=self.where)
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
-        spread: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            gradient, self.x, *self.window, False, self.where
-        )
-        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
-
-
 @dataclass(frozen=True)
-class MeanPool:
-    """nn.AvgPool2d: PyTorch's own kernel, on columns as `MaxPool`."""
+class MeanPool(_Pool):
+    """nn.AvgPool2d."""
 
-    trained: ClassVar[bool] = False
-
-    image: tuple[int, int, int]  # (channels, height, width): Of the input
-    output: tuple[int, int]  # (height, width)
-    kernel: tuple[int, int]  # (vertical, horizontal)
-    stride: tuple[int, int]
-    padding: tuple[int, int]
     padding_counts: bool = True  # Whether the zeros around the image are among what the mean is taken of
-
-    @property
-    def values(self) -> int:
-        return self.image[0] * self.output[0] * self.output[1]
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MeanPoolOp(self, place, x)
 
 
-class _MeanPoolOp:
-    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
+class _PoolOp:
+    def __init__(self, layer: MaxPool | MeanPool, place: Place, x: Tensor):
         channels, height, width = layer.image
         planes, rows = place.clients * channels, place.rows
-        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), False, layer.padding_counts, None]
+        self.window: list[Any] = [list(layer.kernel), list(layer.stride), list(layer.padding)]
         self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
-        size = layer.output[0] * layer.output[1]
-        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
+        self.output = place.take("output", place.clients, channels * math.prod(layer.output), rows, guard=rows)
         self.pooled_shape = (planes, *layer.output, rows)
         self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
         self.input_shape = (place.clients, channels * height * width, rows)
 
+    def backward(self, gradient: Tensor) -> Tensor:
+        spread = self._spread(gradient.view(self.pooled_shape).permute(0, 3, 1, 2))
+        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
+
+    def _spread(self, gradient: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _MaxPoolOp(_PoolOp):
+    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
+        super().__init__(layer, place, x)
+        self.window += [[1, 1], False]
+        self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
+
+    def forward(self) -> None:
+        torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, out=self.pooled, indices=self.where)
+
+    def _spread(self, gradient: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(gradient, self.x, *self.window, self.where)
+        return found
+
+
+class _MeanPoolOp(_PoolOp):
+    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
+        super().__init__(layer, place, x)
+        self.window += [False, layer.padding_counts, None]
+
     def forward(self) -> None:
         torch.ops.aten.avg_pool2d.out(self.x, *self.window, out=self.pooled)
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
-        spread: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
-        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
+    def _spread(self, gradient: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
+        return found

@@ -42,10 +42,6 @@ class EvenColumnsFirst(Geometry):
         """Height and width, which is even."""
         return self.height or self._along(0), self._along(1) // 2 * 2
 
-    @cached_property
-    def run(self) -> int:
-        return 1
-
     def unfold_index(self) -> Tensor:
         height, width = self.output
         index = super().unfold_index().view(self.patch, height, -1)[..., :width]
@@ -58,7 +54,7 @@ class PooledConvolution:
 
     trained: ClassVar[bool] = True
 
-    geometry: Geometry  # Of the convolution alone, but that `writes` counts the parts of the pooled rows
+    geometry: Geometry  # Of the convolution alone
     filters: int
     weight: Slot
     bias: Slot | None
@@ -87,7 +83,7 @@ class PooledConvolution:
         (down, right), (below, across) = one.kernel, one.stride
         kernel = down + (lines - 1) * below, right + (sides - 1) * across
         stride = lines * below, sides * across
-        return Geometry(one.image, kernel, stride, one.padding, height, one.reads, one.writes)
+        return Geometry(one.image, kernel, stride, one.padding, height)
 
     @cached_property
     def maps(self) -> Maps:

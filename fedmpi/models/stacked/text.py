@@ -1,21 +1,31 @@
-"""Word vectors and convolutions with max over time of many clients side by side, on (k, b, length, dimension).
+"""Texts of many clients: word vectors, convolutions over words, and the maximum over time (Kim 2014).
 
 A client's copy of the word vectors holds only the words that occur in its texts: every other row stays as the server
-sent it.
+sent it. Of every filter and text only the position of the maximum has a gradient. The filters' gradient is the sum of
+the patches (w words of E values) at these positions. For that of the word vectors there are two ways. With few filters
+the gradients are scattered into a matrix, words of the texts × words of the filters, whose product with the filters is
+the result. With many filters and short vectors that matrix would be larger than all patches, whose gradients are then
+formed and added to the words that they consist of, as in the backward pass of any convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.functional import embedding_bag
 
-from fedmpi.models.stacked.base import Op, Place, Slot
-from fedmpi.models.stacked.dense import cut_negative
-from fedmpi.models.stacked.peaks import Peaks
+from fedmpi.models.stacked.base import Place, Slot
+from fedmpi.models.stacked.forms import ARRANGED, Weight, built_in, of_one, product
+from fedmpi.models.stacked.trace import Traced
+from fedmpi.models.text_layers import MaxOverTime
+from fedmpi.models.word_convolution import WordConvolution
 
 BLOCK = 256
 """Words whose changes are summed at a time."""
@@ -34,6 +44,7 @@ class Tables:
         self.rows = torch.cat(words).long()
         self.start = table.index_select(0, self.rows)
         self.values = self.start.clone()
+        self.of_clients = [slice(*pair) for pair in zip(self.bounds, self.bounds[1:], strict=False)]
         self._gradient: Tensor | None = None
 
     @property
@@ -71,17 +82,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Looks up the words of a text: nn.Embedding (with a slot) or constant vectors."""
+    """Looks up the words of a text: nn.Embedding."""
+
+    trained: ClassVar[bool] = True
 
     length: int  # L and E
     dimension: int
-    weight: Slot | None  # Of the table in the flat vector; None = the vectors never change
-    vectors: Tensor | None = None  # (V, E): The constant vectors
+    weight: Slot  # Of the table in the flat vector
     padding: int | None = None  # The word whose vector is never trained (padding_idx of nn.Embedding)
-
-    @property
-    def trained(self) -> bool:
-        return self.weight is not None
 
     @property
     def values(self) -> int:
@@ -98,105 +106,241 @@ class EmbeddingOp:
     def __init__(self, layer: Embedding, place: Place, x: Tensor):
         self.ids = x.view(-1)
         self.step = place.parameters.step
-        self.trained, self.padding = layer.trained, layer.padding
+        self.padding = layer.padding
         self.words: Tensor | None = None
         self.output = place.take("output", place.clients, place.rows, layer.length, layer.dimension)
         self._rows = self.output.view(-1, layer.dimension)
-        self.table = self.target = layer.vectors if layer.vectors is not None else self._rows
+        self.table = self.target = self._rows
 
     def forward(self) -> None:
         torch.index_select(self.table, 0, self.ids, out=self._rows)
 
     def backward(self, gradient: Tensor) -> Tensor:
-        if self.trained:
-            if self.step.keep != 1:
-                self.target.mul_(self.step.keep)
-            if self.padding is not None and self.words is not None:
-                gradient.view(self._rows.shape)[self.words[self.ids] == self.padding] = 0
-            self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
+        if self.step.keep != 1:
+            self.target.mul_(self.step.keep)
+        if self.padding is not None and self.words is not None:
+            gradient.view(self._rows.shape)[self.words[self.ids] == self.padding] = 0
+        self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
         return gradient
 
 
-@dataclass(frozen=True)
-class StackedMaxOverTime:
-    """Filters of several widths over the words, the maximum over the positions, ReLU; the result lies as rows."""
-
-    trained: ClassVar[bool] = True
-
-    length: int  # L, E, F
-    dimension: int
-    filters: int
-    widths: tuple[int, ...]
-    weights: tuple[Slot, ...]  # One a width; the weights' axes are (filter, word, dimension)
-    biases: tuple[Slot, ...]
-
-    @property
-    def values(self) -> int:
-        windows = sum((self.length - width + 1) * (width * self.dimension + self.filters) for width in self.widths)
-        windows += self.length * (self.dimension + self.filters * sum(self.widths))
-        return windows + 4 * self.filters * len(self.widths)
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _MaxOverTimeOp(self, place, x)
+MOST_FILTERS = 2
+"""Filters for each value of a word vector up to which the gradient of the words is formed by the first way."""
 
 
-class _MaxOverTimeOp:
-    def __init__(self, layer: StackedMaxOverTime, place: Place, x: Tensor):
-        self.output = place.take("output", place.clients, place.rows, layer.filters * len(layer.widths))
-        self.word_gradient = place.take("gradient", *x.shape)
-        self.banks = [_Bank(layer, number, place, x, self) for number in range(len(layer.widths))]
+class Peaks:
+    """The gradients of filters and words, for k clients of b texts each and filters over windows of `width` words."""
 
-    def forward(self) -> None:
-        for bank in self.banks:
-            bank.forward()
-        self.output.relu_()
+    def __init__(self, clients: int, rows: int, length: int, width: int, filters: int, device: torch.device):
+        self.clients, self.rows, self.length, self.filters, self.width = clients, rows, length, filters, width
+        self.positions = length - width + 1
+        text = torch.arange(clients * rows, device=device).view(clients, rows, 1)
+        self._first = text * self.positions
+        self._bags = torch.arange(0, clients * filters * rows + 1, rows, device=device)
+        taps = torch.arange(filters * width, device=device)
+        self._taps = taps + taps % width * (filters * width)
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        cut_negative(gradient, self.output)
-        for number, bank in enumerate(self.banks):
-            bank.backward(gradient, add=number > 0)
-        return self.word_gradient
+    def of_filters(self, patches: Tensor, where: Tensor, gradient: Tensor) -> Tensor:
+        """Σ over a client's texts of gradient · patch: (k, F, w · E).
 
-
-class _Bank:
-    """The filters of one width."""
-
-    def __init__(self, layer: StackedMaxOverTime, number: int, place: Place, x: Tensor, parent: _MaxOverTimeOp):
-        width, filters, dimension = layer.widths[number], layer.filters, layer.dimension
-        clients, rows, positions = place.clients, place.rows, layer.length - width + 1
-        parameters, shape = place.parameters, (filters, width * dimension)
-        self.step, self.first = parameters.step, place.first
-        self.part = slice(number * filters, (number + 1) * filters)
-        self.weight = parameters.value(layer.weights[number], *shape)
-        self.target = parameters.target(layer.weights[number], *shape)
-        self.transposed = self.weight.transpose(1, 2)
-        self.bias = parameters.value(layer.biases[number], 1, filters)
-        self.bias_target = parameters.target(layer.biases[number], 1, filters)
-        text = layer.length * dimension
-        self.windows = x.as_strided(
-            (clients, rows, positions, width * dimension), (rows * text, text, dimension, 1), x.storage_offset()
+        Parameters
+        ----------
+        patches : Tensor (k · b · positions, w · E)
+        where : int64 (k, b, F)
+            The position of each maximum.
+        gradient : Tensor (k, b, F)
+        """
+        members = (where + self._first).transpose(1, 2).reshape(-1)
+        shares = gradient.transpose(1, 2).reshape(-1)
+        summed = embedding_bag(
+            members, patches, self._bags, mode="sum", per_sample_weights=shares, include_last_offset=True
         )
-        self.patches = place.take(f"patches{number}", clients, rows, positions, width * dimension)
-        self.patch_matrix = self.patches.view(clients, rows * positions, width * dimension)
-        self.patch_rows = self.patches.view(-1, width * dimension)
-        self.scores = place.take(f"scores{number}", clients, rows, positions, filters)
-        self.score_matrix = self.scores.view(clients, rows * positions, filters)
-        self.maxima = place.take(f"maxima{number}", clients, rows, filters)
-        self.where = place.take(f"where{number}", clients, rows, filters, dtype=torch.int64)
-        self.output = parent.output[..., self.part]
-        self.peaks = Peaks(clients, rows, layer.length, width, filters, place.workspace.device)
-        self.scratch, self.word_gradient = place.scratch, parent.word_gradient
+        return summed.view(self.clients, self.filters, -1)
 
-    def forward(self) -> None:
-        self.patches.copy_(self.windows)
-        torch.bmm(self.patch_matrix, self.transposed, out=self.score_matrix)
-        torch.max(self.scores, 2, out=(self.maxima, self.where))
-        torch.add(self.maxima, self.bias, out=self.output)
+    def of_words(
+        self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
+    ) -> None:
+        """The gradient of the words, into (k, b, L, E)."""
+        if self.filters > MOST_FILTERS * into.shape[3]:
+            self._add_patch_gradients(where, gradient, filters, into, scratch)
+            return
+        spread = self._scattered(where, gradient, scratch)
+        taps = filters.reshape(self.clients, self.filters * self.width, -1)
+        torch.bmm(spread, taps, out=into.view(self.clients, -1, into.shape[3]))
 
-    def backward(self, gradient: Tensor, add: bool) -> None:
-        """The gradient of the words is added to what is there, or replaces it."""
-        gradient = gradient[..., self.part]
-        if not self.first:
-            self.peaks.of_words(self.where, gradient, self.weight, self.word_gradient, self.scratch, add)
-        self.step.plain(self.target, self.peaks.of_filters(self.patch_rows, self.where, gradient))
-        self.step.plain(self.bias_target, gradient.sum(1, keepdim=True))
+    def _scattered(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
+        """The gradient of each maximum at the words that its filter saw, 0 elsewhere: (k, b · L, F · w)."""
+        taps = self.filters * self.width
+        index = (where * taps).repeat_interleave(self.width, 2).add_(self._taps)
+        spread = scratch(self.clients, self.rows, self.length * taps).zero_()
+        spread.scatter_(2, index, gradient.repeat_interleave(self.width, 2))
+        return spread.view(self.clients, -1, taps)
+
+    def _add_patch_gradients(
+        self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
+    ) -> None:
+        """Form the gradients of all patches, (k, b · positions, w · E), and add each to the words of its patch."""
+        scores = scratch(self.clients, self.rows, self.positions, self.filters).zero_()
+        scores.scatter_(2, where.unsqueeze(2), gradient.unsqueeze(2))
+        patches = torch.bmm(scores.view(self.clients, -1, self.filters), filters)
+        patches = patches.view(self.clients, self.rows, self.positions, self.width, -1)
+        into.zero_()
+        for shift in range(self.width):
+            into[:, :, shift : shift + self.positions] += patches[:, :, :, shift]
+
+
+_peaks = lru_cache(64)(Peaks)
+
+
+class Highest(torch.autograd.Function):
+    """Filters (k, F, w · E) over texts (k, b, L, E), and the maximum of each over all positions: (k, b, F).
+
+    With `cut`, ReLU follows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        weight: Weight,
+        bias_weight: Weight | None,
+        cut: bool,
+    ) -> Tensor:
+        clients, rows, length, dimension = x.shape
+        width, filters = value.shape[2] // dimension, value.shape[1]
+        ctx.at = at = _peaks(clients, rows, length, width, filters, x.device)
+        patches = x.contiguous().unfold(2, width, 1).transpose(3, 4).reshape(clients, rows * at.positions, -1)
+        scores = torch.bmm(patches, value.transpose(1, 2)).view(clients, rows, at.positions, filters)
+        highest, where = scores.max(2)
+        if bias is not None:
+            highest.add_(bias.unsqueeze(1))
+        if cut:
+            highest.relu_()
+        # not the maxima themselves: what follows may change them in place
+        ctx.save_for_backward(patches, where, highest <= 0 if cut else None)
+        ctx.value, ctx.weight, ctx.bias_weight = value.detach(), weight, bias_weight
+        return highest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        patches, where, none = ctx.saved_tensors
+        at: Peaks = ctx.at
+        if none is not None:
+            gradient = gradient.masked_fill(none, 0)
+        before = None
+        if ctx.needs_input_grad[0]:
+            dimension = ctx.value.shape[2] // at.width
+            before = gradient.new_empty(at.clients, at.rows, at.length, dimension)
+            at.of_words(where, gradient, ctx.value, before, gradient.new_empty)
+        of_weight = ctx.weight.plain(at.of_filters(patches.flatten(0, 1), where, gradient))
+        of_bias = None if ctx.bias_weight is None else ctx.bias_weight.plain(gradient.sum(1))
+        return before, of_weight, of_bias, None, None, None
+
+
+def highest(weights: Mapping[str, Weight], x: Tensor, cut: bool) -> Tensor:
+    """nn.Conv1d on x (k, b, E, L) and the maximum over all positions, with `cut` ReLU, too: (k, b, F)."""
+    filters, bias = weights["weight"].seen_as(lambda tensor: tensor.flatten(2)), weights.get("bias")
+    y: Tensor = Highest.apply(  # type: ignore[no-untyped-call]
+        x.transpose(2, 3), filters.value, None if bias is None else bias.value, filters, bias, cut
+    )
+    return y
+
+
+@built_in(MaxOverTime)
+def max_over_time(layer: MaxOverTime, weights: Mapping[str, Weight], words: Tensor) -> Tensor:
+    x = words.transpose(2, 3)
+    own = [
+        {name: weights[f"convolutions.{number}.{name}"] for name in ("weight", "bias")}
+        for number in range(len(layer.convolutions))
+    ]
+    return torch.cat([highest(one, x, cut=True) for one in own], 2)
+
+
+@built_in(nn.Conv1d, WordConvolution)
+def text_convolution(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    """Unfolds texts (k, b, E, L), so that one matrix product per client is left."""
+    (width,), (stride,), (dilation,) = layer.kernel_size, layer.stride, layer.dilation
+    if layer.groups > 1 or dilation > 1 or layer.padding_mode != "zeros":
+        return torch.stack([one(own) for one, own in zip(of_one(layer, weights), x.unbind(0), strict=True)])
+    both = width - 1 if layer.padding == "same" else 0
+    before, after = (both // 2, both - both // 2) if isinstance(layer.padding, str) else layer.padding * 2
+    words = functional.pad(x.transpose(2, 3), (0, 0, before, after))
+    patches = words.unfold(2, width, stride).transpose(3, 4).flatten(3)
+    filters = weights["weight"].seen_as(lambda tensor: tensor.flatten(2))
+    return product(patches, filters, weights.get("bias")).transpose(2, 3)
+
+
+ARRANGED[nn.Conv1d] = ARRANGED[WordConvolution] = {"weight": (0, 2, 1)}
+
+RELUS = functional.relu, torch.relu, torch.relu_, "relu", "relu_"
+POOLS = functional.max_pool1d, torch.max_pool1d, functional.adaptive_max_pool1d
+
+
+def find_peaks(traced: Traced) -> tuple[dict[fx.Node, tuple[bool, fx.Node]], set[fx.Node]]:
+    """The convolutions of a graph of which only the maximum over the text is read, and the nodes from there to it.
+
+    Each with whether ReLU is among these nodes, and the last of them.
+    """
+    found, passed = {}, set()
+    for node in traced.graph.nodes:
+        part = traced.part(node) if node.op == "call_module" else None
+        if type(part) in (nn.Conv1d, WordConvolution) and _plain_convolution(part) and traced.along(node).axis == 0:
+            nodes, cut = _to_maximum(traced, node)
+            if nodes:
+                found[node] = cut, nodes[-1]
+                passed.update(nodes)
+    return found, passed
+
+
+def _plain_convolution(part: Any) -> bool:
+    window = part.stride, part.dilation, part.groups, part.padding_mode
+    return window == ((1,), (1,), 1, "zeros") and part.padding in ((0,), "valid") and part.weight.requires_grad
+
+
+def _to_maximum(traced: Traced, convolution: fx.Node) -> tuple[list[fx.Node], bool]:
+    """The nodes from a convolution to the maximum, each the only reader of the one before; none if there is none."""
+    nodes: list[fx.Node] = []
+    node, cut, length = convolution, False, traced.value(convolution).shape[2]
+    while len(readers := _readers(traced, node)) == 1:
+        (node,) = readers
+        nodes.append(node)
+        part = traced.part(node) if node.op == "call_module" else None
+        if isinstance(part, nn.ReLU) or (part is None and node.target in RELUS):
+            cut = True
+        elif isinstance(part, nn.AdaptiveMaxPool1d | nn.MaxPool1d) or (part is None and node.target in POOLS):
+            window = _window(traced, node, part)
+            return (nodes, cut) if traced.value(node).shape[2:] == (1,) and window in (None, length) else ([], cut)
+        elif part is None and node.target in (torch.max, "max"):
+            axes = [*node.args[1:], *node.kwargs.values()]
+            taking = _readers(traced, node)
+            first = len(taking) == 1 and (taking[0].target, *taking[0].args[1:]) in _FIRST
+            return ([*nodes, *taking], cut) if axes in ([2], [-1]) and first else ([], cut)
+        else:
+            break
+    return [], cut
+
+
+_FIRST = (operator.getitem, 0), (getattr, "values")
+
+
+def _readers(traced: Traced, node: fx.Node) -> list[fx.Node]:
+    """The readers of a node's values; others ask for its shape."""
+    return [reader for reader in node.users if not _asks_for_shape(reader)]
+
+
+def _asks_for_shape(node: fx.Node) -> bool:
+    return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "ndim", "dtype"))
+
+
+def _window(traced: Traced, node: fx.Node, part: nn.Module | None) -> int | None:
+    """The positions that max_pool1d reads; None of adaptive pooling, which reads all."""
+    if isinstance(part, nn.AdaptiveMaxPool1d) or node.target is functional.adaptive_max_pool1d:
+        return None
+    if isinstance(part, nn.MaxPool1d):
+        kernel: Any = part.kernel_size if part.dilation == 1 else -1
+    else:
+        kernel = node.kwargs.get("kernel_size", node.args[1] if len(node.args) > 1 else None)
+    (kernel,) = kernel if isinstance(kernel, tuple | list) else (kernel,)
+    return traced.value(kernel) if isinstance(kernel, fx.Node) else kernel  # type: ignore[no-any-return]
