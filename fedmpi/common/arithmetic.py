@@ -1,46 +1,19 @@
-"""How torch computes: the same bits every time where sums are to be exact, in full float32 while trying things, in its
-own modes during a run, and as before when the run has ended; and whether rounding explains a difference.
-
-Where values meet, maxima and ReLU jump: a sum in another order, off in its last bit, may then move the gradient by a
-thousandth, and deep ones with norms by several hundredths in three steps. One way alone does the same when it starts
-off by a rounding, in some tries if not in all.
-"""
+"""How torch computes: repeatable where sums are exact, in full float32 in checks, and as before when a run has ended."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import Tensor
 
 from fedmpi.common.calling import kept_settings
 from fedmpi.common.generators import kept_generators
 
-TRIES = 8
-TIMES = 3.0
-"""Two ways may lie this many times as far apart as one alone moves."""
-AT_MOST = 0.1
-"""A difference above this is never taken for rounding."""
-
-
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
 """One of the two settings with which cuBLAS repeats its results; read when a process first uses cuBLAS."""
-
-
-def explained_by_rounding(apart: float, moved: Callable[[Tensor], float], values: Tensor) -> bool:
-    """Whether a calculation alone, from values that are off by a rounding, moves about as far as two ways lie apart."""
-    if not apart <= AT_MOST:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    unit = torch.finfo(values.dtype).eps
-    for _ in range(TRIES):
-        sides = torch.randint(0, 2, values.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        if apart <= TIMES * moved(values * (1 + unit * sides.to(values))):
-            return True
-    return False
 
 
 def repeat_results() -> None:
