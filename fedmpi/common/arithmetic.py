@@ -1,4 +1,4 @@
-"""How torch computes: repeatable where sums are exact, in full float32 in checks, and as before when a run has ended."""
+"""How torch computes: repeatable where sums are exact, in full float32 in checks, as before when a run has ended."""
 
 from __future__ import annotations
 
