@@ -22,7 +22,7 @@ from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, check_type, forward_traits
 from fedmpi.models.flat import FlatModel
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -83,6 +83,7 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = astuple(forward_traits(model, description))
+    check_type(model, description)
     adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))
 
 
