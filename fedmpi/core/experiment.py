@@ -45,7 +45,7 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
-from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, check_type, forward_traits
 from fedmpi.local.work import DataSource
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
@@ -363,4 +363,5 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = astuple(forward_traits(model, description))
+    check_type(model, description)
     adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))

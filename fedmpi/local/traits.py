@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.calling import failure_of
 from fedmpi.common.errors import PartFailure, UserError, raised
-from fedmpi.common.generators import kept_generators
+from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.isolation import seeded
@@ -174,26 +174,28 @@ def _couples(model: FlatModel, x: Tensor, description: DataDescription, training
 
 
 def _keeps(model: FlatModel, x: Tensor) -> bool:
-    """Whether a pass in training mode leaves anything in the module."""
+    """Whether a pass in training mode leaves anything in the module, or draws from a global generator."""
     _fresh(model)
-    before = _state(model)
+    before, generators = _state(model), generator_states()
     model.module(x.clone())
     model.collect()
-    return _state(model) != before
+    return bool(drawn_from(generators)) or _state(model) != before
 
 
 def _state(model: FlatModel) -> list[bytes]:
-    """What a module holds, as bytes; attributes of which there are none are different every time."""
+    """What a module holds, as bytes; an attribute that has no such form (a lambda) is known by its identity."""
     module, torchs_own = model.module, {"_parameters", "_buffers", "_modules"}
     tensors = (*module.parameters(), *module.buffers())
     state = [one.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for one in tensors]
-    if model.plain:
-        return state
-    attributes = [{k: v for k, v in vars(part).items() if k not in torchs_own} for part in module.modules()]
-    try:
-        return [*state, pickle.dumps(attributes)]
-    except Exception:
-        return [*state, repr(object()).encode()]
+    for part in () if model.plain else module.modules():
+        for name, value in vars(part).items():
+            if name in torchs_own:
+                continue
+            try:
+                state.append(name.encode() + pickle.dumps(value))
+            except Exception:
+                state.append(f"{name} {id(value)}".encode())
+    return state
 
 
 def _bytes_widest(model: FlatModel, x: Tensor) -> int:
@@ -246,6 +248,21 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     """Whether a sample's loss depends, in evaluation mode, on the samples that go through the model beside it."""
     traits = forward_traits(model, description)
     return traits.couples_evaluated or traits.loss_couples or traits.loss_draws
+
+
+def check_type(model: FlatModel, description: DataDescription) -> None:
+    """Reject a model in float64 that does not take samples in float32, which they come as."""
+    if model.dtype == torch.float32 or description.task == "text":
+        return
+    _fresh(model)
+    try:
+        with torch.no_grad(), kept_generators(), model.masks.given_by(NoMasks()):
+            model.module(_dummy_samples(model, description).float())
+    except Exception as error:
+        raise UserError(
+            f"the model's parameters are {model.dtype}, but samples come as float32, which it cannot read "
+            f"({raised(error)}). Begin its forward pass with x = x.to({model.dtype}), or build it in float32"
+        ) from error
 
 
 def check_precision(model: FlatModel, description: DataDescription, precision: Precision) -> None:
