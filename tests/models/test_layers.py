@@ -23,7 +23,6 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import check, forms
-from fedmpi.models.stacked.attention import attend
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, Maps, MaxPool, Patches
@@ -492,24 +491,6 @@ def test_many_filters_of_short_vectors_go_back_patch_by_patch(filters: int, patc
     at.of_words(where, gradient, weight, into, gradient.new_empty)
     assert torch.allclose(into, expected, rtol=1e-12)
     assert len(calls) == patches
-
-
-@pytest.mark.parametrize(
-    ("heads", "queries", "keys", "formed"),
-    [(64, 32, 32, True), (64, 16, 64, True), (64, 33, 32, False), (63, 5, 5, False), (64, 0, 3, False)],
-)
-def test_dot_products_of_short_texts_are_those_of_torch(heads: int, queries: int, keys: int, formed: bool):
-    generator = torch.Generator().manual_seed(5)
-    q = torch.randn(heads, 2, queries, generator=generator, dtype=torch.float64).transpose(1, 2).requires_grad_()
-    k = torch.randn(heads, keys, 4, generator=generator, dtype=torch.float64)[..., ::2].requires_grad_()
-    v = torch.randn(heads, keys, 1, generator=generator, dtype=torch.float64).requires_grad_()
-    for scale in (None, 0.3):
-        found = attend(q, k, v, scale=scale)
-        expected = functional.scaled_dot_product_attention(q, k, v, scale=scale)
-        assert ("SmallAttention" in str(found.grad_fn.next_functions)) == formed
-        gradient = torch.ones((), dtype=torch.float64).expand(found.shape)
-        pairs = zip(*([one, *autograd.grad(one, (q, k, v), gradient)] for one in (found, expected)), strict=True)
-        assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-13) for pair in pairs)
 
 
 def test_a_layer_of_ones_own_is_registered_as_the_page_says():

@@ -20,8 +20,6 @@ from fedmpi.models.stacked.base import NotStackable, Parameters, Slot, Step
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}
 """Kind of layer -> form."""
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-"""Functions without parameters that are computed in another way than torch's."""
 ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
 """Kind of layer -> the order of the axes of its parameters in the stack, where it is not their own."""
 

@@ -22,7 +22,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
 from fedmpi.models.stacked.dense import DropoutOp, StackedDropout
-from fedmpi.models.stacked.forms import FUNCTIONS, LAYERS, Weight, finish, of_one
+from fedmpi.models.stacked.forms import LAYERS, Weight, finish, of_one
 from fedmpi.models.stacked.text import find_peaks, highest
 from fedmpi.models.stacked.trace import DROPOUTS, NUMBER, ROWS, Along, Traced
 
@@ -460,8 +460,7 @@ def _function_of(node: fx.Node) -> Callable[..., Any]:
         return getattr(operator, name.removeprefix("i"))  # type: ignore[no-any-return]
     if in_place(node) and name.endswith("_"):
         return getattr(torch, name.removesuffix("_"))  # type: ignore[no-any-return]
-    function: Callable[..., Any] = FUNCTIONS.get(target, target)
-    return function
+    return target  # type: ignore[no-any-return]
 
 
 def _not_in_place(part: nn.Module) -> nn.Module:

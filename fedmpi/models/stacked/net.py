@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import fx, nn
 
-import fedmpi.models.stacked.attention
 import fedmpi.models.stacked.recurrent  # noqa: F401
 from fedmpi.common.errors import raised
 from fedmpi.common.generators import kept_generators
