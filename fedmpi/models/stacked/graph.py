@@ -352,9 +352,9 @@ class _Translation:
             return
         along, example = self.kinds[given], self.traced.value(given)
         channels = getattr(part, "channels", not isinstance(part, nn.Dropout))
-        if not isinstance(along, Along) or along.axis != 0 or (channels and along.times > 1):
+        if along != Along(0, 1):
             raise self.refuse(node, "on values whose first axis is not the samples")
-        units = example.shape[1] if channels else example.numel() * along.times // len(example)
+        units = example.shape[1] if channels else example.numel() // len(example)
         self._step(node, _Drop(len(self.dropouts), channels), [given])
         self.dropouts.append((units, part.p))
 

@@ -68,8 +68,20 @@ def _along(one: Any, other: Any) -> Any:
     return Along(axes[0], times) if even else Along(-1, 0)
 
 
+class _Proxy(fx.Proxy):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("data", "grad", "requires_grad"):
+            raise NotStackable("the forward pass changes parameters or buffers")
+        super().__setattr__(name, value)
+
+
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        if not torch.is_grad_enabled():
+            raise NotStackable("the forward pass computes without gradients (torch.no_grad)")
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in LAYERS or isinstance(m, DROPOUTS) or super().is_leaf_module(m, module_qualified_name)
@@ -107,7 +119,7 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
     if any(parameter._backward_hooks for parameter in module.parameters()):
         raise NotStackable("a parameter has hooks")
     try:
-        with _own_gradients_refused():
+        with _own_gradients_refused(), torch.enable_grad():
             graph = _Tracer().trace(copied)
         _check_layers(copied, graph)
         traced, found = fx.GraphModule(copied, graph), []
