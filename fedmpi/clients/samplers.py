@@ -119,7 +119,7 @@ def clustered_by_size(view: View) -> Cohort:
         return Cohort(np.empty(0, np.int64), np.empty(0))
     if total * urns >= 2**63:
         raise UserError("participation.count times the number of samples must stay below 2**63 when drawing from urns")
-    order = _by_size(sizes)
+    order = np.argsort(-sizes, kind="stable")  # from the largest to the smallest, equal ones in their order
     ends = urns * np.cumsum(sizes[order])
     balls = total * np.arange(urns) + view.generator.integers(0, total, urns)
     places, times = np.unique(np.searchsorted(ends, balls, side="right"), return_counts=True)
@@ -127,11 +127,6 @@ def clustered_by_size(view: View) -> Cohort:
     back = np.argsort(members)
     expected = urns * (sizes[members] / total)
     return Cohort(view.available[members[back]], expected[back], times[back].astype(np.int64))
-
-
-def _by_size(sizes: Ints) -> Ints:
-    """Places of the clients from the largest to the smallest, equal ones in their order."""
-    return np.argsort(-sizes, kind="stable")
 
 
 @client_sampler(name="power-of-choice", measures=("loss",))
@@ -152,7 +147,8 @@ class PowerOfChoice:
 
     def candidates(self, view: View) -> Ints:
         """d of the available clients without replacement, one after another with probability n_k over those left."""
-        return drawn_by_size(view.generator, view.sizes, view.available, max(self.size, view.count))
+        sizes = view.sizes[view.available].astype(np.float64)
+        return drawn_in_proportion(view.generator, view.available, sizes, max(self.size, view.count))
 
     def draw(self, view: View) -> Cohort:
         """The m candidates with the highest loss; of equal ones those with the lower index."""
@@ -207,14 +203,11 @@ class Oort:
         seen = view.age("loss")[holding] >= 0
         known, unknown = holding[seen], holding[~seen]
         count = min(view.count, len(holding))
-        explored = min(len(unknown), max(self._explored(view.round, count), count - len(known)))
+        share = max(self.explore_least, self.explore * self.explore_decay**view.round)
+        explored = min(len(unknown), max(math.floor(share * count + 0.5), count - len(known)))
         exploited = self._exploited(view, known, count - explored)
         found = view.generator.choice(unknown, explored, replace=False, shuffle=False)
         return Cohort(np.sort(np.concatenate([exploited, found])).astype(np.int64))
-
-    def _explored(self, round: int, count: int) -> int:
-        share = max(self.explore_least, self.explore * self.explore_decay**round)
-        return math.floor(share * count + 0.5)
 
     def _exploited(self, view: View, known: Ints, count: int) -> Ints:
         if not count:
@@ -231,11 +224,6 @@ class Oort:
             statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
         now = view.round + 1
         return statistical + np.sqrt(self.stale * math.log(now) / (now - view.age("loss")[clients]))
-
-
-def drawn_by_size(generator: np.random.Generator, sizes: Ints, available: Ints, count: int) -> Ints:
-    """`count` of the available clients (a,), one after another by n_k over those left; those with samples, sorted."""
-    return drawn_in_proportion(generator, available, sizes[available].astype(np.float64), count)
 
 
 def drawn_in_proportion(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:

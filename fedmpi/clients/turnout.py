@@ -172,14 +172,19 @@ class CohortDraw:
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """The turnout of round t; `strata` are the ones in force when the draw needs them."""
         present = self._present(t)
-        asked = replace(self._asked(t, present, strata), presence=self._presence(t, present, strata))
+        opening = self.opens(t)
+        if opening:
+            asked = full_participation(present)
+        else:
+            view = self._views.pop(t, None) or self._view(t, present, strata)
+            asked = self.sampler.draw(view)
+        asked = replace(asked, presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.system.drop_out)
         if not self.config.system.clock:
             return Turnout(arrived, asked.clients, present)
-        opening = self.opens(t)
         seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
         if self.config.system.over_selection > 1 and not opening:
-            taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted())
+            taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
 
@@ -213,10 +218,6 @@ class CohortDraw:
         known = self.config.aggregation.weights == "unbiased"
         return Presence(present, self.availability.chance(self._all(t)) if known else None, groups)
 
-    def _wanted(self) -> int:
-        """m."""
-        return self._wanted_of(len(self.sizes))
-
     def candidates(self, t: int, strata: Strata | None) -> Ints:
         """The clients that the sampler wants measured before it draws round t; none where all take one step."""
         if self.opens(t):
@@ -238,18 +239,12 @@ class CohortDraw:
             view.measured["seconds"] = np.full(len(self.sizes), np.nan)
             view.measured["seconds"][candidates] = self._seconds(candidates, pool, opening=False)
 
-    def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
-        if self.opens(t):
-            return full_participation(present)
-        view = self._views.pop(t, None) or self._view(t, present, strata)
-        return self.sampler.draw(view)
-
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
         over, everybody = self.config.system.over_selection, self.sampler.name == "all"
         clients = len(self.sizes)
         return View(
             round=t,
-            count=clients if everybody else asked_count(self._wanted(), over, clients),
+            count=clients if everybody else asked_count(self._wanted_of(len(self.sizes)), over, clients),
             sizes=self.sizes,
             present=present,
             streams=self.streams,
@@ -274,16 +269,14 @@ class CohortDraw:
         local = self.config.local
         if opening:
             probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[self.config.participation.probe]
-            return self._arrivals(clients, np.minimum(self.sizes[clients], np.inf if probed == "all" else probed))
-        rows = self._used(clients, pool)
-        batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
-        if local.steps is not None:
-            passed = local.steps * batch
+            passed: Floats = np.minimum(self.sizes[clients], np.inf if probed == "all" else probed)
         else:
-            passed = (local.epochs or 1) * (rows - rows % np.maximum(batch, 1) if local.drop_last else rows)
-        return self._arrivals(clients, passed)
-
-    def _arrivals(self, clients: Ints, passed: Floats) -> Floats:
+            rows = self._used(clients, pool)
+            batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
+            if local.steps is not None:
+                passed = local.steps * batch
+            else:
+                passed = (local.epochs or 1) * (rows - rows % np.maximum(batch, 1) if local.drop_last else rows)
         return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
     def _pool(self, arrived: Cohort, asked: Cohort, present: Ints | int) -> Ints:
