@@ -137,7 +137,6 @@ def prepare_command(
         raw=raw,
         download=download,
         law=law,
-        law_options=given.law,
         clients=clients,
         shards=shards,
         seed=seed,
@@ -145,13 +144,10 @@ def prepare_command(
         val=val,
         strict=strict,
         overwrite=overwrite,
-        read_options=given.read,
-        reader_options=given.own,
         command="python -m data_prep " + as_text(shlex.join(context.obj)),
+        given=given,
         shift=feature_shift,
         label_noise=label_noise,
-        shift_options=given.shift,
-        noise_options=given.noise,
     )
     if plot is not None:
         check_picture(plot)

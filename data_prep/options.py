@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from rich.console import Console
 
 from data_prep.datasets import DATASETS
-from data_prep.partitions import PARTITIONS, LawOption, OptionValue, flag, law_of
+from data_prep.partitions import PARTITIONS, Law, OptionValue, flag, law_of
 from data_prep.raw import DataSet, ReadOptions
 from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi.common.errors import UserError
@@ -127,71 +126,52 @@ GIVEN_AS: dict[str, type] = {
 
 def show_lists(console: Console) -> None:
     """Print the data sets, the partitions, and what changes clients' samples."""
-    width = min(console.width, WIDEST)
+    wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
     for heading, entries in (
-        ("DATA SETS", _data_sets()),
-        ("PARTITIONS", _partitions()),
-        ("FEATURE SHIFTS (--feature-shift NAME)", _changes("feature shift")),
-        ("LABEL NOISE (--label-noise NAME)", _changes("label noise")),
+        ("DATA SETS", {name: list(_about(data_set)) for name, data_set in DATASETS.items()}),
+        ("PARTITIONS", {name: _about_law(law) for name, law in PARTITIONS.items()}),
+        (f"FEATURE SHIFTS (--{SHIFT.replace(' ', '-')} NAME)", _changes(SHIFT)),
+        (f"LABEL NOISE (--{LABEL_NOISE.replace(' ', '-')} NAME)", _changes(LABEL_NOISE)),
     ):
         console.print(heading, style="bold", highlight=False)
-        for name, facts in entries:
+        for name, facts in entries.items():
             console.print(f"\n{name}", style="bold", markup=False, highlight=False)
-            for fact in facts:
-                for line in _wrapped(fact, width):
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+            for line in (line for fact in facts for line in wrapper.wrap(fact)):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
 
 
-def _data_sets() -> Iterator[tuple[str, list[str]]]:
-    for name, data_set in DATASETS.items():
-        parts = " (train + test)" if "+" in data_set.samples else ""
-        yours = data_set.samples == data_set.classes
-        samples = data_set.samples if yours else f"{data_set.samples}{parts}, {data_set.classes} classes"
-        yield name, [f"samples: {samples}", f"licence: {data_set.licence}", *_origin(data_set)]
-
-
-def _origin(data_set: DataSet) -> Iterator[str]:
-    if data_set.raw == "none":
-        yield "built in: nothing to fetch"
-    else:
-        yield f"--raw {data_set.raw.upper()}: {data_set.files}"
-    for address, files in Counter(_address(data_set, source.url) for source in data_set.sources).items():
-        yield f"--download: {address}{f' ({files} files)' if files > 1 else ''}"
+def _about(data_set: DataSet) -> Iterator[str]:
+    parts = " (train + test)" if "+" in data_set.samples else ""
+    yours = data_set.samples == data_set.classes
+    yield f"samples: {data_set.samples if yours else f'{data_set.samples}{parts}, {data_set.classes} classes'}"
+    yield f"licence: {data_set.licence}"
+    built_in = data_set.raw == "none"
+    yield "built in: nothing to fetch" if built_in else f"--raw {data_set.raw.upper()}: {data_set.files}"
+    if data_set.sources:  # of several files the address of their folder
+        files, url = len(data_set.sources), data_set.sources[0].url
+        yield f"--download: {url if files == 1 else url.rpartition('/')[0] + '/'}{f' ({files} files)' * (files > 1)}"
     if data_set.page:
         yield f"page: {data_set.page}"
     if data_set.options:
         yield f"options: {' '.join(sorted(FLAGS.get(option, flag(option)) for option in data_set.options))}"
 
 
-def _address(data_set: DataSet, url: str) -> str:
-    """The file's address, or, of several files, that of their folder."""
-    return url if len(data_set.sources) == 1 else url.rpartition("/")[0] + "/"
+def _about_law(law: Law) -> list[str]:
+    lines = [law.sentence, f"--clients: {law.clients.replace('optional', 'counted by the law when left out')}"]
+    for option in law.options:
+        choices = f"{' | '.join(option.choices)}; " if option.choices else ""
+        default = "required" if option.default is None else f"default {option.default}"
+        lines.append(f"{flag(option.name)}: {option.help} ({choices}{default})")
+    return lines
 
 
-def _partitions() -> Iterator[tuple[str, list[str]]]:
-    for name, law in PARTITIONS.items():
-        clients = "required" if law.clients == "required" else "counted by the law when left out"
-        yield name, [law.sentence, f"--clients: {clients}", *(describe(option) for option in law.options)]
-
-
-def _changes(kind: str) -> Iterator[tuple[str, list[str]]]:
-    for part in parts(kind):
-        yield part.name, [part.title, *(f"{flag(o.name)}: {o.doc} (default {o.default})" for o in part.options)]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    first, rest = " " * INDENT, " " * (INDENT + 4)
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def describe(option: LawOption) -> str:
-    """One line: flag, meaning, choices, default."""
-    facts = [*([" | ".join(option.choices)] if option.choices else [])]
-    facts.append("required" if option.default is None else f"default {option.default}")
-    return f"{flag(option.name)}: {option.help} ({'; '.join(facts)})"
+def _changes(kind: str) -> dict[str, list[str]]:
+    return {
+        part.name: [part.title, *(f"{flag(o.name)}: {o.doc} (default {o.default})" for o in part.options)]
+        for part in parts(kind)
+    }
 
 
 def help_of_options() -> str:

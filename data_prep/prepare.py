@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +18,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from data_prep.datasets import data_set, read_own
 from data_prep.download import fetch
-from data_prep.options import FLAGS
+from data_prep.options import FLAGS, Given
 from data_prep.output import check_folder
-from data_prep.partitions import PARTITIONS, Law, OptionValue, completed, flag, law_of, partition
+from data_prep.partitions import PARTITIONS, Law, completed, flag, law_of, partition
 from data_prep.raw import DataSet, ReadOptions, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
@@ -99,7 +99,6 @@ class Job:
     raw: Path | None  # Where its files are
     download: bool  # Whether to fetch them
     law: str  # The partition
-    law_options: dict[str, OptionValue]  # Its options as given
     clients: int | None  # N; None where the law counts them
     shards: int  # Training shards
     seed: int  # Seed of the partition and the validation part
@@ -107,13 +106,10 @@ class Job:
     val: float  # Share of every client's samples for validation
     strict: bool  # Refuse unreadable rows
     overwrite: bool  # Replace what a previous preparation wrote
-    read_options: dict[str, Any]  # Fields of ReadOptions as given
-    reader_options: dict[str, OptionValue]  # Options of a reader of the user's own, as given
     command: str  # The command line, for the manifest
+    given: Given  # Options of the data set, the partition and what changes clients' samples
     shift: str | None = None  # What changes features and labels client by client
     label_noise: str | None = None
-    shift_options: dict[str, OptionValue] = field(default_factory=dict)  # Their options as given
-    noise_options: dict[str, OptionValue] = field(default_factory=dict)
 
 
 def prepare(job: Job, console: Console, cluster: Cluster) -> None:
@@ -134,7 +130,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     if chosen.own is None:
         raw = chosen.read(folder, options, tally)
     else:
-        raw = read_own(chosen.own, job.reader_options, folder, options, tally)
+        raw = read_own(chosen.own, job.given.own, folder, options, tally)
     _report_rows(tally, console)
     generator = Streams(job.seed).generator(Purpose.PARTITION)
     parts = partition(
@@ -148,14 +144,14 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         raw.superclasses,
         raw.attribute,
         raw.labelled,
-        **job.law_options,
+        **job.given.law,
     )
     console.print(f"partition {job.law}: {law.sentence}; seed {job.seed}", markup=False)
     for note in parts.notes:
         console.print(f"note: {note}", markup=False)
-    changed = raw if job.shift is None else shifted(raw, parts, job.shift, job.shift_options, job.seed)
+    changed = raw if job.shift is None else shifted(raw, parts, job.shift, job.given.shift, job.seed)
     if job.label_noise is not None:
-        changed = with_label_noise(changed, parts, job.label_noise, job.noise_options, job.seed)
+        changed = with_label_noise(changed, parts, job.label_noise, job.given.noise, job.seed)
     with WriteDisplay(console) as display:
 
         def tick(done: int, total: int) -> None:
@@ -183,11 +179,11 @@ def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
     """The data set, how it is read and the law, once everything is known to fit that can be told without the data."""
     chosen = data_set(job.name)
     if chosen.own is not None:
-        chosen.own.checked(job.reader_options)
-    options = _read_options(chosen, job.read_options)
+        chosen.own.checked(job.given.own)
+    options = _read_options(chosen, job.given.read)
     law = _checked_law(job)
     check_numbers(job.shards, job.val)
-    for kind, name, given in ((SHIFT, job.shift, job.shift_options), (LABEL_NOISE, job.label_noise, job.noise_options)):
+    for kind, name, given in ((SHIFT, job.shift, job.given.shift), (LABEL_NOISE, job.label_noise, job.given.noise)):
         if name is not None:
             resolve(kind, name).checked(given)
     return chosen, options, law
@@ -197,7 +193,7 @@ def _checked_law(job: Job) -> Law:
     """The law of a job whose options are its own."""
     law = law_of(job.law)
     taken = [option.name for option in law.options]
-    for name in job.law_options:
+    for name in job.given.law:
         if name not in taken:
             owners = [law for law, entry in PARTITIONS.items() if name in {option.name for option in entry.options}]
             owners += [f"--feature-shift {part.name}" for part in parts_of(SHIFT) if part.option(name)]
@@ -206,7 +202,7 @@ def _checked_law(job: Job) -> Law:
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
             )
-    completed(law, job.law, job.clients, job.law_options)
+    completed(law, job.law, job.clients, job.given.law)
     return law
 
 

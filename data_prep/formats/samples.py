@@ -23,11 +23,11 @@ from data_prep.formats.targets import (
     groups_of,
     is_missing,
     labelled,
-    natural_users,
     uniform,
+    value_codes,
     with_targets,
 )
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measured
+from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measured, natural_clients
 from data_prep.text import Texts, text_data_set
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray, Bools, Ints
@@ -87,7 +87,7 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     groups = groups_of(uniform(table.values(roles.group)[rows][own.train]), roles.group) if roles.group else None
     understood = Understood(f"{samples.form}{said}", f"column {', '.join(roles.labels)}", roles.unused)
     if (texts := samples.texts) is not None:
-        known, names = natural_users(users[own.train], tally) if users is not None else (None, None)
+        known, names = natural_clients(*value_codes(users[own.train]), tally) if users is not None else (None, None)
         codes = np.full(len(rows), -1, np.int64)
         codes[own.train] = -1 if known is None else known
         texts.users, texts.user_names = codes.tolist(), {n: i for i, n in enumerate(names or ())}
@@ -295,7 +295,9 @@ class OwnSamples:
         train, test, found = self.train, self.test, self.found
         classes = found.kind == "classification"
         labels = found.y if classes else np.zeros(len(self.usable), np.int64)
-        codes, user_names = natural_users(users[train], self.tally) if users is not None else (None, None)
+        codes, user_names = (
+            natural_clients(*value_codes(users[train]), self.tally) if users is not None else (None, None)
+        )
         data = self.source.of(
             self.tally,
             task=task,

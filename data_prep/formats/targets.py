@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.raw import RawDataset, ReadOptions, Tally, natural_clients
+from data_prep.raw import RawDataset, ReadOptions, Tally
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import AnyArray, Bools, Floats, Ints
@@ -292,7 +292,7 @@ def whole(values: AnyArray) -> AnyArray:
     return values
 
 
-def _codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
+def value_codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
     """A code for each value, -1 where it is missing, and the values by code, in their order."""
     column = uniform(values)
     codes, there = np.full(len(column), -1, np.int64), ~is_missing(column)
@@ -300,14 +300,9 @@ def _codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
     return codes, tuple(map(str, distinct.tolist()))
 
 
-def natural_users(values: AnyArray, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
-    """The users of training samples, int64 (n,), and their names; None, with a note, where some name no user."""
-    return natural_clients(*_codes(values), tally)
-
-
 def groups_of(values: AnyArray, name: str) -> Ints:
     """Codes of the values by which `--split` keeps samples together."""
-    codes, _ = _codes(values)
+    codes, _ = value_codes(values)
     if (codes < 0).any():
         raise UserError(
             f"--split {name}: {int((codes < 0).sum()):,} of {len(codes):,} samples have no value of {name}. Fill them, "

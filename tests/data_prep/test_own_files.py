@@ -542,7 +542,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
             [],
             ", column label holds numbers that are not finite",
         ),
-        ({"x": [[2**40]] * 9, "label": [0] * 9}, ["--task", "text"], "no token ids"),
+        ({"x": [[10_000_001]] * 9, "label": [0] * 9}, ["--task", "text"], "no token ids"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused(
