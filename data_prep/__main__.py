@@ -24,8 +24,7 @@ from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
 from fedmpi.data.schema import Modality
-from fedmpi.inspect.plot import check_picture
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import check_picture, inspect_folder
 from fedmpi.process.exit_codes import run_guarded
 
 DONE, INTERRUPTED = 0, 130

@@ -30,16 +30,15 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
     try:
         hold = Hold(folder)
     except OSError as error:
-        _forget(folder)
         raise _unwritable(folder, error) from None
     try:
         _refuse(folder, overwrite)  # others may have written before they let go of it
         _clear(folder, needed)
     except OSError as error:
-        let_go(hold)
+        hold.release()
         raise _unwritable(folder, error) from None
     except BaseException:
-        let_go(hold)
+        hold.release()
         raise
     return hold
 
@@ -73,18 +72,6 @@ def _clear(folder: Path, needed: int) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
     return UserError(f"the output folder {folder} cannot be written ({error.strerror}): choose another --out")
-
-
-def let_go(hold: Hold) -> None:
-    """Let others have the folder, without a trace of who had it."""
-    hold.release()
-    hold.path.unlink(missing_ok=True)
-    _forget(hold.run)
-
-
-def _forget(folder: Path) -> None:
-    with suppress(OSError):  # another has it already, or it is gone
-        (folder / FOLDER).rmdir()
 
 
 def own_files(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.folder import abandon, claim, let_go, release
+from data_prep.folder import abandon, claim, release
 from data_prep.hdf5_files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions.common import Partition
@@ -83,7 +83,7 @@ def write_shards(
     hold = on_server(team, lambda: claim(folder, overwrite, needed))
     with ExitStack() as after:
         if hold is not None:
-            after.callback(let_go, hold)
+            after.callback(hold.release)
             after.enter_context(nothing_partial(*(folder / name for name in (TEST, VALIDATION, EXTRAS))))
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets = partition.rows, partition.offsets

@@ -25,7 +25,7 @@ from torch.nn.utils import parameters_to_vector
 import fedmpi
 from fedmpi.common.types import Floats
 from fedmpi.config import load_config
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 from fedmpi.rounds.assemble import Experiment
 
 PARTITIONS = {

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from scipy import special
 
-from fedmpi.results.intervals import LEVEL, Difference, corrected
+from fedmpi.results.comparison import LEVEL, Difference, corrected
 
 PAGE = Path("docs/results.md")
 MARK = "†"

@@ -18,8 +18,7 @@ from fedmpi.config.base import written
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
-from fedmpi.records.history import Record
-from fedmpi.records.participants import clients_as_text
+from fedmpi.records.history import Record, clients_as_text
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance

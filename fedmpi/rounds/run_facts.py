@@ -25,9 +25,8 @@ from fedmpi.config.writing import flat_table
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore
-from fedmpi.records.model_file import model_file
-from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
-from fedmpi.records.provenance import versions
+from fedmpi.records.checkpoint import model_file
+from fedmpi.records.provenance import digests, foreign_choices, part_sources, plugin_files, versions
 
 Facts = dict[str, str]
 NAMED = 3

@@ -18,7 +18,7 @@ from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve
 from fedmpi.records.checkpoint import Checkpoint, clients_file
 from fedmpi.records.history import Record
-from fedmpi.records.plugin_files import foreign_choices
+from fedmpi.records.provenance import foreign_choices
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment

@@ -10,10 +10,8 @@ from rich.text import Text
 
 from fedmpi.common.errors import MissingFiles
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration, show_table
-from fedmpi.sweeps.labels import labels_text
-from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
-from fedmpi.sweeps.queue import Outcome, Started
-from fedmpi.sweeps.standing import Standing, recorded
+from fedmpi.sweeps.plan import PlannedRun, Sweep, labels_text
+from fedmpi.sweeps.run import Outcome, Standing, Started, recorded
 
 SCORES = (
     ("test_accuracy", "test accuracy"),
@@ -45,7 +43,7 @@ def _state(run: PlannedRun, standing: Standing) -> str:
     if standing.state == "begun":
         return f"goes on at round {standing.rounds} of {run.config.rounds}"
     if standing.state == "busy":
-        return f"in use by {standing.holder}"
+        return f"in use by {standing.owner}"
     return standing.state
 
 

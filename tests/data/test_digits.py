@@ -18,7 +18,7 @@ from fedmpi.config import build_config, config_table, config_toml, load_config
 from fedmpi.config.choices import data_options
 from fedmpi.data.embedded import load_digits_split
 from fedmpi.data.opening import open_store
-from fedmpi.inspect.parts import list_parts, show_part
+from fedmpi.describe.parts import list_parts, show_part
 
 
 def test_every_fifth_image_of_a_class_is_for_testing() -> None:

@@ -24,7 +24,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest
 from fedmpi.data.source import ClientData
 from fedmpi.data.targets import wrong_target
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from fedmpi.testing.check import CheckFailed, Subject
 from fedmpi.testing.preparation import as_stated
 

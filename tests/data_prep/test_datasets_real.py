@@ -16,7 +16,7 @@ from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from data_prep.text import tokens
 from fedmpi.data.opening import open_store
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from tests.data_prep.command import main
 
 # data set, folder of the real files, further words, (training samples used, test samples, classes)

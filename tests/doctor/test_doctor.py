@@ -11,8 +11,7 @@ import pytest
 
 from fedmpi.cluster import Cluster
 from fedmpi.doctor.advice import advise
-from fedmpi.doctor.examination import as_json, examination_text
-from fedmpi.doctor.findings import Findings, file_system, find
+from fedmpi.doctor.findings import Findings, as_json, examination_text, file_system, find
 from tests.mpi.launch import run_alone, run_mpi
 
 

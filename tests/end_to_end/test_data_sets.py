@@ -19,7 +19,7 @@ from data_prep.__main__ import run as prepare
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from fedmpi.config import load_config
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation

@@ -19,7 +19,7 @@ import pytest
 import fedmpi
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
-from fedmpi.records.plugin_files import plugin_files
+from fedmpi.records.provenance import plugin_files
 from fedmpi.rounds.run_facts import _difference, _sources, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job
