@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmpi.api import Run, load_run
 from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import make_folder, read_plain, refuse_unwritable, write_whole
@@ -33,7 +32,7 @@ from fedmpi.records.history import read_summary
 from fedmpi.records.hold import owner_of
 from fedmpi.records.provenance import digests, foreign_choices, has_trained, kept_digests, part_sources
 from fedmpi.results.loading import components_from, shortened
-from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
+from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards
 
 CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
@@ -71,66 +70,6 @@ class Started:
     process: subprocess.Popen[bytes]
     since: float
     begin: int
-
-
-def sweep(
-    given: str | Path | Mapping[str, Any],
-    out: str | Path | None = None,
-    *,
-    jobs: int = 1,
-    ranks: int | None = None,
-    progress: bool = False,
-    stop: Callable[[], bool] | None = None,
-    mix_sources: bool = False,
-) -> list[Run]:
-    """Bring all runs of a sweep to their end, each in a process of its own; finished ones are only read.
-
-    Parameters
-    ----------
-    given : str, Path or mapping
-        The file of `fedmpi sweep`, or its tables: {"rounds": 20, "sweep": {"preset": ["fedavg", "fedprox"]}}.
-    out : str or Path, optional
-        The folder of the runs' folders.
-    jobs : int
-        Runs at the same time.
-    ranks : int, optional
-        Ranks of every run, instead of those that the file asks for.
-    progress : bool
-        Show one line per run.
-    stop : callable, optional
-        Called all the time; true has the runs save and stop.
-    mix_sources : bool
-        Whether to start runs although others in the folder ran with another source of the same component.
-
-    Returns
-    -------
-    list of Run
-        In the order of `fedmpi sweep --dry-run`, read from their folders.
-
-    Raises
-    ------
-    UserError
-        Wrong input, before anything is started.
-    RunFailure
-        Runs failed; they are named, and all others have come to their end.
-    """
-    from fedmpi.sweeps.display import SweepDisplay
-
-    if jobs < 1:
-        raise UserError(f"jobs = {jobs}: give 1 or more")
-    planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
-    refuse_mixed_sources(planned, planned.runs, lambda words: mix_sources)
-    ask = stop or (lambda: False)
-    if progress:
-        with SweepDisplay(len(planned.runs)) as shown:
-            outcomes = run_sweep(planned, planned.runs, jobs, ask, shown.show_line, shown.done, shown.working)
-        shown.table(planned, outcomes)
-    else:
-        outcomes = run_sweep(planned, planned.runs, jobs, ask)
-    failed = [f"{one.run.name} ({one.why})" for one in outcomes if one.ending == "failed"]
-    if failed:
-        raise RunFailure(f"{len(failed)} of {len(outcomes)} runs failed: {'; '.join(failed)}")
-    return [load_run(one.run.folder) for one in outcomes if (one.run.folder / "config.toml").exists()]
 
 
 # --- what has become of runs, as their folders show ---

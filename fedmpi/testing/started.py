@@ -27,6 +27,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Floats
+from fedmpi.process.children import mpiexec
 from fedmpi.process.exit_codes import run_guarded as run_guarded
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
@@ -207,7 +208,9 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
     """Run `python WORDS`, under mpiexec if there are several ranks; what went wrong, or None."""
     command = [sys.executable, *words]
     if ranks > 1:
-        command = [_mpiexec(), "-n", str(ranks), *command]
+        if (launcher := mpiexec()) is None:
+            raise CheckSkipped("no mpiexec: pip install 'fedmpi[mpi]' brings one")
+        command = [launcher, "-n", str(ranks), *command]
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_COMM_"))}
     env |= {
@@ -224,14 +227,6 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
         return f"the run did not end within {SECONDS} s"
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return None if done.returncode == 0 else " / ".join(lines[-LAST_LINES:]) or f"exit code {done.returncode}"
-
-
-def _mpiexec() -> str:
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    found = str(own) if own.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise CheckSkipped("no mpiexec: pip install 'fedmpi[mpi]' brings one")
-    return found
 
 
 def run_jobs() -> int:
