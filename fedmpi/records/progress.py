@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from rich.progress import BarColumn, Progress, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from fedmpi.common.errors import UNWRITABLE
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
@@ -50,12 +50,9 @@ class _Bar:
     """One line at the bottom that is redrawn; what is printed meanwhile appears above it."""
 
     def __init__(self, rounds: int, first: int):
-        columns = (
-            "round {task.completed}/{task.total}",
-            BarColumn(),
-            "{task.fields[facts]}",
-            TimeRemainingColumn(True),
-        )
+        place = Column(no_wrap=True, min_width=len(f"round {rounds}/{rounds}"))  # narrow terminals cut the facts
+        shown = TextColumn("round {task.completed}/{task.total}", table_column=place)
+        columns = (shown, BarColumn(12), "{task.fields[facts]}", TimeRemainingColumn(compact=True))
         self._progress = Progress(*columns, console=console())
         self._task = self._progress.add_task("", total=rounds, completed=first, facts="")
         self._progress.start()
