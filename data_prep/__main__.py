@@ -21,8 +21,7 @@ from data_prep.prepare import Job, catch_signals, check_job, prepare, signal_cod
 from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
-from fedmpi.inspect.plot import check_picture
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import check_picture, inspect_folder
 from fedmpi.process.exit_codes import run_guarded
 
 DONE, INTERRUPTED = 0, 130

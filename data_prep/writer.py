@@ -26,7 +26,6 @@ from data_prep.output import (
     complete,
     entry,
     growing_h5,
-    let_go,
     megabytes,
     nothing_partial,
     release,
@@ -101,7 +100,7 @@ def write_shards(
     hold = on_server(team, lambda: claim(folder, overwrite, needed))
     with ExitStack() as after:
         if hold is not None:
-            after.callback(let_go, hold)
+            after.callback(hold.release)
             after.enter_context(nothing_partial(*(folder / name for name in (TEST, VALIDATION, EXTRAS))))
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets = partition.rows, partition.offsets

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
     from fedmpi.results.loading import frame, load_runs
-    from fedmpi.sweeps.from_python import sweep
+    from fedmpi.sweeps.display import sweep
 
 __version__ = "0.1.0"
 
@@ -57,7 +57,7 @@ _HOMES = {
     **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
     **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
     "parts": "fedmpi.common.registry",
-    "sweep": "fedmpi.sweeps.from_python",
+    "sweep": "fedmpi.sweeps.display",
     **dict.fromkeys(
         ("client_sampler", "combiner", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
     ),

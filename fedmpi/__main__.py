@@ -7,8 +7,7 @@ process, as it would any program. What is loaded before the first line is printe
 import sys
 from functools import partial
 
-from fedmpi.process.output import open_descriptors
-from fedmpi.process.signals import Interrupt
+from fedmpi.process.signals import Interrupt, open_descriptors
 
 
 def main() -> None:

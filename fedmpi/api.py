@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,12 @@ from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
+from fedmpi.records.changes import sources_of, with_found_shards
+from fedmpi.records.checkpoint import load_model
 from fedmpi.records.client_table import Columns, concatenated, read_clients
-from fedmpi.records.history import Record
+from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.hold import refuse_held
-from fedmpi.records.model_file import load_model
-from fedmpi.records.moved import sources_of, with_found_shards
 from fedmpi.records.progress import shown_warnings
-from fedmpi.records.reading import ending_of, read_records, read_summary
 from fedmpi.records.recorder import open_recorder
 
 _one_at_a_time = threading.RLock()
@@ -196,46 +194,34 @@ def run(
             after.enter_context(shown_warnings())
         after.enter_context(sources_of(config))
         with ending_together():
-            wanted = _Wanted.checked(out, resume, on_round, progress, stop)
+            folder = _checked_folder(out, resume, on_round=on_round, stop=stop)
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
-        return _connected(loaded, wanted)
+        return _connected(loaded, folder, resume, on_round, progress, stop)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What is wanted of a run beside its configuration; see `run`."""
-
-    folder: Path | None
-    resume: bool
-    on_round: OnRound | None
-    progress: bool
-    stop: Callable[[], bool] | None
-
-    @classmethod
-    def checked(
-        cls,
-        out: str | Path | None,
-        resume: bool,
-        on_round: OnRound | None,
-        progress: bool,
-        stop: Callable[[], bool] | None,
-    ) -> _Wanted:
-        """The same, or UserError where a folder is missing or something is of another type."""
-        if resume and out is None:
-            raise UserError("resume needs out, the folder of the run to continue")
-        if isinstance(out, str | Path):
-            out = named_folder(str(out))
-        if not isinstance(out, Path | None):
-            raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
-        for name, function in (("on_round", on_round), ("stop", stop)):
-            if function is not None and not callable(function):
-                raise UserError(f"{name} is a function, not {type(function).__name__}")
-        return cls(out, resume, on_round, progress, stop)
+def _checked_folder(out: str | Path | None, resume: bool, **functions: Callable[..., Any] | None) -> Path | None:
+    """The folder of the run; UserError where it is missing or something is of another type."""
+    if resume and out is None:
+        raise UserError("resume needs out, the folder of the run to continue")
+    if isinstance(out, str | Path):
+        out = named_folder(str(out))
+    if not isinstance(out, Path | None):
+        raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise UserError(f"{name} is a function, not {type(function).__name__}")
+    return out
 
 
-def _connected(config: Config, wanted: _Wanted) -> Run:
+def _connected(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    on_round: OnRound | None,
+    progress: bool,
+    stop: Callable[[], bool] | None,
+) -> Run:
     """Return the finished run of this rank, after joining the other ranks."""
-    folder = wanted.folder
     with ExitStack() as after, ending_together():
         cluster = Cluster.connect(reduction=config.cluster.reduction)
         after.callback(cluster.close)
@@ -244,7 +230,7 @@ def _connected(config: Config, wanted: _Wanted) -> Run:
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
-        return _run(experiment, wanted, rearm)
+        return _run(experiment, folder, resume, progress, on_round=on_round, stop=stop, rearm=rearm)
 
 
 @contextmanager
@@ -281,24 +267,15 @@ def _configured(
 
 
 @_exits_refused()
-def _run(experiment: Experiment, wanted: _Wanted, rearm: Callable[[], None]) -> Run:
+def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bool, **functions: Any) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
-    recorder = open_recorder(
-        cluster, wanted.folder, config, wanted.resume, experiment.model.module, experiment.data_facts.digest
-    )
+    recorder = open_recorder(cluster, folder, config, resume, experiment.model.module, experiment.data_facts.digest)
     try:
         with _exits_refused():  # here, so that the log tells what it makes of them
             log_setup(experiment)
-            if wanted.progress and cluster.is_server:
-                print("\n".join(map(paragraph, opening_lines(experiment, wanted.folder))), flush=True)
-            simulation = Simulation(
-                experiment,
-                recorder,
-                on_round=wanted.on_round,
-                stop=wanted.stop,
-                progress=wanted.progress,
-                rearm=rearm,
-            )
+            if progress and cluster.is_server:
+                print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
+            simulation = Simulation(experiment, recorder, progress=progress, **functions)
             ending = simulation.run()
     except Exception as error:
         if recorder is not None:
@@ -309,7 +286,7 @@ def _run(experiment: Experiment, wanted: _Wanted, rearm: Callable[[], None]) -> 
             simulation.close()
         if recorder is not None:
             recorder.close()
-    summary, where = _from_server(cluster, [simulation.summary, str(wanted.folder or "")])
+    summary, where = _from_server(cluster, [simulation.summary, str(folder or "")])
     history, module = simulation.history, experiment.model.released()
     records, rounds, seen = history.records, history.rounds, history.clients
 

@@ -26,7 +26,7 @@ from fedmpi.config.layers import assignments, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
-from fedmpi.records.moved import sources_of, with_found_shards
+from fedmpi.records.changes import sources_of, with_found_shards
 
 app = typer.Typer(
     name="fedmpi",
@@ -88,11 +88,9 @@ def train(
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
     from fedmpi import api  # slow: a wrong configuration is refused before
-    from fedmpi.process.lost_pages import report_lost_pages
     from fedmpi.records.progress import show_summary
 
     gc.freeze()  # searching what torch has loaded for garbage takes half a second where a process ends
-    report_lost_pages()
     stop = interrupt.asked if interrupt else None
     run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)
     stopped = run.ending == "stopped"
@@ -180,7 +178,9 @@ def sweep(
     Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
     """
     from fedmpi.mpi import read_launch
-    from fedmpi.sweeps.planned_runs import plan_sweep
+    from fedmpi.sweeps import run as runner
+    from fedmpi.sweeps.display import SweepDisplay, show_plan
+    from fedmpi.sweeps.plan import plan_sweep
 
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: give 1 or more")
@@ -195,10 +195,6 @@ def sweep(
         )
     interrupt: Interrupt | None = context.obj
     stop = interrupt.asked if interrupt else lambda: False
-    from fedmpi.sweeps import runner
-    from fedmpi.sweeps.display import SweepDisplay, show_plan
-    from fedmpi.sweeps.standing import look, write_notes
-
     if dry_run:
         show_plan(planned, runs, *runner.look_over(planned, runs))
         return 0
@@ -206,19 +202,19 @@ def sweep(
         runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
     if launched:
         [run] = runs
-        if look(run).state == "finished":
+        if runner.look(run).state == "finished":
             if world_rank() in (0, None):
                 print(f"{run.folder} holds the finished run")
             return 0
         runner.refuse_unprepared(run, planned)
         if world_rank() in (0, None):
-            write_notes(planned, runs)
+            runner.write_notes(planned, runs)
         return _train(interrupt, run.config, run.folder, resume=True)
     with SweepDisplay(len(runs)) as shown:
         if prepare_only:
             runner.check_folders(planned, runs)  # before anything in them is changed
             code = runner.prepare_shards(runs, shown.show_line, stop)
-            write_notes(planned, runs)
+            runner.write_notes(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
             return code
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.show_line, shown.done, shown.working)
@@ -257,8 +253,8 @@ def compare(
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
     from fedmpi.results.comparison import compare_runs
-    from fedmpi.results.comparison_tables import as_csv, as_latex, print_comparison
-    from fedmpi.results.gather import find_runs, read_runs
+    from fedmpi.results.loading import find_runs, read_runs
+    from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")
@@ -309,7 +305,7 @@ def parts(
 
     Example: fedmpi parts --kind "client sampler"
     """
-    from fedmpi.inspect.parts import list_parts, show_part
+    from fedmpi.describe.parts import list_parts, show_part
 
     if choice is not None:
         show_part(choice, kind)
@@ -376,7 +372,7 @@ def inspect(
     Example: fedmpi inspect digits
     """
     if clients:
-        from fedmpi.inspect.clients import inspect_clients
+        from fedmpi.describe.run import inspect_clients
 
         if verify:
             raise UserError("--verify checks a folder of shards, not what --clients shows: leave it out")
@@ -386,8 +382,8 @@ def inspect(
             found.plot(plot)
             print(f"drawn to {plot}")
         return
-    from fedmpi.inspect.classes import is_run, show_classes
-    from fedmpi.inspect.report import inspect_folder
+    from fedmpi.describe.data import inspect_folder
+    from fedmpi.describe.run import is_run, show_classes
 
     if is_run(Path(shards)):
         if plot is not None or verify:
@@ -415,7 +411,7 @@ def estimate(
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
     from fedmpi.data.opening import open_store
-    from fedmpi.inspect import estimates as assess
+    from fedmpi.describe import estimates as assess
 
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants
@@ -470,9 +466,8 @@ def doctor(
 
     Example: mpiexec -n 3 fedmpi doctor
     """
-    from fedmpi.doctor.advice import Advice
-    from fedmpi.doctor.examination import as_json, examination_text, examine
-    from fedmpi.doctor.findings import Findings
+    from fedmpi.doctor.advice import Advice, Findings
+    from fedmpi.doctor.findings import as_json, examination_text, examine
     from fedmpi.jobs.site import site_file
 
     def print_findings(found: list[Findings], advice: list[Advice]) -> None:

@@ -25,7 +25,7 @@ from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
 from fedmpi.common.registry import describe, resolve
 from fedmpi.config.objects import not_repeatable
-from fedmpi.records.plugin_files import part_sources
+from fedmpi.records.provenance import part_sources
 
 FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
 

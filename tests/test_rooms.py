@@ -24,7 +24,7 @@ FLOORS = (
     ("common",),
     ("config",),
     ("mpi", "data", "models", "tasks", "updates"),
-    ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
+    ("aggregation", "clients", "describe", "local", "mediators", "privacy", "process", "records", "samples"),
     ("doctor", "jobs", "core"),
     ("api",),
     ("results", "sweeps", "testing"),

@@ -27,7 +27,7 @@ from fedmpi.clients.features import compress, norms, restore
 from fedmpi.clients.stratifier import kmeans
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 
 
 def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.common.types import Floats
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 from jobs.experiments.mnist_parity import minimum, parity
 
 STEPS = (1, 2, 5, 10, 20, 50)

@@ -19,7 +19,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.statistics import kl_divergence, pooled_counts
 from fedmpi.mediators.scheduling import assign_mediators
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 
 KINDS = ("greedy", "exchange", "random")
 

@@ -26,7 +26,7 @@ import fedmpi
 from fedmpi.common.types import Floats
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 
 PARTITIONS = {
     "24 clients, two classes each": "pathological --classes-per-client 2 --clients 24",

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from scipy import special
 
-from fedmpi.results.intervals import LEVEL, Difference, corrected
+from fedmpi.results.comparison import LEVEL, Difference, corrected
 
 PAGES = Path("docs/papers")
 COLUMNS = ["table", "row", "column", "n", "value", "sd", "low", "high", "scale", "corrected_low", "corrected_high"]

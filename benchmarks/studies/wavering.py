@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.results.intervals import paired
+from fedmpi.results.comparison import paired
 
 
 def wavering(run: Path, metric: str) -> float:

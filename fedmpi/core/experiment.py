@@ -52,9 +52,8 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.privacy.updates import check_buffers
-from fedmpi.records.model_file import model_file
-from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
-from fedmpi.records.provenance import versions
+from fedmpi.records.checkpoint import model_file
+from fedmpi.records.provenance import digests, foreign_choices, part_sources, plugin_files, versions
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers

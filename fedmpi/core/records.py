@@ -33,10 +33,8 @@ from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gai
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records.checkpoint import Checkpoint, clients_file
-from fedmpi.records.history import Record, json_value
-from fedmpi.records.participants import clients_as_text
-from fedmpi.records.plugin_files import foreign_choices
-from fedmpi.records.provenance import git_commit, versions
+from fedmpi.records.history import Record, clients_as_text, json_value
+from fedmpi.records.provenance import foreign_choices, git_commit, versions
 from fedmpi.records.recorder import Recorder
 from fedmpi.updates.traffic import paper_formula, round_links
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedmpi.doctor.findings import Findings
-
+Findings = dict[str, Any]
+"""What a rank has found: plain values by name."""
 LITTLE_SHARED_MEMORY = 1 << 30
 LITTLE_ROOM = 2 << 30
 BUSY = 0.5

@@ -2,12 +2,19 @@
 
 Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 76 MPI did not start (which
 `fedmpi.mpi.launch` sees to), 141 nobody reads the output, 1 anything else.
+
+A run of hours does not end because nobody reads what it prints, least of all where Ctrl-C has ended the reader, too
+(`fedmpi train … | tee log`), and the run is about to save. Other commands have nothing else to do, and end.
 """
 
 from __future__ import annotations
 
+import errno
 import faulthandler
+import io
+import os
 import resource
+import select
 import socket
 import sys
 import time
@@ -15,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from zlib import crc32
 
 from fedmpi.common.errors import (
@@ -36,7 +43,10 @@ from fedmpi.mpi import (
     start_mpi,
     world_rank,
 )
-from fedmpi.process.output import OutputLost, prepare_streams
+from fedmpi.process.signals import open_descriptors
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -49,8 +59,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bool = False) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job."""
-    prepare_streams(outlives)
-    allow_many_files()
+    _prepare_streams(outlives)
+    _allow_many_files()
     try:
         launch = read_launch()
         if joins and launch is not None and launch.size > 1:
@@ -195,10 +205,64 @@ def _write(text: str) -> None:
         sys.stderr.flush()
 
 
-def allow_many_files() -> None:
+def _allow_many_files() -> None:
     """Raise this process's own limit, often 1,024, to what the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # less is allowed than was said
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class OutputLost(Exception):
+    """What a command prints cannot be written any more: a sentence."""
+
+    def __init__(self, error: OSError):
+        super().__init__(f"standard output cannot be written ({error.strerror}): see where it goes")
+        self.unread = error.errno == errno.EPIPE
+
+
+class _Stream(io.RawIOBase):
+    """A descriptor to which writing fails at most once: what comes after that is dropped."""
+
+    def __init__(self, descriptor: int, raises: bool):
+        self._descriptor, self._raises, self._lost = descriptor, raises, False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        while not self._lost:
+            try:
+                return os.write(self._descriptor, data)
+            except BlockingIOError:  # a launcher or a remote shell has set its pipe so
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                self._lost = True
+                if self._raises:
+                    raise OutputLost(error) from error
+        return memoryview(data).nbytes
+
+
+def _prepare_streams(outlives: bool) -> None:
+    """Make losing standard output an `OutputLost`, or nothing if `outlives`; file names need not be UTF-8.
+
+    Streams that somebody else has put in the place of the process's own are left alone.
+    """
+    open_descriptors()
+    for name, descriptor, raises in (("stdout", 1, not outlives), ("stderr", 2, False)):
+        now = getattr(sys, name)
+        if now is getattr(sys, f"__{name}__") and isinstance(now, io.TextIOWrapper | None):
+            encoding, at_once = ("utf-8", True) if now is None else (now.encoding, now.line_buffering)
+            if now is not None:
+                now.flush()
+            buffer = io.BufferedWriter(_Stream(descriptor, raises))
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=at_once))
+        elif isinstance(now, io.TextIOWrapper):
+            now.reconfigure(errors="backslashreplace")

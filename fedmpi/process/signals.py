@@ -108,3 +108,12 @@ def _print_line(text: str) -> None:
     with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def open_descriptors() -> None:
+    """Open those of 0 to 2 that the parent has closed, on /dev/null: no pipe or file of the run may get the number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free

@@ -1,8 +1,8 @@
-"""Checkpoints: one file a checkpoint, complete or absent, every bit of it under a checksum, the newest few kept.
+"""Checkpoints and final models: safetensors files, complete or absent.
 
-A checkpoint is a safetensors file: the global model, the state of the server optimizer and of the planner as tensors,
-and a JSON header with the next round and the record that still waits for its evaluation. The checksum is the SHA-256 of
-the whole file, taken with zeros in the place of the checksum itself.
+A checkpoint holds the global model, the state of the server optimizer and of the planner as tensors, and a JSON header
+with the next round and the record that still waits for its evaluation. Its checksum is the SHA-256 of the whole file,
+taken with zeros in the place of the checksum itself. The newest few are kept.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.torch import load, load_file, save
+from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_inner_folder, sync_folder, write_whole
+from fedmpi.models import check_values
 
 log = logging.getLogger("fedmpi")
 
@@ -192,3 +194,41 @@ class Beside:
         failure, self._thread, self._failure = self._failure, None, None
         if failure is not None:
             raise failure
+
+
+def model_file(module: nn.Module) -> bytes:
+    """The bytes of model.safetensors."""
+    check_values(module)
+    tensors: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+            kind = f"a tensor of layout {value.layout}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise UserError(
+                f"the model cannot be saved: {name} of its state dict is {kind}, not a dense tensor; leave it out of "
+                "the state dict, or make it one"
+            )
+        dense = value.detach().cpu().contiguous()
+        tensors[name] = dense.clone() if any(_overlap(dense, other) for other in tensors.values()) else dense
+    try:
+        return save(tensors)
+    except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the model cannot be saved ({error}): change what its state_dict holds") from error
+
+
+def load_model(module: nn.Module, path: Path) -> None:
+    """Give a freshly built module the values of model.safetensors."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        tensors = load_file(path)
+        own = module.state_dict()
+        for name, tensor in tensors.items():
+            if name in own and tensor.dtype != own[name].dtype:
+                raise ValueError(f"{name} is {tensor.dtype} there and {own[name].dtype} in the model")
+        module.load_state_dict(tensors)
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} does not hold this model ({error})") from None
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes

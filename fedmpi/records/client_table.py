@@ -1,17 +1,17 @@
-"""What a run found out about single clients: RUN/clients.parquet, or clients.npz where pyarrow is not installed.
+"""What a run found out about single clients: RUN/clients.parquet, one row per client and evaluation.
 
-A row a client and evaluation. The file is whole at any time and holds the evaluations up to the last checkpoint: new
-rows are kept in memory until one is written, and then the whole file is written anew.
+The file is whole at any time and holds the evaluations up to the last checkpoint: new rows are kept in memory until one
+is written, and then the whole file is written anew.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +24,16 @@ Columns = dict[str, AnyArray]
 how many rounds the client has taken part), float64 "label_distance", "loss", "accuracy", "tuned_loss",
 "tuned_accuracy", as far as there are such numbers."""
 
-PARQUET, PLAIN = "clients.parquet", "clients.npz"
-FILES = (PARQUET, PLAIN)
+FILE = "clients.parquet"
 GROUP_ROWS = 1 << 20
-"""Rows of a Parquet file that lie together, and are held in memory when it is written anew."""
+"""Rows of the file that lie together, and are held in memory when it is written anew."""
 
 
 class ClientTable:
     """The file of a run."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, self.path = folder, folder / FILE
         self.rows = 0
         self._in_file = 0
         self._fresh: list[Columns] = []
@@ -50,101 +49,97 @@ class ClientTable:
         return fresh
 
     def write(self, fresh: list[Columns]) -> None:
-        """Write the file anew with these rows behind the others; no rows leave it as it is."""
+        """Write the file anew with these rows after the others; no rows leave it as it is."""
         if not fresh:
             return
-        old = found_in(self.folder)
         try:
-            held = 0 if old is None else _count(old)
+            held = 0
+            if os.path.lexists(self.path):
+                with _opened(self.path) as file:
+                    held = int(file.metadata.num_rows)
             if held != self._in_file:
-                named = old or self.folder / (PARQUET if _pyarrow() else PLAIN)
                 raise UserError(
-                    f"{named} holds {held} rows where this run has written {self._in_file}; put the file back"
+                    f"{self.path} holds {held} rows where this run has written {self._in_file}; put the file back"
                 )
-            self._replace(old, fresh)
+            self._replace(fresh)
         except UserError as error:
             raise RunFailure(f"{error}, then go on with --resume --out {self.folder}") from None
         self._in_file += sum(len(table["round"]) for table in fresh)
 
     def go_on(self, next_round: int, rows: int) -> None:
         """Drop what the file holds of later rounds."""
-        path, self.rows, self._in_file = found_in(self.folder), rows, rows
-        named = path or self.folder / (PARQUET if _pyarrow() else PLAIN)
+        self.rows, self._in_file = rows, rows
         if not rows:
-            for name in FILES:
-                (self.folder / name).unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             return
-        held = {} if path is None else read_file(path)
+        held = read_clients(self.folder)
         kept = held["round"] < next_round if held else np.empty(0, bool)
         if int(kept.sum()) != rows:
             raise UserError(
-                f"{named} holds {int(kept.sum())} rows of the rounds before {next_round} where "
+                f"{self.path} holds {int(kept.sum())} rows of the rounds before {next_round} where "
                 f"the checkpoint counts on {rows}: put the file back, or choose another --out"
             )
         if not kept.all():
-            self._replace(path, [], next_round)
+            self._replace([], next_round)
 
-    def _replace(self, old: Path | None, fresh: list[Columns], next_round: int | None = None) -> None:
-        path = old or self.folder / (PARQUET if _pyarrow() else PLAIN)
-        if path.name == PARQUET:
-            with whole_file(path) as file:
-                _write_parquet(file, old, fresh, next_round)
-            return
-        tables = [*([read_file(old)] if old else []), *fresh]
-        whole = concatenated(tables)
-        before = slice(None) if next_round is None else whole["round"] < next_round
-        with whole_file(path) as file:
-            kept: dict[str, Any] = {name: column[before] for name, column in whole.items()}
-            np.savez(file, **kept)
+    def _replace(self, fresh: list[Columns], next_round: int | None = None) -> None:
+        """Write the old rows, those of rounds before `next_round`, and the fresh ones after them."""
+        from pyarrow import concat_tables, parquet
 
-
-def found_in(folder: Path) -> Path | None:
-    """The file about clients in a run's folder; None where there is none."""
-    return next((folder / name for name in FILES if os.path.lexists(folder / name)), None)
+        held: list[Any] = []
+        writer = None
+        with whole_file(self.path) as file:
+            for piece in chain(_pieces(self.path, fresh, next_round), [None]):
+                if held and (piece is None or sum(map(len, held)) + len(piece) > GROUP_ROWS):
+                    group, held = concat_tables(held), []
+                    writer = writer or parquet.ParquetWriter(file, group.schema, write_page_checksum=True)
+                    writer.write_table(group, row_group_size=max(1, len(group)))
+                held.append(piece)
+            if writer is not None:
+                writer.close()
 
 
-def read_clients(folder: Path) -> Columns:
-    """What a run's folder tells about its clients; empty where it tells nothing."""
-    path = found_in(folder)
-    return {} if path is None else read_file(path)
+def _pieces(path: Path, fresh: list[Columns], next_round: int | None) -> Iterator[Any]:
+    import pyarrow
 
-
-def read_file(path: Path) -> Columns:
-    """The columns of clients.parquet or clients.npz; UserError as of `read_clients`."""
-    with _readable(path):
-        if path.name == PLAIN:
-            with np.load(path, allow_pickle=False) as held:
-                columns = {name: np.asarray(held[name]) for name in held.files}
-        else:
-            table = _needed("pyarrow.parquet", path).read_table(path, page_checksum_verification=True)
-            columns = {name: table[name].to_numpy() for name in table.column_names}
-    if not {"round", "client", "samples"} <= columns.keys() or len({len(column) for column in columns.values()}) > 1:
-        raise UserError(f"{path} holds no rows about clients: it is damaged")
-    return columns
-
-
-def _count(path: Path) -> int:
-    """How many rows a file holds; UserError as of `read_clients`."""
-    if path.name == PLAIN:
-        return len(read_file(path)["round"])
-    with _readable(path), _needed("pyarrow.parquet", path).ParquetFile(path) as held:
-        return int(held.metadata.num_rows)
+    if os.path.lexists(path):
+        with _opened(path) as file:
+            for number in range(file.num_row_groups):
+                group = file.read_row_group(number)
+                if next_round is not None:
+                    group = group.filter(pyarrow.array(group["round"].to_numpy() < next_round))
+                yield group
+    yield from map(pyarrow.table, fresh)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Within: whatever a damaged file makes the libraries stumble over is a UserError."""
+def _opened(path: Path) -> Iterator[Any]:
+    """The Parquet file; whatever a damaged one makes pyarrow stumble over is a UserError."""
+    from pyarrow import parquet
+
     try:
-        yield
-    except UserError:
-        raise
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
     except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be read ({why}): it is damaged; put a whole copy back") from None
 
 
+def read_clients(folder: Path) -> Columns:
+    """What a run's folder holds about its clients; empty where there is nothing."""
+    path = folder / FILE
+    if not os.path.lexists(path):
+        return {}
+    with _opened(path) as file:
+        table = file.read()
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+    if not {"round", "client", "samples"} <= columns.keys():
+        raise UserError(f"{path} holds no rows about clients: it is damaged")
+    return columns
+
+
 def concatenated(tables: Sequence[Columns]) -> Columns:
-    """The rows of several tables with the same columns, one behind the other; no column of none."""
+    """The rows of several tables with the same columns, one after the other; no column of none."""
     return {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 
 
@@ -152,53 +147,3 @@ def last_evaluation(table: Columns) -> Columns:
     """The rows of the last round that clients were evaluated after."""
     last = table["round"] == table["round"].max()
     return {name: column[last] for name, column in table.items()}
-
-
-def _write_parquet(file: BinaryIO, old: Path | None, fresh: list[Columns], next_round: int | None) -> None:
-    """A Parquet file of the old one's rows, those of rounds before `next_round`, and the fresh ones behind them."""
-    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    pieces = _pieces(arrow, parquet, old, fresh, next_round)
-    first = next(pieces)
-    with parquet.ParquetWriter(file, first.schema, write_page_checksum=True) as writer:
-        for group in _grouped(arrow, first, pieces):
-            writer.write_table(group, row_group_size=len(group))
-
-
-def _pieces(arrow: Any, parquet: Any, old: Path | None, fresh: list[Columns], next_round: int | None) -> Iterator[Any]:
-    if old is not None:
-        with _readable(old), parquet.ParquetFile(old, page_checksum_verification=True) as held:
-            for number in range(held.num_row_groups):
-                group = held.read_row_group(number)
-                if next_round is not None:
-                    before = group["round"].to_numpy() < next_round
-                    group = group.filter(arrow.array(before))
-                yield group
-    for columns in fresh:
-        yield arrow.table(columns)
-
-
-def _grouped(arrow: Any, first: Any, others: Iterable[Any]) -> Iterator[Any]:
-    """Tables joined to such of `GROUP_ROWS` rows, more or less."""
-    held, rows = [first], len(first)
-    for table in others:
-        if rows and rows + len(table) > GROUP_ROWS:
-            yield arrow.concat_tables(held)
-            held, rows = [], 0
-        held.append(table)
-        rows += len(table)
-    yield arrow.concat_tables(held)
-
-
-def _pyarrow() -> bool:
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        return False
-    return True
-
-
-def _needed(module: str, path: Path) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"{path} needs pyarrow, which is not installed: pip install 'fedmpi[parquet]'") from None

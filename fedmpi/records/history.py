@@ -1,16 +1,25 @@
-"""What a run has come to: its records, the best and the last scores, the bytes, and the summary made of them (rank 0).
+"""What a run has come to: its records, scores and summary (rank 0), and the same read again from its folder.
 
-With a run folder the records lie in RUN/metrics.jsonl; without one they are kept here, each as the line it would be.
+With a run folder the records are in RUN/metrics.jsonl; without one they are kept here, each as the line it would be.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import time
-from typing import Any
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import read_plain
 from fedmpi.common.task_kinds import KINDS
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.records.client_table import Columns
 from fedmpi.updates.traffic import cost_to_target
@@ -121,3 +130,140 @@ def json_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_value(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def clients_as_text(clients: Ints) -> str:
+    """The text of clients (m,), sorted and each once; "" of none."""
+    if not len(clients):
+        return ""
+    first = np.flatnonzero(np.diff(clients, prepend=clients[0] - 2) != 1)
+    last = np.append(first[1:], len(clients)) - 1
+    runs = zip(clients[first].tolist(), clients[last].tolist(), strict=True)
+    return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def clients_from_text(text: str) -> Ints:
+    """The clients (m,) of such a text."""
+    ends = [run.split("-") for run in text.split()]
+    if any(len(run) > 2 for run in ends):
+        raise ValueError(f"{text[:40]!r} does not name clients")
+    first = np.array([int(run[0]) for run in ends], np.int64)
+    lengths = np.array([int(run[-1]) for run in ends], np.int64) + 1 - first
+    if (lengths < 1).any():
+        raise ValueError(f"{text[:40]!r} does not name clients in ascending order")
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(first - before, lengths) + np.arange(lengths.sum())
+
+
+def largest_client(text: str) -> int:
+    """The largest number in such a text, which is not spelt out for that; -1 of none."""
+    return max(map(int, re.findall(r"\d+", text)), default=-1)
+
+
+NUMBERS = (
+    *("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS), "participants", "train_loss"),
+    *("size_true", "size_estimate"),
+)
+"""What reports add up over the rounds, or show of each; so they do with what begins as `SCORES`."""
+LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
+"""Numbers of a round's ranks, mediators and strata."""
+ALWAYS, SOMETIMES = ("wall_seconds", "bytes_total"), ("best_round", "rounds_to_target", "megabytes_to_target")
+"""Numbers of a summary that are shown; of the latter there may be none."""
+PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
+NEIGHBOURS = re.compile(r"(\d+)-(\d+)")
+LARGEST = 2**63
+"""Of whole numbers: none that is counted comes close to it, and a float can hold it."""
+
+
+def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
+    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that
+    is not whole is left out.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
+        return [read_record(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def read_summary(path: Path) -> Record:
+    """The summary in RUN/summary.json, or what a sweep has noted beside it; empty where there is none."""
+    try:
+        return _summary(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
+    """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
+    try:
+        rounds = tomllib.loads(read_plain(path).decode("utf-8")).get("rounds", 0)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    final = summary.get("final", {})
+    last = final.get("round", rounds) if isinstance(final, dict) else None
+    if not isinstance(rounds, int) or not isinstance(last, int):
+        raise UserError(f"{path} and summary.json beside it do not say how many rounds there were: they are damaged")
+    return "ended" if last + 1 < rounds else "finished"
+
+
+def read_record(line: bytes) -> Record:
+    """The record in a line of RUN/metrics.jsonl."""
+    record = _table(json.loads(line))
+    round = record.get("round")
+    if not isinstance(round, int) or not _is_number(round):
+        raise ValueError(f"round = {_cut(round)} in a record")
+    for key, value in record.items():
+        if not _suits(key, value):
+            raise ValueError(f"{key} = {_cut(value)} in the record of round {round}")
+    strata, allocation = record.get("stratum_sizes") or [], record.get("allocation")
+    if allocation and len(strata) != len(allocation):
+        raise ValueError(f"{len(strata)} stratum_sizes and {len(allocation)} in allocation of round {round}")
+    return record
+
+
+def _suits(key: str, value: Any) -> bool:
+    """Whether a key of a record has a value of its kind; those of the user's own any but a very long number."""
+    if value is None:
+        return key != "clients"
+    if key in LISTS:
+        return isinstance(value, list) and all(map(_is_number, value))
+    if key == "phase_seconds":
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    if key == "clients":
+        named = isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
+        return named and all(int(first) <= int(last) for first, last in NEIGHBOURS.findall(value))
+    if key in NUMBERS or key.startswith(SCORES):
+        return _is_number(value)
+    return not isinstance(value, int) or -LARGEST < value < LARGEST
+
+
+def _summary(read: Any) -> Record:
+    summary = _table(read)
+    final, moved = summary.get("final"), summary.get("mpi_bytes", {"total": 0})
+    for key, value in {**(final if isinstance(final, dict) else {}), **summary}.items():
+        shown = key in (*ALWAYS, *SOMETIMES) or key.startswith((*SCORES, "best_test_", "best_val_"))
+        if shown and not _is_number(value) and (value is not None or key in ALWAYS):
+            raise ValueError(f"{key} = {_cut(value)}")
+    if not isinstance(moved, dict) or not _is_number(moved.get("total")):
+        raise ValueError(f"mpi_bytes = {_cut(moved)}")
+    clients = summary.get("clients", 1)
+    if isinstance(clients, int) and not 0 < clients < LARGEST:
+        raise ValueError(f"clients = {_cut(clients)}")
+    return summary
+
+
+def _is_number(value: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return -LARGEST < value < LARGEST if whole else isinstance(value, float)
+
+
+def _cut(value: Any) -> str:
+    return repr(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number of very many digits"
+
+
+def _table(read: Any) -> Record:
+    if not isinstance(read, dict):
+        raise ValueError(f"there is {str(read)[:20]!r} where keys and values should be")
+    return read

@@ -9,28 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from fedmpi.common.errors import UNWRITABLE
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
 
 log = logging.getLogger("fedmpi")
 
-IMPORTANCE = ("accuracy", "validation accuracy", "loss", "clients/s")
-"""Facts of a round in the order in which they are kept where there is little room."""
 ROUNDS_OF_OUTLOOK, SECONDS_OF_OUTLOOK = 5, 60.0
 """How many rounds, or seconds of them, are enough to tell how long a run will take."""
 LONG_WORK = 2 * 86_400.0
 """Seconds of work that are worth a warning."""
-SHORTEST_BAR, LONGEST_BAR = 8, 40
-"""Characters."""
-FULL, EMPTY = "\u2588", "\u2591"
+MEASURED = {
+    "macro_f1": "macro-F1",
+    "perplexity": "perplexity",
+    "mean_average_precision": "mean average precision",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
+}
 
 
 class RoundDisplay(Protocol):
-    """Shows rounds as they are settled."""
+    """Shows rounds as they are finished."""
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a finished round."""
@@ -48,91 +50,55 @@ class _Bar:
     """One line at the bottom that is redrawn; what is printed meanwhile appears above it."""
 
     def __init__(self, rounds: int, first: int):
-        self._task, self._console = Progress(rounds, first), console()
-        self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._line)
-        self._live.start()
-
-    def _line(self) -> Text:
-        line = self._task.line(self._console.width)
-        if not self._console.encoding.startswith("utf"):
-            line = line.replace(FULL, "#").replace(EMPTY, ".")
-        return Text(line, no_wrap=True, overflow="crop")
+        place = Column(no_wrap=True, min_width=len(f"round {rounds}/{rounds}"))  # narrow terminals cut the facts
+        shown = TextColumn("round {task.completed}/{task.total}", table_column=place)
+        columns = (shown, BarColumn(12), "{task.fields[facts]}", TimeRemainingColumn(compact=True))
+        self._progress = Progress(*columns, console=console())
+        self._task = self._progress.add_task("", total=rounds, completed=first, facts="")
+        self._progress.start()
 
     def update(self, record: dict[str, Any]) -> None:
-        self._task.update(record)
+        self._progress.update(self._task, completed=record["round"] + 1, facts="  ".join(_facts(record)))
 
     def close(self) -> None:
-        self._live.stop()
+        self._progress.stop()
 
 
 class _Lines:
     def __init__(self, rounds: int, first: int, interval: float):
-        self._task, self._interval = Progress(rounds, first), interval
-        self._shown = float("-inf")
+        self._rounds, self._first, self._interval = rounds, first, interval
+        self._started, self._shown = time.perf_counter(), float("-inf")
 
     def update(self, record: dict[str, Any]) -> None:
-        self._task.update(record)
-        now = time.perf_counter()
-        if now - self._shown < self._interval and self._task.done < self._task.rounds:
+        now, done = time.perf_counter(), record["round"] + 1
+        if now - self._shown < self._interval and done < self._rounds:
             return
-        self._shown = now
-        facts = self._task.facts
-        print("  ".join([self._task.place, *facts.values(), self._task.left]), flush=True)
+        self._shown, seconds = now, now - self._started
+        left = seconds / max(1, done - self._first) * (self._rounds - done)
+        time_left = f"{readable_duration(left)} left" if done < self._rounds else f"{readable_duration(seconds)} in all"
+        print("  ".join([f"round {done}/{self._rounds}", *_facts(record), time_left]), flush=True)
 
     def close(self) -> None:
         sys.stdout.flush()
 
 
-class Progress:
-    """The rounds of a run: how many are done, what the last one came to, how long the others will take."""
-
-    def __init__(self, rounds: int, first: int):
-        self.rounds, self.first, self.done = rounds, first, first
-        self.facts: dict[str, str] = {}
-        self._started = self._latest = time.perf_counter()
-
-    def update(self, record: dict[str, Any]) -> None:
-        """Take note of a finished round."""
-        self.done, self.facts, self._latest = record["round"] + 1, _facts(record) or self.facts, time.perf_counter()
-
-    @property
-    def place(self) -> str:
-        """Where the run is."""
-        return f"round {self.done}/{self.rounds}"
-
-    @property
-    def left(self) -> str:
-        """How long the rest will take, by the mean of the rounds so far."""
-        if self.done >= self.rounds:
-            return f"{readable_duration(self._latest - self._started)} in all"
-        if self.done == self.first:
-            return ""
-        each = (self._latest - self._started) / (self.done - self.first)
-        return f"{readable_duration(each * (self.rounds - self.done))} left"
-
-    def line(self, width: int) -> str:
-        """One line of at most `width` characters: what matters most, and a bar where there is room for it."""
-        wanted = [name for name in IMPORTANCE if self.facts.get(name)]
-        shown: list[str] = []
-        room = width - len(self.place) - (2 + len(self.left) if self.left else 0)
-        for name in wanted:
-            if len(self.facts[name]) + 2 <= room:
-                shown.append(name)
-                room -= len(self.facts[name]) + 2
-        words = [self.facts[name] for name in self.facts if name in shown] + ([self.left] if self.left else [])
-        bar = [self._bar(min(room - 2, LONGEST_BAR))] if room - 2 >= SHORTEST_BAR else []
-        return "  ".join([self.place, *bar, *words])
-
-    def _bar(self, length: int) -> str:
-        full = length * self.done // max(self.rounds, 1)
-        return FULL * full + EMPTY * (length - full)
+def _facts(record: dict[str, Any]) -> list[str]:
+    facts = [f"loss {record['train_loss']:.4f}"] if record.get("train_loss") is not None else []
+    for part, name in (("test", ""), ("val", "validation ")):
+        if f"{part}_accuracy" in record:
+            facts.append(f"{name}accuracy {_number(record[f'{part}_accuracy'])}")
+        elif f"{part}_loss" in record:
+            facts.append(f"{name or 'test '}loss {_number(record[f'{part}_loss'])}")
+    if record.get("seconds") and record.get("participants") is not None:
+        facts.append(f"{record['participants'] / record['seconds']:.0f} clients/s")
+    return facts
 
 
 class Outlook:
     """Warns once, after the first rounds, where the rest of a run will take days."""
 
     def __init__(self, rounds: int, first: int):
-        self._rounds, self._first, self._warned = rounds, first, False
+        self._rounds, self._warned = rounds, False
         self._seconds: list[float] = []
 
     def update(self, record: dict[str, Any]) -> None:
@@ -177,29 +143,6 @@ class TerminalWarnings(logging.Handler):
         with suppress(*UNWRITABLE):  # full, or closed: no reason to end a run
             sys.stderr.write(f"warning: {record.getMessage()}\n")  # in one piece, as the guard's
             sys.stderr.flush()
-
-
-LOSSES = {"test": "test loss", "val": "validation loss"}
-MEASURED = {
-    "macro_f1": "macro-F1",
-    "perplexity": "perplexity",
-    "mean_average_precision": "mean average precision",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
-
-
-def _facts(record: dict[str, Any]) -> dict[str, str]:
-    facts = {"loss": f"loss {record['train_loss']:.4f}"} if record.get("train_loss") is not None else {}
-    for part, name in (("test", "accuracy"), ("val", "validation accuracy")):
-        if f"{part}_accuracy" in record:
-            facts[name] = f"{name} {_number(record[f'{part}_accuracy'])}"
-        elif f"{part}_loss" in record:
-            facts[name] = f"{LOSSES[part]} {_number(record[f'{part}_loss'])}"
-    if record.get("seconds") and record.get("participants") is not None:
-        facts["clients/s"] = f"{record['participants'] / record['seconds']:.0f} clients/s"
-    return facts
 
 
 def show_summary(summary: dict[str, Any], folder: str) -> None:

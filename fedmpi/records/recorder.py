@@ -23,14 +23,12 @@ from fedmpi.config.objects import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records import client_table
-from fedmpi.records.changes import Changes, changes_since
-from fedmpi.records.checkpoint import Beside, Checkpoint, copied, newest_checkpoint, save_checkpoint
+from fedmpi.records.changes import Changes, changes_since, data_mark
+from fedmpi.records.checkpoint import Beside, Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
-from fedmpi.records.model_file import model_file
-from fedmpi.records.moved import data_mark
-from fedmpi.records.plugin_files import FOLDER, digests, has_trained, keep_sources, of_a_start, part_sources
+from fedmpi.records.provenance import FOLDER, digests, has_trained, keep_sources, of_a_start, part_sources
 from fedmpi.records.run_log import RunLog
 from fedmpi.records.tensorboard import TensorBoard, check_folder
 
@@ -43,21 +41,10 @@ WRITTEN = (
     "model.safetensors",
     CONFUSION,
     CLASSES,
-    *client_table.FILES,
+    client_table.FILE,
 )
 """Files of a run that are written to, or replaced, while it lasts."""
-OF_A_RUN = (
-    "config.toml",
-    "checkpoints",
-    "metrics.jsonl",
-    "model.safetensors",
-    "summary.json",
-    CONFUSION,
-    CLASSES,
-    "run.log",
-    *client_table.FILES,
-    FOLDER,
-)
+OF_A_RUN = (*WRITTEN, "checkpoints", FOLDER)
 """What a run leaves in its folder, besides TensorBoard's events."""
 
 FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)

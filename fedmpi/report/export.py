@@ -25,7 +25,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normaliser
-from fedmpi.records.model_file import model_file
+from fedmpi.records.checkpoint import model_file
 
 ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
 AGREES = 1e-5

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from fedmpi.api import load_run
 from fedmpi.common.errors import UserError
-from fedmpi.records.history import Record
-from fedmpi.records.hold import Holder
+from fedmpi.records.history import Record, read_record, read_summary
+from fedmpi.records.hold import owner_of
 from fedmpi.records.progress import open_display, show_summary
-from fedmpi.records.reading import read_record, read_summary
 from fedmpi.records.run_log import ended_by
-from fedmpi.results.gather import NOTE
+from fedmpi.results.loading import NOTE
 
 LOOK = 0.5
 """Seconds between two looks at the folder."""
@@ -82,12 +81,7 @@ def _records(folder: Path, look: float, sleep: Callable[[float], None]) -> Itera
     """The records so far, then those that come in, as long as a run writes to the folder."""
     tail = Tail(folder / "metrics.jsonl")
     yield tail.new()
-    while _lives(folder):
+    while owner_of(folder) is not None:
         sleep(look)
         yield tail.new()
     yield tail.new()
-
-
-def _lives(folder: Path) -> bool:
-    holder = Holder.of(folder)
-    return holder is not None and holder.alive()

@@ -1,18 +1,195 @@
-"""Groups of runs compared: means and spreads over seeds, differences seed by seed, what it took to reach a target."""
+"""Groups of runs compared: means over seeds, what it took to reach a target, differences with confidence intervals.
+
+Methods that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+from scipy import special
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.history import SCORES, Record
-from fedmpi.results.costs import Spread, better, first_reached, judged, spent
-from fedmpi.results.gather import OneRun
-from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of, plain
-from fedmpi.results.intervals import Difference, corrected, paired
+from fedmpi.common.types import Floats
+from fedmpi.records.history import LINKS, SCORES, Record
+from fedmpi.results.loading import GroupsAlike, OneRun, SeedGroup, blocks_of, plain
+
+AXES = {
+    "round": "round",
+    "samples": "samples trained on",
+    "megabytes": "megabytes on the simulated links",
+    "seconds": "seconds",
+    "virtual_seconds": "virtual seconds",
+}
+"""What a curve can be drawn against."""
+LESS_IS_BETTER = (
+    (
+        "loss",
+        "error",
+        "perplexity",
+        "mae",
+        "rmse",
+        "seconds",
+        "gini",
+        "divergence",
+        "drift",
+        "diverged",
+        "clipped_fraction",
+        "_std",
+    ),
+    ("kl_", "bytes", "stratum_spread", "client_loss_", "client_tuned_loss_"),
+)
+"""Ends and beginnings of keys of which less is better."""
+MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used", "rank_balance")
+EQUAL = 1e-12
+"""Values that differ by less of the largest are equal but for rounding."""
+
+
+def spent(records: Sequence[Record]) -> dict[str, Floats]:
+    """What has been spent at the end of each round, float64 (rounds,) for each of `AXES`.
+
+    Virtual seconds only where every record has them (`system.clock`).
+    """
+    megabytes = [sum(record.get(f"bytes_{link}") or 0 for link in LINKS) / 1e6 for record in records]
+    found = {
+        "round": np.array([record["round"] + 1 for record in records], np.float64),
+        "samples": np.cumsum([record.get("samples") or 0 for record in records], dtype=np.float64),
+        "megabytes": np.cumsum(megabytes, dtype=np.float64),
+        "seconds": np.cumsum([record.get("seconds") or 0.0 for record in records], dtype=np.float64),
+    }
+    if records and all(record.get("virtual_seconds") is not None for record in records):
+        found["virtual_seconds"] = np.cumsum([record["virtual_seconds"] for record in records], dtype=np.float64)
+    return found
+
+
+def judged(records: Sequence[Record]) -> str:
+    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is recorded; the
+    loss on them of tasks without one."""
+    keys = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
+    return next((key for key in keys if any(key in record for record in records)), "val_accuracy")
+
+
+def better(key: str) -> Literal["more", "less"] | None:
+    """Which of two values of what a record tells is the better one; None where neither is, as of participants."""
+    if key.endswith("_jain"):
+        return "more"
+    if key.endswith(LESS_IS_BETTER[0]) or key.startswith(LESS_IS_BETTER[1]) or "epsilon" in key:
+        return "less"
+    return "more" if key.startswith(SCORES) or key in MORE_IS_BETTER else None
+
+
+def rises(key: str) -> bool:
+    """Whether a target of it is come up to, and not down to."""
+    return better(key) != "less"
+
+
+def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:
+    """The index of the first record whose `key` has come up to `target` (a loss: down to it); None without one."""
+    known = ((i, record[key]) for i, record in enumerate(records) if record.get(key) is not None)
+    return next((i for i, value in known if (value >= target if rises(key) else value <= target)), None)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of `n` values; no deviation of fewer than two."""
+
+    n: int
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """That of some values; None of none."""
+        if not len(values):
+            return None
+        mean, alike = float(np.mean(values)), np.ptp(values) <= EQUAL * np.max(np.abs(values))
+        if len(values) < 2:
+            return cls(len(values), mean, None)
+        return cls(len(values), mean, 0.0 if alike else float(np.std(values, ddof=1)))
+
+
+def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:
+    """What the runs that reached an accuracy had spent at the end of the round that did."""
+    firsts = [first_reached(records, target, key) for records in runs]
+    return up_to([spent(records) for records in runs], firsts, axis)
+
+
+def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
+    """As `to_target`, of what each run had spent (`spent`) at the end of one of its rounds (`first_reached`)."""
+    return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])
+
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean difference with its t interval."""
+
+    n: int  # Seeds
+    mean: float  # Mean difference and its standard error, in the unit of the values
+    error: float
+    level: float = LEVEL  # Confidence level of the interval
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return float(special.stdtrit(self.n - 1, (1 + self.level) / 2)) * self.error
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of no difference, not corrected."""
+        return float(2 * special.stdtr(self.n - 1, -abs(self.mean) / self.error))
+
+    @property
+    def significant(self) -> bool:
+        """The interval excludes zero."""
+        return self.low > 0 or self.high < 0
+
+
+def corrected(found: Sequence[Difference], rate: float = 1 - LEVEL) -> list[Difference]:
+    """Widen the intervals of one table so that its false discovery rate is at most `rate`.
+
+    Benjamini and Hochberg (1995) reject R of the m hypotheses of no difference. Each interval gets the level
+    1 - R rate/m of Benjamini and Yekutieli (2005), with R = 1 where none is rejected. So exactly R intervals exclude
+    zero. A single difference keeps its interval.
+    """
+    m = len(found)
+    passed = np.flatnonzero(np.sort([one.p for one in found]) <= rate * np.arange(1, m + 1) / max(m, 1))
+    rejected = passed[-1] + 1 if len(passed) else 1
+    return [replace(one, level=float(1 - rejected * rate / m)) for one in found]
+
+
+def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
+    """Return the mean of `values - reference` with Student's interval: mean ± t_{n - 1} s/√n.
+
+    Parameters
+    ----------
+    values, reference : sequence of float (n,)
+        Results of two methods, in the same order of seeds; n >= 2.
+
+    Raises
+    ------
+    ValueError
+        Different numbers of seeds, or fewer than two.
+    """
+    if len(values) != len(reference) or len(values) < 2:
+        raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
+    differences = np.asarray(values, float) - np.asarray(reference, float)
+    n = len(differences)
+    return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)
+
 
 COSTS = ("round", "samples", "megabytes", "virtual_seconds")
 """What is counted up to a target."""

@@ -1,21 +1,488 @@
-"""Runs of a study from their folders: `fedmpi.load_runs`, and all their records as one table, `fedmpi.frame`."""
+"""Runs of a study: read from their folders, grouped over seeds, as one table (`fedmpi.load_runs`, `fedmpi.frame`)."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
-from fedmpi.results.gather import OneRun, differing, read_runs, runs_in
-from fedmpi.results.grouping import shortened, source_notes
+from fedmpi.common.registry import KINDS
+from fedmpi.config import Config
+from fedmpi.config.base import written
+from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
+from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.own_options import chosen_by, is_fedmpis, may_be_own, open_kinds
+from fedmpi.records.changes import MAY_CHANGE, SHARDS, find_shards, recorded_digest
+from fedmpi.records.history import Record, ending_of, largest_client, read_records, read_summary
+from fedmpi.records.provenance import FOLDER, is_foreign, kept_digests
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
+"""Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
+SOURCES = f"{FOLDER}/"
+"""Begins the keys of source files."""
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """A run as read from its folder."""
+
+    folder: Path
+    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.shards` where they are now; and by
+    # "plugins/FILE" the SHA-256 of each source file of the user's own components
+    table: dict[str, Any]
+    records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
+    summary: Record
+    ending: str  # "finished", "ended" or "stopped", as of `fedmpi.load_run`
+    # What differs between the runs of its sweep, by key; empty without one
+    labels: Record = field(default_factory=dict)
+    failure: str = ""  # Why it failed last, where a sweep has noted that
+    data: str = ""  # Checksum of its shards; "" of other data
+
+    @property
+    def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
+        """How far it is."""
+        if self.summary:
+            return "finished"
+        if self.failure:
+            return "failed"
+        return "unfinished" if self.records else "not begun"
+
+    @property
+    def where(self) -> str:
+        """Its folder, and how far it is."""
+        return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
+
+    @property
+    def state_text(self) -> str:
+        """How far it is, in words."""
+        return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def seed(self) -> int:
+        """Of the run's random numbers."""
+        return int(self.table.get("seed", 0))
+
+
+def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
+    """The folders of the runs that are named, or lie somewhere below a folder that is; each once."""
+    found: dict[Path, Path] = {}
+    if not paths:
+        raise UserError("no run is named: give folders of runs, or a folder that holds some")
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
+        inside = runs_in(path, planned=planned)
+        if not inside:
+            raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
+        found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
+    return list(found.values())
+
+
+def runs_in(*folders: Path, planned: bool = False) -> list[Path]:
+    """The folders that are a run's own, and of the others those below them that are, numbers in names by value."""
+    found = [[folder] if _is_run(folder, planned) else _below(folder, planned) for folder in folders]
+    return sorted(dict.fromkeys(one for inside in found for one in inside), key=_by_numbers)
+
+
+def _is_run(folder: Path, planned: bool) -> bool:
+    """Whether a run has begun in a folder, or, if `planned`, a sweep has left there what it will start one with.
+
+    A sweep leaves two files: sweep.toml by itself may be the user's own, the file of a sweep.
+    """
+    begun = (folder / CONFIGURATION).is_file()
+    return begun or (planned and all((folder / name).is_file() for name in (PLANNED, NOTE)))
+
+
+def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
+    """In which order folders come: by their names, numbers in them by their values."""
+    name = str(folder)
+    pieces = NUMBER.split(name)  # text, number, text, ...
+    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], name
+
+
+def _below(folder: Path, planned: bool) -> Iterable[Path]:
+    """Folders of runs in a folder; what lies among the plugins that a run keeps is none."""
+    for name in (CONFIGURATION, PLANNED):
+        for found in (path.parent for path in folder.rglob(name)):
+            way = found.relative_to(folder).parts
+            around = (folder.joinpath(*way[:place]) for place, part in enumerate(way) if part == "plugins")
+            if _is_run(found, planned) and not any((run / CONFIGURATION).is_file() for run in around):
+                yield found
+
+
+def read_runs(folders: Iterable[Path]) -> list[OneRun]:
+    """The runs of these folders; one that has no record yet has an empty list of them."""
+    return [_read_run(folder) for folder in folders]
+
+
+def _read_run(folder: Path) -> OneRun:
+    path = next(
+        (path for name in (CONFIGURATION, PLANNED) if (path := folder / name).is_file()), folder / CONFIGURATION
+    )
+    table = dotted(read_toml(path))
+    _refuse_damaged(path, table, {"seed": int, "rounds": int})
+    summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
+    _refuse_damaged(folder / "summary.json", summary, {"clients": int, "versions": dict, "final": dict})
+    ending = ending_of(summary, path) if summary else "stopped"
+    labels, failure = note.get("labels", {}), str(note.get("failure", ""))
+    if not isinstance(labels, dict):
+        raise UserError(f"{folder / NOTE} cannot be read (labels = {table_value(labels)}): remove it")
+    records, clients = read_records(folder), summary.get("clients")
+    largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
+    if clients is not None and largest >= clients:
+        raise UserError(f"{folder / 'metrics.jsonl'} cannot be read (client {largest} of {clients}): it is damaged")
+    if shards := find_shards(folder, str(table.get(SHARDS))):
+        table[SHARDS] = shards
+    table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
+    return OneRun(folder, table, records, summary, ending, labels, failure, recorded_digest(folder) or "")
+
+
+def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
+    """Refuse a file in which something that reports count on is of another kind."""
+    for key, kind in kinds.items():
+        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
+            raise UserError(f"{path} cannot be read ({key} = {table[key]!r}): it is damaged")
+
+
+def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys in which tables differ, source files last; a key that a table lacks differs from any value.
+
+    A source file that a table lacks does not differ: that run has another component.
+    """
+    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=lambda key: key.startswith(SOURCES))
+    values = {key: [table.get(key) for table in tables if key in table or not key.startswith(SOURCES)] for key in keys}
+    return [key for key in keys if any(value != values[key][0] for value in values[key])]
+
+
+def table_value(value: Any) -> str:
+    """A value of a configuration as a table shows it; "–" where there is none."""
+    if value is None:
+        return "\u2013"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+FolderKey = str
+"""A run's folder, as text."""
+DATA = "data.shards"
+BARE = ("preset", DATA, "model.name")
+"""Keys whose values say enough without the key."""
+OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
+"""Keys that change nothing about what is learned."""
+
+
+def plain(name: str) -> str:
+    """A name as it is compared: without capitals, and without spaces around commas and signs of equality."""
+    return re.sub(r"\s*([,=])\s*", r"\1", name.strip()).lower()
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs that differ in nothing but the seed."""
+
+    # What tells it from the others of its block, by key; None of a key that it does not have
+    values: dict[str, str | None]
+    runs: dict[int, OneRun]  # The runs by seed
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The same as parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
+        ends = [key.removeprefix(SOURCES) if _is_source(key) else key.rpartition(".")[2] for key in self.values]
+        names = {key: end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)}
+        return {
+            key: f"without {key}" if value is None else f"{names[key]} = {value}" if _has_its_key(key) else value
+            for key, value in self.values.items()
+        }
+
+    @property
+    def words(self) -> list[str]:
+        """Its parts, `without local.lr` and such left out unless there are no others."""
+        given = [part for key, part in self.parts.items() if self.values[key] is not None]
+        return given or [*self.parts.values()]
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return ", ".join(self.words)
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
+        return plain(name) in (plain(self.label), plain(", ".join(self.parts.values())))
+
+
+@dataclass(frozen=True)
+class GroupsAlike:
+    """Groups on the same data, evaluated alike."""
+
+    title: str  # Which data, where there are several blocks
+    groups: list[SeedGroup]
+    notes: list[str]  # What a reader has to know before comparing
+
+
+def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
+    """Finished runs, put together."""
+    for key in by:
+        if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
+            known = [*all_keys(), *(key for run in runs for key in run.labels)]
+            raise UserError(unknown_key(key, "--by", known))
+    data = _data_names(runs)
+    found: dict[tuple[str | None, ...], list[OneRun]] = {}
+    keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
+    for run in runs:
+        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
+    blocks = []
+    for values, together in found.items():
+        parts = [f"{key} = {value}" for key, value in zip(keys, values, strict=True) if value is not None]
+        title = ", ".join(parts or (f"without {key}" for key in keys))
+        blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
+    return blocks
+
+
+def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[SeedGroup]:
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+    found: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
+    apart = _what_sets_apart(list(found.values()), keys, by, data)
+    named: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for own, together in zip(apart, found.values(), strict=True):
+        other = named.setdefault(tuple(own.values()), together)
+        if other is not together:
+            mixed = [key for key in keys if _value(other[0], key, data) != _value(together[0], key, data)]
+            key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
+            one, two = (_value(pair[0], key, data) or f"without {key}" for pair in (other, together))
+            raise UserError(
+                f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
+                f"--by {','.join([*by, key])} keeps them apart"
+            )
+    return [SeedGroup(own, _by_seed(together)) for own, together in zip(apart, found.values(), strict=True)]
+
+
+def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
+    seeds: dict[int, OneRun] = {}
+    for run in runs:
+        if seeds.setdefault(run.seed, run) is not run:
+            raise UserError(
+                f"{seeds[run.seed].folder} and {run.folder} are the same run, seed {run.seed} included: name one"
+            )
+    return dict(sorted(seeds.items()))
+
+
+def _what_sets_apart(
+    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
+) -> list[dict[str, str | None]]:
+    """The values of each group that set it apart: of the keys wanted, what its sweep names, or as few keys as do."""
+
+    def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
+        return [{key: value(group[0], key) for key in chosen} for group in groups]
+
+    if by:
+        return values_of(by, lambda run, key: _value(run, key, data))
+    own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
+    for labels in (own, [*own, *filter(_is_source, keys)]) if own else ():
+        named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
+        if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
+            varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
+            return values_of(varied or labels, _labelled)
+    ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
+    chosen: list[str] = []
+
+    def classes(keys: Sequence[str]) -> int:
+        return len({tuple(_value(group[0], key, data) for key in keys) for group in groups})
+
+    for key in ordered:
+        if classes([*chosen, key]) > classes(chosen):
+            chosen.append(key)
+    for group in groups:  # one that has none of these is named by what it has instead: epochs where others have steps
+        own = [key for key in ordered if _value(group[0], key, data) is not None]
+        if own and not set(own) & set(chosen):
+            chosen.append(own[0])
+    return values_of(chosen or ["preset"], lambda run, key: _value(run, key, data))
+
+
+def _of_the_measure(key: str) -> bool:
+    """Whether scores of runs that differ in this key are not of the same thing."""
+    return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
+
+
+def _has_its_key(key: str) -> bool:
+    """Whether a value is named together with its key, and not alone, as that of a list of variants is."""
+    return key not in BARE and ("." in key or key in all_keys())
+
+
+def _labelled(run: OneRun, key: str) -> str | None:
+    return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
+
+
+def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
+    """What a run has of a key, as tables show it; None where it has none of it."""
+    if key == DATA and str(run.folder) in data:
+        return data[str(run.folder)]
+    if key in run.table or key in run.labels:
+        return _shown(run.table[key] if key in run.table else run.labels[key])
+    return None if _has_none(run, key) else _defaults().get(key)  # such as keys that there were not yet
+
+
+def _has_none(run: OneRun, key: str) -> bool:
+    """Whether a key that a run does not have means nothing with its parts, or may be an option of one of the user's."""
+    table, _, name = key.partition(".")
+    chosen = [(kind.key, run.table[kind.key]) for kind in open_kinds(table) if kind.key in run.table]
+    return _none_with(table, name, tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in chosen))
+
+
+@cache
+def _none_with(table: str, name: str, chosen: tuple[tuple[str, Any], ...]) -> bool:
+    fields = tables_by_name().get(table)
+    if fields is None or not may_be_own(table, name, fields):
+        return False
+    if any(":" in str(choice) for _, choice in chosen):
+        return True
+    try:
+        return not is_fedmpis(table, name, fields, list(chosen_by(dict(chosen), table, fields)))
+    except UserError:  # parts that there are no more
+        return False
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    """The default of every key that has one, as a table shows it."""
+    fields = {
+        f"{name}.{key}": inner
+        for name, field in Config.model_fields.items()
+        if isinstance(field.default, BaseModel)
+        for key, inner in type(field.default).model_fields.items()
+    }
+    given = {key: written(field.default) for key, field in fields.items()}
+    return {key: _shown(value) for key, value in given.items() if value is not None}
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _differing(runs: Sequence[OneRun], data: dict[FolderKey, str]) -> list[str]:
+    """Keys in whose values the runs differ, without the seed; see `differing`."""
+    keys = dict.fromkeys(key for run in runs for key in run.table if key != "seed")
+    shown = ({key: _value(run, key, data) for key in keys if key in run.table or not _is_source(key)} for run in runs)
+    return differing(list(shown))
+
+
+def _is_source(key: str) -> bool:
+    return key.startswith(SOURCES)
+
+
+def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
+    """The data of each run, by its folder: shards of one checksum have one name, whatever their folders.
+
+    Partitions that are drawn anew for each seed have one name, with {seed}. Shards that were prepared otherwise in the
+    same folder meanwhile have their checksums beside the name.
+    """
+    folders: dict[str, str] = {}
+    seeds: dict[str, set[int]] = {}
+    checksums: dict[str, set[str]] = {}
+    for run in runs:
+        text = _near(str(run.table.get(DATA, "digits")))
+        text = folders[str(run.folder)] = folders.setdefault(run.data or text, text)
+        seeds.setdefault(text, set()).add(run.seed)
+        checksums.setdefault(text, set()).add(run.data)
+    names = {}
+    for run in runs:
+        text = folders[str(run.folder)]
+        name = text if len(seeds[text]) > 1 else _without_seed(text, run.seed)
+        names[str(run.folder)] = f"{name} (sha256 {run.data[:8]})" if len(checksums[text] - {""}) > 1 else name
+    return names
+
+
+def _near(shards: str) -> str:
+    """A folder below the working directory by its way from there."""
+    here = os.getcwd() + os.sep
+    return shards.removeprefix(here) if shards.startswith(here) else shards
+
+
+def _without_seed(shards: str, seed: int) -> str:
+    """A folder's name with the last number in it that is the seed replaced."""
+    return re.sub(rf"^(.*)(?<!\d){seed}(?!\d)", r"\g<1>{seed}", shards, count=1, flags=re.DOTALL)
+
+
+def _notes(runs: Sequence[OneRun]) -> list[str]:
+    """What differs in runs of one block and would be overlooked."""
+    notes = source_notes(runs)
+    for key, why in (
+        ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
+        ("rounds", "finals are those of unlike rounds"),
+    ):
+        settings = [str(len(run.records)) if key == "rounds" else _value(run, key, {}) for run in runs]
+        values = [value for value in dict.fromkeys(settings) if value is not None]
+        if len(values) > 1:
+            notes.append(f"{key} differs ({', '.join(values)}): {why}")
+    for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):
+        for seed in {run.seed for run in runs}:
+            held = {str(run.summary[key]) for run in runs if run.seed == seed and key in run.summary}
+            if len(held) > 1:
+                notes.append(f"{name} differ between runs of seed {seed}: their data are not the same")
+                break
+    return notes
+
+
+def source_notes(runs: Sequence[OneRun]) -> list[str]:
+    """Of which components the sources differ in runs that are otherwise configured alike: which file, in which runs."""
+    data = _data_names(runs)
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+    alike: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for run in runs:
+        alike.setdefault(tuple(_value(run, key, data) for key in keys if not _is_source(key)), []).append(run)
+    files: dict[str, list[OneRun]] = {}
+    for together in alike.values():
+        for key in filter(_is_source, differing([run.table for run in together])):
+            files.setdefault(key, []).extend(run for run in together if key in run.table)
+    notes = []
+    for key, among in files.items():
+        versions: dict[str, list[str]] = {}
+        for run in among:
+            versions.setdefault(run.table[key], []).append(run.name)
+        listed = "; ".join(f"{digest} in {shortened(names)}" for digest, names in versions.items())
+        file = key.removeprefix(SOURCES)
+        component = components_from(file, [run.table for run in among])
+        notes.append(f"{file} of {component} differs (sha256): {listed}. Those runs are separate groups")
+    return notes
+
+
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """A list of names, of many the first ones."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
+    """The components that were chosen from a source file; of a file that is only imported, all of the user's own."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    chosen = {
+        (kind.key, str(choice))
+        for table in tables
+        for kind in KINDS.values()
+        for value in [table.get(kind.key)]
+        for choice in (value if isinstance(value, list) else [value])
+        if is_foreign(kind.name, str(choice))
+    }
+    own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
+    return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))
 
 
 def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:

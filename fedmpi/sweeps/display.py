@@ -1,19 +1,20 @@
-"""What a sweep shows: the plan, a line a run, what is at work now, and a table at the end."""
+"""`fedmpi.sweep`, and what a sweep shows: the plan, a line per run, what is running, and a table at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.live import Live
 from rich.text import Text
 
-from fedmpi.common.errors import MissingFiles
+from fedmpi.api import Run, load_run
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration, show_table
-from fedmpi.sweeps.labels import labels_text
-from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
-from fedmpi.sweeps.queue import Outcome, Started
-from fedmpi.sweeps.standing import Standing, recorded
+from fedmpi.sweeps.plan import PlannedRun, Sweep, labels_text, plan_sweep
+from fedmpi.sweeps.run import Outcome, Standing, Started, recorded, refuse_mixed_sources, run_sweep
 
 SCORES = (
     ("test_accuracy", "test accuracy"),
@@ -45,7 +46,7 @@ def _state(run: PlannedRun, standing: Standing) -> str:
     if standing.state == "begun":
         return f"goes on at round {standing.rounds} of {run.config.rounds}"
     if standing.state == "busy":
-        return f"in use by {standing.holder}"
+        return f"in use by {standing.owner}"
     return standing.state
 
 
@@ -132,3 +133,61 @@ def _score(outcome: Outcome, named: bool = False) -> str:
         if final.get(key) is not None:
             return f"{name} {final[key]:.4f}" if named else f"{final[key]:.4f}"
     return ""
+
+
+def sweep(
+    given: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    jobs: int = 1,
+    ranks: int | None = None,
+    progress: bool = False,
+    stop: Callable[[], bool] | None = None,
+    mix_sources: bool = False,
+) -> list[Run]:
+    """Bring all runs of a sweep to their end, each in a process of its own; finished ones are only read.
+
+    Parameters
+    ----------
+    given : str, Path or mapping
+        The file of `fedmpi sweep`, or its tables: {"rounds": 20, "sweep": {"preset": ["fedavg", "fedprox"]}}.
+    out : str or Path, optional
+        The folder of the runs' folders.
+    jobs : int
+        Runs at the same time.
+    ranks : int, optional
+        Ranks of every run, instead of those that the file asks for.
+    progress : bool
+        Show one line per run.
+    stop : callable, optional
+        Called all the time; true has the runs save and stop.
+    mix_sources : bool
+        Whether to start runs although others in the folder ran with another source of the same component.
+
+    Returns
+    -------
+    list of Run
+        In the order of `fedmpi sweep --dry-run`, read from their folders.
+
+    Raises
+    ------
+    UserError
+        Wrong input, before anything is started.
+    RunFailure
+        Runs failed; they are named, and all others have come to their end.
+    """
+    if jobs < 1:
+        raise UserError(f"jobs = {jobs}: give 1 or more")
+    planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
+    refuse_mixed_sources(planned, planned.runs, lambda words: mix_sources)
+    ask = stop or (lambda: False)
+    if progress:
+        with SweepDisplay(len(planned.runs)) as shown:
+            outcomes = run_sweep(planned, planned.runs, jobs, ask, shown.show_line, shown.done, shown.working)
+        shown.table(planned, outcomes)
+    else:
+        outcomes = run_sweep(planned, planned.runs, jobs, ask)
+    failed = [f"{one.run.name} ({one.why})" for one in outcomes if one.ending == "failed"]
+    if failed:
+        raise RunFailure(f"{len(failed)} of {len(outcomes)} runs failed: {'; '.join(failed)}")
+    return [load_run(one.run.folder) for one in outcomes if (one.run.folder / "config.toml").exists()]

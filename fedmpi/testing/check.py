@@ -1,8 +1,10 @@
-"""What a conformance check is: a part, a name, something to run; and how often right parts are accused."""
+"""What a conformance check is: a component, a name, something to run; and how often right components are accused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +18,25 @@ from fedmpi.config.keys import tables_by_name
 from fedmpi.config.own_options import goes_to_any
 
 FALSE_ALARM = 1e-4
-"""Probability that a part that does what it states fails one of the statistical checks, over all its clients."""
+"""Probability that a component that does what it states fails one of the statistical checks, over all its clients."""
+CLIENTS = 100_000
+SECONDS, BYTES = 10.0, 1 << 30
+"""CPU seconds and memory of one round with CLIENTS clients that are too many."""
+LITTLE = (0.01, 1 << 20)
+"""Seconds and bytes below which nothing is said about how they grow."""
 
 
 class CheckFailed(AssertionError):
-    """A part does not keep to its contract: what it did, and what is wanted."""
+    """A component does not satisfy its interface: what it did, and what is wanted."""
 
 
 class CheckSkipped(Exception):
-    """A check that means nothing here, and why."""
+    """A check that has no meaning here, and why."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One statement about a part."""
+    """One statement about a component."""
 
     part: Part
     name: str  # What is stated, in a few words
@@ -45,15 +52,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A part under test and the configuration it is tried in."""
+    """A component under test and the configuration it is tried in."""
 
     part: Part
-    # Keys of the configuration, `{"participation.keep": 0.3}`: the part's options and what else its runs need
+    # Keys of the configuration, `{"participation.keep": 0.3}`: the component's options and what else its runs need
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the settings that are options of the part."""
+        """Those of the settings that are options of the component."""
         table = KINDS[self.part.kind].table
         prefix = f"{table}." if table else ""
         named = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
@@ -67,15 +74,15 @@ class Subject:
 
     @property
     def choice(self) -> Any:
-        """The part as a configuration chooses it: a built-in name, or the object."""
+        """The component as a configuration chooses it: a built-in name, or the object."""
         return self.part.object if self.part.foreign else self.part.name
 
     def mark(self, name: str, default: Any = None) -> Any:
-        """What the part's decorator says under this name, as `needs` and `measures`."""
+        """What the component's decorator says under this name, as `needs` and `measures`."""
         return self.part.marks.get(name, default)
 
     def made(self) -> Any:
-        """The part, freshly made with its options."""
+        """The component, freshly made with its options."""
         return self.part.make(self.options)
 
     def check(self, name: str, run: Callable[[Subject], str]) -> Check:
@@ -88,25 +95,43 @@ class Subject:
         return Check(self.part, name, named)
 
 
+@dataclass(frozen=True)
+class Contract:
+    """What every component of a kind must satisfy, beside the checks that start runs."""
+
+    # A few uses of the component, called without the care that runs take of generators; returns its results
+    exercise: Callable[[Subject], list[AnyArray]]
+    same: str  # The name of the check that two exercises have the same results
+    checks: tuple[tuple[str, Callable[[Subject], str]], ...]
+    bare: Callable[[Subject], object] | None = None  # What must leave global generators alone, if not `exercise`
+
+    def of(self, subject: Subject) -> Iterator[Check]:
+        """The checks of a component."""
+        bare = self.bare or self.exercise
+        yield subject.check("global generators untouched", lambda s: _leaves_generators_alone(lambda: bare(s)))
+        yield subject.check(self.same, lambda s: _same_twice(lambda: self.exercise(s)))
+        for name, run in self.checks:
+            yield subject.check(name, run)
+
+
 def demand(holds: bool, problem: str) -> None:
     """Fail the check with this problem unless it holds."""
     if not holds:
         raise CheckFailed(problem)
 
 
-def leaves_generators_alone(exercise: Callable[[], object]) -> str:
-    """Run something; global generators of random, numpy and torch must be as before."""
+def _leaves_generators_alone(exercise: Callable[[], object]) -> str:
     with kept_generators():
         before = generator_states()
         exercise()
         drawn = drawn_from(before)
-    given = "the generator that the part is given (view.generator, client.generator), or one of your own with a seed"
+    given = "the generator that the component is given (view.generator, client.generator), or an own one with a seed"
     demand(not drawn, f"it draws from, or seeds, the global generator of {' and '.join(drawn)}: use {given}")
     return "random, numpy and torch as before"
 
 
-def same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
-    """Do something twice, each time with a part made afresh and the same generators: the results must be the same."""
+def _same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
+    """Exercise two instances with the same generators."""
     with kept_generators():
         first, second = exercise(), exercise()
     same = len(first) == len(second) and all(map(_same_values, first, second))
@@ -120,3 +145,29 @@ def same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
 
 def _same_values(one: AnyArray, other: AnyArray) -> bool:
     return np.array_equal(one, other, equal_nan=np.issubdtype(np.asarray(one).dtype, np.floating))
+
+
+def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
+    """Use a component on 1,000, 10,000 and 100,000 clients; stop where ten times more would cost too much."""
+    before, spent = LITTLE, LITTLE
+    for clients in (CLIENTS // 100, CLIENTS // 10, CLIENTS):
+        before, spent = spent, _measured(use, prepare(clients))
+        seen = f"{spent[0]:.3g} s and {spent[1] / 2**20:.3g} MiB with {clients:,} {things}"
+        for now, then, little, limit in zip(spent, before, LITTLE, (SECONDS, BYTES), strict=True):
+            growth = max(10.0, now / max(then, little)) if clients > CLIENTS // 100 else 10.0
+            expected = now * (growth if clients < CLIENTS else 1.0)
+            demand(
+                expected <= limit, f"a round takes {seen}, ten times more {things} {growth:.3g} times that: use arrays"
+            )
+    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB a round with {CLIENTS:,} {things}"
+
+
+def _measured(use: Callable[[Any], object], world: Any) -> tuple[float, int]:
+    """CPU seconds and the peak of the memory."""
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        use(world)
+        return time.process_time() - started, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import KINDS, Part, describe, resolve
-from fedmpi.testing.algorithms import algorithm_checks, server_optimizer_checks
-from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
-from fedmpi.testing.losses import loss_checks
-from fedmpi.testing.metrics import metric_checks
-from fedmpi.testing.models_and_optimizers import local_optimizer_checks as local_optimizer_checks
-from fedmpi.testing.models_and_optimizers import model_checks
-from fedmpi.testing.preparation import data_set_checks, noise_checks, partition_checks, prepared_checks, shift_checks
-from fedmpi.testing.rows import row_checks
-from fedmpi.testing.samplers import sampler_checks
+from fedmpi.testing import preparation, selection, training
+from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Contract, Subject
 from fedmpi.testing.started import Starts, started_checks
-from fedmpi.testing.surroundings import availability_checks, data_checks, scheduling_checks
-from fedmpi.testing.weights_and_combiners import combiner_checks, weights_checks
 
-CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
-    "client sampler": sampler_checks,
-    "row rule": row_checks,
-    "weights": weights_checks,
-    "combiner": combiner_checks,
-    "server optimizer": server_optimizer_checks,
-    "local algorithm": algorithm_checks,
-    "local optimizer": local_optimizer_checks,
-    "model": model_checks,
-    "data source": data_checks,
-    "loss": loss_checks,
-    "metric": metric_checks,
-    "availability": availability_checks,
-    "scheduling": scheduling_checks,
-    "partition": partition_checks,
-    "data set": data_set_checks,
-    "feature shift": shift_checks,
-    "label noise": noise_checks,
-}
-"""The checks of each kind of part, beside those that start runs."""
-
+CONTRACTS: dict[str, Contract] = selection.CONTRACTS | training.CONTRACTS | preparation.CONTRACTS
+"""By kind of component."""
 Settings = Mapping[str, Any]
 
 
@@ -128,8 +100,8 @@ def _subject(choice: Any, settings: Settings | None = None, kind: str | None = N
 
 
 def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
-    yield from CHECKS[subject.part.kind](subject)
+    yield from CONTRACTS[subject.part.kind].of(subject)
     if starts is not None and KINDS[subject.part.kind].table:
         yield from started_checks(subject, starts)
     elif starts is not None:
-        yield from prepared_checks(subject)
+        yield from preparation.prepared_checks(subject)

@@ -1,10 +1,10 @@
-"""Checks of what `python -m data_prep` is given: partitions, changes of clients' samples, and readers of data sets."""
+"""Contracts of what `python -m data_prep` is given: partitions, changes of clients' samples, readers of data sets."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,143 +14,93 @@ from fedmpi.common.registry import KINDS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, wrong_target
-from fedmpi.testing.check import Check, CheckSkipped, Subject, demand, leaves_generators_alone, same_twice
-from fedmpi.testing.cost import CLIENTS, cost
+from fedmpi.testing.check import CLIENTS, Check, CheckSkipped, Contract, Subject, cost, demand
 from fedmpi.testing.started import run_module, startable
 
 if TYPE_CHECKING:
     from data_prep.raw import RawDataset
 
-ROWS, CLASSES, MADE_UP_CLIENTS = 900, 10, 7
+ROWS, CLASSES, FEW_CLIENTS = 900, 10, 7
 ROWS_A_CLIENT, ROWS_A_USER = 100, 20
 SEVERAL = 3
 """Processes that write shards together."""
 SHARD_CLIENTS = 3
-"""Clients among which the rows of a data set are shared out for the check of its shards."""
+"""Clients among which the samples of a data set are shared out for the check of its shards."""
 
 
-def partition_checks(subject: Subject) -> Iterator[Check]:
-    """All checks of a partition but those that start processes."""
-    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: dealt(s)))
-    yield subject.check("same clients from the same generator", lambda s: same_twice(lambda: dealt(s)))
-    yield subject.check("a client for each row, or nobody", owners)
-    yield subject.check(
-        f"cost with {CLIENTS:,} rows", lambda s: cost(_rows_and_clients, lambda world: _deal(s, *world), "rows")
-    )
-
-
-def made_up_labels(rows: int = ROWS) -> Ints:
+def _labels(rows: int = ROWS) -> Ints:
     """Labels (n,) of which some are commoner than others."""
     generator = np.random.Generator(np.random.Philox(6))
     shares = np.arange(2, CLASSES + 2) / np.arange(2, CLASSES + 2).sum()
     return generator.choice(CLASSES, rows, p=shares).astype(np.int64)
 
 
-def _rows_and_clients(rows: int) -> tuple[Ints, int]:
-    return made_up_labels(rows), rows // ROWS_A_CLIENT
-
-
-def _deal(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
-    needed = subject.mark("needs")
-    known = [made_up_facts(needed, len(labels))] if needed else []
-    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION), *known)
-
-
-def made_up_facts(needed: str, rows: int) -> dict[str, Any]:
-    """What a built-in law needs of a data set beside its labels, by the names of `data_prep.partitions.partition`."""
-    k = np.arange(rows)
-    facts: dict[str, dict[str, Any]] = {
-        "users": {"users": k * 7 % (rows // ROWS_A_USER)},
+def _partition(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
+    """The owners that the partition gives, with what a built-in one needs of a data set beside its labels."""
+    k = np.arange(len(labels))
+    facts: dict[str | None, dict[str, Any]] = {
+        "users": {"users": k * 7 % (len(labels) // ROWS_A_USER)},
         "superclasses": {"superclasses": np.arange(CLASSES) // 2},
         "attributes": {"attribute_of": lambda name: np.sin(k)},
     }
-    return facts[needed]
+    known = [facts[subject.mark("needs")]] if subject.mark("needs") else []
+    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION), *known)
 
 
-def dealt(subject: Subject) -> list[Ints]:
-    """The clients of the rows by two seeds."""
-    clients = subject.settings.get("clients", MADE_UP_CLIENTS)
-    return [np.asarray(_deal(subject, made_up_labels(), clients, seed)) for seed in (1, 2)]
+def _partitions(subject: Subject) -> list[AnyArray]:
+    clients = subject.settings.get("clients", FEW_CLIENTS)
+    return [np.asarray(_partition(subject, _labels(), clients, seed)) for seed in (1, 2)]
 
 
-def owners(subject: Subject) -> str:
-    """Whole numbers below the number of clients, -1 for rows that nobody gets; labels are left as they are."""
+def _owners(subject: Subject) -> str:
+    """Whole numbers below the number of clients, -1 for samples that nobody gets; labels are left as they are."""
     from data_prep.partitions import checked_owners
 
-    clients = subject.settings.get("clients", MADE_UP_CLIENTS)
-    labels = made_up_labels()
+    clients = subject.settings.get("clients", FEW_CLIENTS)
+    labels = _labels()
     before = labels.copy()
-    found = checked_owners(subject.part, _deal(subject, labels, clients), ROWS, clients)
+    found = checked_owners(subject.part, _partition(subject, labels, clients), ROWS, clients)
     demand(np.array_equal(labels, before), "it changes the labels that it is given: copy them first")
     demand(int(found.min()) >= -1, f"client {found.min()}: clients count from 0, and -1 is nobody")
     sizes = np.bincount(found[found >= 0], minlength=clients)
     return f"{int(sizes.sum())} of {ROWS} rows for {clients} clients, {sizes.min()} to {sizes.max()} each"
 
 
-def shift_checks(subject: Subject) -> Iterator[Check]:
-    """All checks of a feature shift but those that start processes."""
-    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: shifted_samples(s)))
-    yield subject.check("same samples from the same generators", lambda s: same_twice(lambda: shifted_samples(s)))
-    yield subject.check("samples keep their shape, and those given stay as they are", samples_kept)
-
-
-def shifted_samples(subject: Subject) -> list[AnyArray]:
-    """Images of bytes, some of each client, shifted."""
+def _shifted(subject: Subject) -> list[AnyArray]:
+    """Images of bytes, some of each client, shifted; the arrays given cannot be written to."""
     from data_prep.shifts import checked_sample
 
-    images = np.random.Generator(np.random.Philox(6)).integers(0, 256, (3 * MADE_UP_CLIENTS, 1, 8, 8)).astype(np.uint8)
+    images = np.random.Generator(np.random.Philox(6)).integers(0, 256, (3 * FEW_CLIENTS, 1, 8, 8)).astype(np.uint8)
     images.flags.writeable = False
-    of_sample = subject.made()(MADE_UP_CLIENTS, Streams(1).generator(Purpose.PARTITION))
+    of_sample = subject.made()(FEW_CLIENTS, Streams(1).generator(Purpose.PARTITION))
     demand(callable(of_sample), f"it gives a {type(of_sample).__name__}: it gives a function (x, client, generator)")
     return [
-        checked_sample(subject.part, of_sample(x, row % MADE_UP_CLIENTS, Streams(row).generator(Purpose.ROWS)), x)
+        checked_sample(subject.part, of_sample(x, row % FEW_CLIENTS, Streams(row).generator(Purpose.ROWS)), x)
         for row, x in enumerate(images)
     ]
 
 
-def samples_kept(subject: Subject) -> str:
-    """A sample becomes numbers of its shape; the array given cannot be written to."""
-    return f"{len(shifted_samples(subject))} images of 8 x 8 pixels"
-
-
-def noise_checks(subject: Subject) -> Iterator[Check]:
-    """All checks of label noise but those that start processes."""
-    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: noisy_labels(s)))
-    yield subject.check("same labels from the same generator", lambda s: same_twice(lambda: [noisy_labels(s)]))
-    yield subject.check("a label for each row, those of nobody's rows kept", labels_kept)
-
-
-def noisy_labels(subject: Subject) -> Ints:
-    """Labels of rows of which every tenth is nobody's, made noisy."""
-    from data_prep.shifts import checked_labels
-
-    labels = made_up_labels()
-    given = subject.made()(labels.copy(), _some_owners(), CLASSES, Streams(1).generator(Purpose.PARTITION))
-    given = given[0] if isinstance(given, tuple) and len(given) == 2 else given
-    return checked_labels(subject.part, given, ROWS, CLASSES)
-
-
 def _some_owners() -> Ints:
     rows = np.arange(ROWS)
-    return np.where(rows % 10 == 0, -1, rows % MADE_UP_CLIENTS)
+    return np.where(rows % 10 == 0, -1, rows % FEW_CLIENTS)
 
 
-def labels_kept(subject: Subject) -> str:
-    """As many labels, of the same classes; rows that nobody has keep theirs."""
-    labels, found = made_up_labels(), noisy_labels(subject)
+def _noisy(subject: Subject) -> list[AnyArray]:
+    """Labels of samples of which every tenth is nobody's, made noisy."""
+    from data_prep.shifts import checked_labels
+
+    given = subject.made()(_labels(), _some_owners(), CLASSES, Streams(1).generator(Purpose.PARTITION))
+    given = given[0] if isinstance(given, tuple) and len(given) == 2 else given
+    return [checked_labels(subject.part, given, ROWS, CLASSES)]
+
+
+def _labels_kept(subject: Subject) -> str:
+    """As many labels, of the same classes; samples that nobody has keep theirs."""
+    labels, [found] = _labels(), _noisy(subject)
     nobody = _some_owners() < 0
-    demand(
-        np.array_equal(found[nobody], labels[nobody]), "it changes labels of rows whose owner is -1: nobody has them"
-    )
+    kept = np.array_equal(found[nobody], labels[nobody])
+    demand(kept, "it changes labels of rows whose owner is -1: nobody has them")
     return f"{int((found != labels).sum())} of {ROWS} labels changed"
-
-
-def data_set_checks(subject: Subject) -> Iterator[Check]:
-    """All checks of a reader but those that start processes."""
-    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: bare(s)))
-    yield subject.check("same data every time", lambda s: same_twice(lambda: contents(s)))
-    yield subject.check("features and labels as stated", as_stated)
-    yield subject.check("rows do not depend on those read beside them", alone)
 
 
 def _raw(subject: Subject) -> Path:
@@ -162,7 +112,7 @@ def _raw(subject: Subject) -> Path:
     return Path(subject.settings.get("raw", "."))
 
 
-def bare(subject: Subject) -> object:
+def _bare_reader(subject: Subject) -> object:
     """What the reader gives, without the care that data_prep takes of generators."""
     from data_prep.datasets import reads_files
 
@@ -170,7 +120,7 @@ def bare(subject: Subject) -> object:
     return subject.made()(raw) if reads_files(subject.part) else subject.made()()
 
 
-def read(subject: Subject) -> RawDataset:
+def _read(subject: Subject) -> RawDataset:
     """The data set, as data_prep gets it."""
     from data_prep.datasets import OF_ARRAYS, read_own
     from data_prep.raw import ReadOptions, Tally
@@ -179,9 +129,9 @@ def read(subject: Subject) -> RawDataset:
     return read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
 
 
-def contents(subject: Subject) -> list[AnyArray]:
+def _contents(subject: Subject) -> list[AnyArray]:
     """Labels, users, the first features of both parts, and the first targets."""
-    data = read(subject)
+    data = _read(subject)
     some = np.arange(min(len(data.labels), 200))
     users = np.zeros(0) if data.users is None else data.users
     test = np.asarray(data.test_y), np.asarray(data.test_x[:200])
@@ -190,12 +140,11 @@ def contents(subject: Subject) -> list[AnyArray]:
 
 def as_stated(subject: Subject) -> str:
     """Both parts have samples; targets are what is stated; features have the stated shape and type and are finite."""
-    data = read(subject)
+    data = _read(subject)
     some = np.arange(min(len(data.labels), 200))
     names = len(data.class_names)
-    demand(
-        data.classes == names or not (names or data.has_classes), f"{data.classes} classes, but {names} names of them"
-    )
+    known = data.classes == names or not (names or data.has_classes)
+    demand(known, f"{data.classes} classes, but {names} names of them")
     training = data.labels if data.has_classes else data.targets_of(some)
     for part, x, y in (("training", data.read(some), training), ("test", data.test_x, data.test_y)):
         x, y = np.asarray(x), np.asarray(y)
@@ -227,9 +176,9 @@ def _targets_as_stated(data: RawDataset, part: str, y: AnyArray) -> None:
     demand(wrong is None, f"{part} targets are no {data.targets}: one is {wrong and wrong[1]}")
 
 
-def alone(subject: Subject) -> str:
-    """Rows are read in any order and any company: a rank reads those of its shards."""
-    data = read(subject)
+def _rows_alone(subject: Subject) -> str:
+    """Samples are read in any order and any company: a rank reads those of its shards."""
+    data = _read(subject)
     rows = np.unique(np.linspace(0, len(data.labels) - 1, 12).astype(np.int64))
     together = np.asarray(data.read(rows))
     backwards = np.asarray(data.read(rows[::-1].copy()))[::-1]
@@ -237,6 +186,47 @@ def alone(subject: Subject) -> str:
     for found, how in ((backwards, "in another order"), (single, "one by one")):
         demand(np.array_equal(together, found), f"read(rows) gives other features {how}: row i is always row i")
     return f"{len(rows)} rows, the same in another order and one by one"
+
+
+CONTRACTS = {
+    "partition": Contract(
+        _partitions,
+        "same clients from the same generator",
+        (
+            ("a client for each row, or nobody", _owners),
+            (
+                f"cost with {CLIENTS:,} rows",
+                lambda s: cost(
+                    lambda rows: (_labels(rows), rows // ROWS_A_CLIENT), lambda pair: _partition(s, *pair), "rows"
+                ),
+            ),
+        ),
+    ),
+    "feature shift": Contract(
+        _shifted,
+        "same samples from the same generators",
+        (
+            (
+                "samples keep their shape, and those given stay as they are",
+                lambda s: f"{len(_shifted(s))} images of 8 x 8 pixels",
+            ),
+        ),
+    ),
+    "label noise": Contract(
+        _noisy,
+        "same labels from the same generator",
+        (("a label for each row, those of nobody's rows kept", _labels_kept),),
+    ),
+    "data set": Contract(
+        _contents,
+        "same data every time",
+        (
+            ("features and labels as stated", as_stated),
+            ("rows do not depend on those read beside them", _rows_alone),
+        ),
+        bare=_bare_reader,
+    ),
+}
 
 
 def prepared_checks(subject: Subject) -> Iterator[Check]:
@@ -265,39 +255,30 @@ def _digests(subject: Subject, ranks: int) -> dict[str, str]:
     """The SHA-256 of every file of shards that so many processes write."""
     with tempfile.TemporaryDirectory(prefix="fedmpi-check-") as place:
         out = Path(place) / "shards"
-        problem = run_module(ranks, ["data_prep", *_words(subject), "--shards", "3", "--out", str(out)])
+        problem = run_module(ranks, ["-m", "data_prep", *_words(subject), "--shards", "3", "--out", str(out)])
         demand(problem is None, f"{ranks} processes: {problem}")
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.h5"))}
 
 
 def _words(subject: Subject) -> list[str]:
-    """The command line that uses the part."""
-    kind = KINDS[subject.part.kind]
-    options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
-    if subject.part.kind == "partition":
-        clients = str(subject.settings.get("clients", MADE_UP_CLIENTS))
-        of = str(subject.settings.get("dataset", "digits"))
-        where = ["--raw", str(Path(subject.settings["raw"]).resolve())] if "raw" in subject.settings else []
-        return [of, *where, "--partition", subject.part.name, "--clients", clients, *options]
-    if subject.part.kind in ("feature shift", "label noise"):
-        clients = str(MADE_UP_CLIENTS)
-        return ["digits", "--partition", "iid", "--clients", clients, kind.key, subject.part.name, *options]
-    raw = _raw(subject)
-    arguments = _meant(subject.settings, subject.options)
-    where = ["--raw", str(raw.resolve())] if "raw" in subject.settings else []
-    return [subject.part.name, *where, *options, *arguments, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
-
-
-def _meant(settings: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
-    """Options of data_prep that say what arrays mean."""
+    """The command line that uses the component."""
     from data_prep.datasets import OF_ARRAYS
 
-    flags = [name for name in sorted(OF_ARRAYS) if name in settings and name not in options]
-    return [
-        word
-        for name in flags
-        for word in ("--" + name.replace("_", "-"), *([] if settings[name] is True else [_text(settings[name])]))
-    ]
+    kind, settings = KINDS[subject.part.kind], subject.settings
+    options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
+    clients = str(settings.get("clients", FEW_CLIENTS))
+    raw = ["--raw", str(Path(settings["raw"]).resolve())] if "raw" in settings else []
+    if subject.part.kind == "partition":
+        of = str(settings.get("dataset", "digits"))
+        return [of, *raw, "--partition", subject.part.name, "--clients", clients, *options]
+    if subject.part.kind in ("feature shift", "label noise"):
+        return ["digits", "--partition", "iid", "--clients", str(FEW_CLIENTS), kind.key, subject.part.name, *options]
+    _raw(subject)
+    for name in sorted(OF_ARRAYS):
+        if name in settings and name not in subject.options:
+            flag = "--" + name.replace("_", "-")
+            options += [flag] if settings[name] is True else [flag, _text(settings[name])]
+    return [subject.part.name, *raw, *options, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
 
 
 def _text(value: Any) -> str:

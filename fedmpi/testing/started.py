@@ -1,11 +1,13 @@
 """Runs that are really started: the same small run on 1, 2 and 3 ranks, and one that was stopped and resumed.
 
-Every job is a fresh process, or several under mpiexec, so that nothing a part remembers outside its declared state
-survives. Jobs of several parts share a start, which takes longer than the runs.
+Every job is a fresh process, or several under mpiexec, so that nothing a component remembers outside its declared state
+survives. Jobs of several components share a start, which takes longer than the runs.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -20,9 +22,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from fedmpi.api import run
+from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Floats
+from fedmpi.process.children import mpiexec
+from fedmpi.process.exit_codes import run_guarded as run_guarded
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
 SMALL = {
@@ -52,6 +58,7 @@ MODEL, NUMBERS = 1e-5, 1e-3
 COMPARED = ("participants", "samples", "steps", "train_loss")
 """What of a round's record is compared; of a metric also what is evaluated, where sums are exact."""
 LAST_LINES = 6
+JOB = "from fedmpi.testing import started; started.run_guarded(started.run_jobs)"
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Starts:
             runs.append({**_described(subject), "out": str(out), "resume": resumed})
         listed = self._place / f"{ranks}-{'resumed' if resumed else 'straight'}.json"
         listed.write_text(json.dumps(runs))
-        return run_module(ranks, ["fedmpi.testing.job", str(listed)])
+        return run_module(ranks, ["-c", JOB, str(listed)])
 
     @property
     def _place(self) -> Path:
@@ -198,10 +205,12 @@ def _described(subject: Subject) -> dict[str, Any]:
 
 
 def run_module(ranks: int, words: Sequence[str]) -> str | None:
-    """Run `python -m WORDS`, under mpiexec if there are several ranks; what went wrong, or None."""
-    command = [sys.executable, "-m", *words]
+    """Run `python WORDS`, under mpiexec if there are several ranks; what went wrong, or None."""
+    command = [sys.executable, *words]
     if ranks > 1:
-        command = [_mpiexec(), "-n", str(ranks), *command]
+        if (launcher := mpiexec()) is None:
+            raise CheckSkipped("no mpiexec: pip install 'fedmpi[mpi]' brings one")
+        command = [launcher, "-n", str(ranks), *command]
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_COMM_"))}
     env |= {
@@ -220,9 +229,33 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
     return None if done.returncode == 0 else " / ".join(lines[-LAST_LINES:]) or f"exit code {done.returncode}"
 
 
-def _mpiexec() -> str:
-    own = Path(sys.prefix) / "bin" / "mpiexec"
-    found = str(own) if own.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise CheckSkipped("no mpiexec: pip install 'fedmpi[mpi]' brings one")
+def run_jobs() -> int:
+    """Do the runs that a file lists, on every rank of the job; a failure that all ranks share ends its run alone."""
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        settings = {**job["settings"], job["key"]: _loaded(job["chosen"])}
+        try:
+            run(settings, out=job["out"], resume=job["resume"])
+        except Exception as error:
+            Path(f"{job['out']}.failed").write_text(f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _loaded(chosen: Any) -> Any:
+    """The component of a run that was read: a name, or an object of a file."""
+    if isinstance(chosen, str):
+        return chosen
+    module, path = chosen["module"], chosen["file"]
+    try:
+        found = importlib.import_module(module if module != "__main__" else "no module of that name")
+    except ImportError:
+        found = None
+    if found is None or not found.__file__ or Path(found.__file__).resolve() != Path(path):
+        module = "part_under_test" if module == "__main__" else module
+        spec = importlib.util.spec_from_file_location(module, path)
+        if spec is None or spec.loader is None:
+            raise UserError(f"{path} cannot be imported")
+        found = sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for name in chosen["name"].split("."):
+        found = getattr(found, name)
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi import ClientArrays, UserError
+from fedmpi.common.errors import RunFailure
 from fedmpi.common.fairness import SPREADS, spread_over_clients
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
@@ -396,12 +397,57 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
 
 
-@pytest.mark.parametrize("form", ["npz", "parquet"])
-def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "a byte", "older"])
+def test_rows_that_are_lost_or_damaged_while_a_run_lasts_end_it_in_a_sentence(damage: str, tmp_path: Path):
+    table, path = ClientTable(tmp_path), tmp_path / "clients.parquet"
+    rows = [{name: np.arange(9) + 9 * t for name in ("round", "client", "samples")} for t in range(3)]
+    table.write(rows[:1])
+    older = path.read_bytes()
+    table.write(rows[1:2])
+    whole = path.read_bytes()
+    broken = {"empty": b"", "cut": whole[:-40], "a byte": whole[:-3] + b"?" + whole[-2:], "older": older}
+    if damage == "gone":
+        path.unlink()
     else:
-        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not installed
+        path.write_bytes(broken[damage])
+    said = r"holds (0|9) rows where this run has written 18; put" if damage in ("gone", "older") else "is damaged; put"
+    with pytest.raises(RunFailure, match=rf"clients\.parquet .*{said} .*, then go on with --resume --out {tmp_path}"):
+        table.write(rows[2:])
+    path.write_bytes(whole)
+    table.write(rows[2:])
+    assert read_clients(tmp_path)["client"].tolist() == list(range(27))
+
+
+def test_without_checkpoints_the_rows_come_in_the_end(tmp_path: Path):
+    assert run_into(tmp_path, *VIEWED, "checkpoint.every=0") == 0
+    assert len(read_clients(tmp_path)["round"]) == 8 * 20
+    assert json.loads((tmp_path / "summary.json").read_text())["final"]["client_loss_mean"] > 0
+
+
+def test_no_bit_of_a_table_can_flip_and_change_a_row_unnoticed(
+    tmp_path: Path,
+):
+    """120 places drawn with a fixed seed; where a flip is not refused, the rows are those that were written."""
+    generator, table = np.random.default_rng(3), ClientTable(tmp_path)
+    table.write([{name: generator.integers(0, 99, 400) for name in ("round", "client", "samples")}])
+    path, expected = tmp_path / "clients.parquet", read_clients(tmp_path)
+    whole, refused = path.read_bytes(), 0
+    for bit in generator.choice(8 * len(whole), 120, replace=False).tolist():
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        try:
+            found = read_clients(tmp_path)
+        except UserError as error:
+            assert "damaged" in str(error)
+            refused += 1
+            continue
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert refused > 60
+
+
+def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fedmpi.records.client_table.GROUP_ROWS", 10)
     table, generator = ClientTable(tmp_path), np.random.default_rng(0)
     added = [
@@ -418,7 +464,7 @@ def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, form: str, m
             table.add(one)
         table.write(table.take())
     expected = {name: np.concatenate([one[name] for one in added]) for name in added[0]}
-    assert table.rows == 42 and (tmp_path / f"clients.{form}").exists()
+    assert table.rows == 42 and (tmp_path / "clients.parquet").exists()
     found = read_clients(tmp_path)
     assert all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected)
     assert all(found[name].dtype == expected[name].dtype for name in expected)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedmpi import UserError
 from fedmpi.common.fairness import gini
-from fedmpi.inspect.report import divergences, inspect_folder, label_distances, measure
+from fedmpi.describe.data import divergences, inspect_folder, label_distances, measure
 
 
 def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:

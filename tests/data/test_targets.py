@@ -21,7 +21,7 @@ from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest, wrong_target
 from fedmpi.data.source import ClientData
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 
 ROWS, SIZES = 40, [5, 11, 0, 9, 15]
 GENERATOR = np.random.default_rng(8)

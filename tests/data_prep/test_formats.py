@@ -22,7 +22,7 @@ from data_prep.raw import RawDataset, ReadOptions, Tally
 from data_prep.text import tokens
 from fedmpi import UserError
 from fedmpi.data.opening import open_store
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from tests.data_prep.command import main
 from tests.testing.made_up import class_folders, emnist_files, leaf
 

@@ -10,7 +10,7 @@ from data_prep.partitions import base, class_count_blocks, partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.inspect.report import inspect_folder, measure
+from fedmpi.describe.data import inspect_folder, measure
 
 LABELS = np.random.default_rng(0).integers(0, 7, 900)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fedmpi.doctor.advice import advise
-from fedmpi.doctor.examination import as_json, examination_text
-from fedmpi.doctor.findings import Findings, file_system, find
+from fedmpi.doctor.findings import Findings, as_json, examination_text, file_system, find
 from fedmpi.mpi import Cluster
 from tests.mpi.launch import run_alone, run_mpi
 

@@ -13,7 +13,7 @@ from data_prep.__main__ import run as prepare
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from fedmpi.records.recorder import open_recorder
 
 ROUNDS = 5

@@ -44,7 +44,7 @@ def test_the_folder_holds_what_the_manual_lists(run: Done):
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert names - events == {
         "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoints", "run.log", "plugins",
-        ".holder", "confusion.csv", "classes.csv",
+        "confusion.csv", "classes.csv",
     }  # fmt: skip
     assert len(events) == 1
 
@@ -142,7 +142,7 @@ def test_the_configuration_of_a_run_repeats_it(run: Done, repeated: tuple[Path, 
 def test_a_terminal_shows_a_progress_bar(repeated: tuple[Path, str]):
     _, printed = repeated
     assert "\x1b[" in printed
-    assert f"{ROUNDS}/{ROUNDS}" in printed and "█" in printed and "accuracy" in printed and "clients/s" in printed
+    assert f"{ROUNDS}/{ROUNDS}" in printed and "━" in printed and "accuracy" in printed and "clients/s" in printed
 
 
 def test_without_mpi4py_one_process_trains_and_says_so(repeated: tuple[Path, str]):

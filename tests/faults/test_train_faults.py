@@ -120,60 +120,33 @@ def test_an_unknown_key_names_the_nearest_one_and_the_file(tmp_path: Path):
     assert sentence == f"error: unknown key participation.cuont in {config}; did you mean participation.count?"
 
 
-def test_malformed_toml_names_the_file_and_the_line(refused: Refused):
-    sentence = the_sentence(refused.ended["malformed"])
-    config = refused.folder / "malformed.toml"
-    assert sentence.startswith(f"error: {config} is not valid TOML") and "line 2" in sentence
-
-
-def test_a_missing_configuration_is_named(refused: Refused):
-    sentence = the_sentence(refused.ended["missing"])
-    assert str(refused.folder / "nowhere.toml") in sentence and "No such file" in sentence
-
-
-def test_an_unknown_option_of_the_command_is_named(refused: Refused):
-    assert "--output" in the_sentence(refused.ended["option"])
-
-
-def test_resume_needs_to_know_the_folder(refused: Refused):
-    assert "--resume needs --out RUN" in the_sentence(refused.ended["no folder to resume"])
-
-
 def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
     job = run_alone([*TRAIN, *choices(*FEDAVG), "--out", tmp_path / "RUN"], env={"PMI_SIZE": "3", "PMI_RANK": "0"})
     assert "error: 3 processes were launched (PMI_SIZE=3)" in the_sentence(job)
     assert not (tmp_path / "RUN").exists()
 
 
-def test_a_missing_folder_of_shards_is_named(refused: Refused):
-    sentence = the_sentence(refused.ended["no shards"])
-    assert f"the shard folder {refused.folder / 'nowhere'} does not exist" in sentence and "data_prep" in sentence
-    assert not (refused.folder / "RUN").exists()
-
-
-def test_a_truncated_shard_is_named(refused: Refused):
-    assert str(refused.folder / "truncated" / "train-00001.h5") in the_sentence(refused.ended["truncated"])
-
-
-def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(refused: Refused):
-    assert str(refused.folder / "flipped" / "train-00001.h5") in the_sentence(refused.ended["flipped"])
-
-
-def test_an_unwritable_folder_is_named(refused: Refused):
-    sentence, folder = the_sentence(refused.ended["unwritable"]), refused.folder / "file" / "RUN"
-    assert f"cannot write the run folder {folder} (Not a directory)" in sentence
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(refused: Refused, run: Path):
-    sentence = the_sentence(refused.ended["held"])
-    assert f"{run} holds a run already" in sentence and "--resume" in sentence and "--out" in sentence
-    assert curve(run) == refused.before
-
-
-def test_a_run_is_not_resumed_with_another_configuration(refused: Refused, run: Path):
-    sentence = the_sentence(refused.ended["another"])
-    assert f"{run / 'config.toml'} differs from the configuration given" in sentence
-    assert curve(run) == refused.before
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("malformed", ("malformed.toml is not valid TOML", "line 2")),
+        ("missing", ("nowhere.toml", "No such file")),
+        ("option", ("--output",)),
+        ("no folder to resume", ("--resume needs --out RUN",)),
+        ("no shards", ("nowhere does not exist", "data_prep")),
+        ("truncated", ("truncated/train-00001.h5",)),
+        ("flipped", ("flipped/train-00001.h5",)),
+        ("unwritable", ("cannot write the run folder", "file/RUN (Not a directory)")),
+        ("held", ("RUN holds a run already", "--resume", "--out")),
+        ("another", ("config.toml differs from the configuration given", "local.lr")),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_changes_nothing(
+    refused: Refused, run: Path, case: str, words: tuple[str, ...]
+):
+    sentence = the_sentence(refused.ended[case])
+    assert sentence.startswith("error: ") and all(word in sentence for word in words)
+    assert curve(run) == refused.before and not (refused.folder / "RUN").exists()
 
 
 # What goes wrong while working

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
-from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from fedmpi.records.model_file import load_model, model_file
+from fedmpi.records.checkpoint import Checkpoint, load_model, model_file, newest_checkpoint, save_checkpoint
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str, Any]

@@ -15,7 +15,7 @@ from data_prep import __main__ as data_prep
 from fedmpi.common.files import named_folder
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.describe.data import inspect_folder
 from fedmpi.jobs.site import load_site
 from fedmpi.jobs.submission import write_scripts
 from tests.fuzz import shards

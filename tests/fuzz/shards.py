@@ -20,7 +20,7 @@ from fedmpi.common.apportionment import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, MANIFEST, OFFSETS
 from fedmpi.data.shards import ShardStore
-from fedmpi.inspect.report import inspect_store
+from fedmpi.describe.data import inspect_store
 from tests.fuzz.kept import kept_folder
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 

@@ -23,7 +23,7 @@ from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
 from fedmpi.core.placement import check_threads
 from fedmpi.data.opening import open_store
-from fedmpi.inspect.report import inspect_store
+from fedmpi.describe.data import inspect_store
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.records.run_log import ended_by

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.inspect.estimates import advice, assess, plot, print_assessments
+from fedmpi.describe.estimates import advice, assess, plot, print_assessments
 from fedmpi.privacy.sizes import answer_stream, estimate_total, sampling_probability
 
 SIZES = np.concatenate([np.resize([1, 2, 3], 500), np.full(20, 60)]).astype(np.int64)

@@ -15,9 +15,18 @@ from pathlib import Path
 import pytest
 
 from fedmpi import UserError
-from fedmpi.jobs.script import SCRIPTS, fill_template, seconds_of, shown_time, tasks_of
 from fedmpi.jobs.site import Site, load_site, site_file
-from fedmpi.jobs.submission import Submission, prepare_submission, submit, write_scripts
+from fedmpi.jobs.submission import (
+    SCRIPTS,
+    Submission,
+    fill_template,
+    prepare_submission,
+    seconds_of,
+    shown_time,
+    submit,
+    tasks_of,
+    write_scripts,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 FEDAVG = ("preset=fedavg",)

@@ -18,10 +18,9 @@ from fedmpi.config.choices import all_chosen, options, options_of_part
 from fedmpi.config.loading import given_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import flat_table
-from fedmpi.results.gather import find_runs, read_runs
-from fedmpi.results.grouping import blocks_of
-from fedmpi.sweeps.planned_runs import plan_sweep
-from fedmpi.sweeps.standing import write_notes
+from fedmpi.results.loading import blocks_of, find_runs, read_runs
+from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.run import write_notes
 from tests.keys.test_own_options import as_table
 
 

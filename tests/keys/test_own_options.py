@@ -22,7 +22,7 @@ from fedmpi.config.layers import remarks
 from fedmpi.config.loading import given_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import differences, flat_table, is_default
-from fedmpi.sweeps.planned_runs import plan_sweep
+from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of
 from tests.mpi.commands import run_commands

@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.config import load_config
 from fedmpi.core.experiment import _difference, facts_of_run
 from fedmpi.data.opening import open_store
-from fedmpi.records.plugin_files import plugin_files
+from fedmpi.records.provenance import plugin_files
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import find_mpiexec, finish_job, run_alone, start_job
 

@@ -15,7 +15,7 @@ from fedmpi import UserError
 from fedmpi.cli import app
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
-from fedmpi.inspect.classes import mixed_up
+from fedmpi.describe.run import mixed_up
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion, read_confusion
 from tests.tasks import worlds
 from tests.tasks.worlds import BASE, WORLDS

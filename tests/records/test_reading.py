@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedmpi import UserError
-from fedmpi.records.reading import read_record, read_records, read_summary
+from fedmpi.records.history import read_record, read_records, read_summary
 
 LONG = "a number of very many digits"
 WHOLE: dict[str, Any] = {

@@ -10,8 +10,8 @@ import pytest
 from fedmpi import ClientFailure, PartFailure, UserError
 from fedmpi.common.errors import Divergence, RanksDisagree
 from fedmpi.records.run_log import RunLog, ended_by, read_log
-from fedmpi.report import panels
-from fedmpi.results.gather import OneRun
+from fedmpi.report import curves as panels
+from fedmpi.results.loading import OneRun
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.own_code import own_text
-from fedmpi.records.plugin_files import part_sources
+from fedmpi.records.provenance import part_sources
 from fedmpi.tasks.losses import label_smoothing
 
 FILE = "<typed in by a test>"

@@ -15,12 +15,11 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.records.client_table import ClientTable, read_clients
-from fedmpi.records.participants import clients_from_text
-from fedmpi.report import panels
-from fedmpi.report.configured import Configuration, configurations
-from fedmpi.report.curves import MOST_ROUNDS, completed, curves, targets, thinned
+from fedmpi.records.history import clients_from_text
+from fedmpi.report import curves as panels
+from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, targets, thinned
 from fedmpi.report.page import drawing_library, page_contents, render_page, write_report
-from fedmpi.results.gather import OneRun, find_runs, read_runs
+from fedmpi.results.loading import OneRun, find_runs, read_runs
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -113,8 +112,6 @@ def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneR
     assert drawn["participation"]["counts"] == there.tolist()
     assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
     assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())
-    often = [(there.sum(axis=1) == times).sum() for times in range(there.sum(axis=1).max() + 1)]
-    assert drawn["participation"]["uses"] == [[times, times, clients] for times, clients in enumerate(often)]
     cells = [
         [record["round"] + 1, h + 1, size, taken]
         for record in run.records
@@ -152,7 +149,6 @@ def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     rows, columns = found["clients"], found["rounds"]
     inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
     assert counts[2, 1] == sum(map(len, inside))
-    assert sum(clients for *_, clients in found["uses"]) == 10_000
 
 
 def test_scores_of_single_clients_are_those_of_the_last_evaluation(runs: list[OneRun], shown: dict[str, Any]) -> None:
@@ -208,13 +204,6 @@ def test_of_very_many_rounds_that_were_seldom_evaluated_others_are_drawn_too() -
     assert not any("clients_used" in one for one in completed(OneRun(Path(""), {}, records, {"clients": 20}, "")))
 
 
-def test_a_run_that_went_on_with_fewer_ranks_shows_those_of_its_end() -> None:
-    busy = [[1.0, 2.0, 3.0], [4.0, 1.0], [2.0, 3.0]]
-    records = [{"round": t, "busy_seconds": seconds} for t, seconds in enumerate(busy)]
-    found = panels.ranks(OneRun(Path("fewer"), {}, records, {}, ""))
-    assert found == [{"rank": 0, "busy": 3, "waiting": 0.5}, {"rank": 1, "busy": 2, "waiting": 1.5}]
-
-
 def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
     table = {"preset": "fedavg", "rounds": 3}
     records = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
@@ -243,12 +232,11 @@ def test_nobody_waits_for_a_log_that_is_a_fifo(tmp_path: Path) -> None:
     assert panels.warnings([OneRun(tmp_path, {}, [], {}, "stopped")]) == []
 
 
-def test_ranks_phases_and_warnings_are_shown(tmp_path: Path) -> None:
+def test_balance_of_ranks_traffic_and_warnings_are_shown(tmp_path: Path) -> None:
     said = b"2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine: \xff\n"
     (tmp_path / "run.log").write_bytes(said * 2)
     records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0], "bytes_client_up": [None, 10**6][t]} for t in range(2)]
     run = OneRun(tmp_path, {}, records, {}, "stopped")
-    assert panels.ranks(run) == [{"rank": 1, "busy": 1, "waiting": 2}, {"rank": 2, "busy": 3, "waiting": 0}]
     assert curves([completed(run)])["y"]["rank_balance"]["mean"] == [0.66667, 0.66667]
     assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
     assert panels.traffic(Configuration("", {}, (run,)))["links"] == {"client_up": 1.0}
@@ -280,10 +268,20 @@ def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> 
     page = render_page(shown, "/* </script> */")
     assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
     held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
-    assert held and json.loads(held[1]) == shown
+    data = json.loads(held[1]) if held else {}
+    assert data["datasets"]["configurations"] == shown["configurations"]
+    wanted = {"curve", "loss", "target", "participation", "strata", "view-distribution", "traffic", "phases", "privacy"}
+    assert wanted <= data["figures"].keys() and page.count("<figure") == len(data["figures"])
     assert page.count("</script>") == 3, "neither data nor library end a script early"
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
     assert "default-src 'none'" in page
+
+
+def test_tables_hold_means_and_deviations_and_no_markup_of_names(shown: dict[str, Any]) -> None:
+    page = render_page(shown | {"notes": ["a <note>"]}, "")
+    mean, deviation = next(one for one in shown["configurations"] if one["label"] == "fedavg")["final"]["test_accuracy"]
+    assert f"<td>{mean:.4g} ± {deviation:.2g}</td>" in page and "Mind: a &lt;note&gt;." in page
+    assert "<td>samples.epsilon</td>" in page and '<td class="text">' in page
 
 
 def test_the_library_that_draws_comes_from_the_installed_package() -> None:

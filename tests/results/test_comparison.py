@@ -20,8 +20,8 @@ from fedmpi import UserError
 from fedmpi.cli import compare
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
-from fedmpi.results.comparison_tables import as_csv, as_latex, print_comparison
-from fedmpi.results.gather import find_runs, read_runs
+from fedmpi.results.loading import find_runs, read_runs
+from fedmpi.results.tables import _latex_cell, as_csv, as_latex, print_comparison
 
 Record = dict[str, Any]
 
@@ -347,12 +347,6 @@ def test_seeds_are_listed_in_their_order_and_may_have_unlike_many_clients(tmp_pa
     assert list(row.group.runs) == [1, 2, 10] and block.notes == []
 
 
-def test_a_number_of_which_the_seed_is_a_part_only_is_not_that_of_the_seed(tmp_path: Path) -> None:
-    for seed in (1, 3):
-        write_run(tmp_path / str(seed), [0.5], {"seed": seed, "data.shards": f"shards/mnist-{seed}2"})
-    assert len(compared(tmp_path).blocks) == 2
-
-
 def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "done", [0.1, 0.2])
     write_run(tmp_path / "half", [0.1], {"rounds": 9, "seed": 1}, finished=False)
@@ -402,16 +396,6 @@ def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> Non
     assert "[+" in text and "& -" not in text
     assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("]* ") == 1
     assert r"]* \\" in text and "difference to no difference" in text
-
-
-def test_latex_sets_the_sign_of_a_number_as_a_minus_and_leaves_hyphens_alone(tmp_path: Path) -> None:
-    for seed in range(3):
-        for number, name in enumerate(("two-step", "one-step-2")):
-            scores = [0.5 - 0.2 * number + 0.3 * seed * number]
-            config = {"seed": seed, "local.lr": 0.1 + number}
-            write_run(tmp_path / f"{number}{seed}", scores, config, labels={"run": name, "seed": seed})
-    found = as_latex(compared(tmp_path, reference="two-step"))
-    assert "\none-step-2 & 3" in found and "+10.00 [$-$64.52, +84.52]" in found
 
 
 def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_path: Path) -> None:
@@ -650,24 +634,6 @@ def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are
     assert "otherwise as" not in rendered(compared(tmp_path, reference="FEDAVG, lr = 0.1"))
 
 
-def test_only_signs_of_numbers_are_minus_signs_in_latex(tmp_path: Path) -> None:
-    for number, name in enumerate(("a (-1)", "b -c", "3-4")):
-        write_run(tmp_path / str(number), [0.5], {"local.x": -number - 1}, labels={"run": name, "local.x": -number - 1})
-    text = as_latex(compared(tmp_path))
-    for line in ("a ($-$1), x = $-$1 & 1", "b -c, x = $-$2 & 1", "3-4, x = $-$3 & 1"):
-        assert f"\n{line}" in text
-
-
-def test_powers_of_ten_are_set_as_such_in_latex(tmp_path: Path) -> None:
-    for number, lr in enumerate((1e-05, 2.5e-07, 3e20, 0.5)):
-        labels = {"run": f"r{number}e-05 in 2e-05s", "local.lr": lr}
-        write_run(tmp_path / str(number), [0.5], {"local.lr": lr}, labels=labels, test_loss=[-4e-06])
-    text = as_latex(compared(tmp_path, metric="test_loss"))
-    numbers = (r"$1 \cdot 10^{-5}$", r"$2.5 \cdot 10^{-7}$", r"$3 \cdot 10^{20}$", "0.5")
-    for number, value in enumerate(numbers):
-        assert f"\nr{number}e-05 in 2e-05s, lr = {value} & 1 & $-$$4 \\cdot 10^{{-6}}$" in text
-
-
 def test_what_only_some_seeds_of_a_reference_name_does_not_count(tmp_path: Path) -> None:
     mu = "local.proximal_mu"
     for seed in (0, 1):
@@ -676,3 +642,16 @@ def test_what_only_some_seeds_of_a_reference_name_does_not_count(tmp_path: Path)
             write_run(tmp_path / f"{name}{seed}", [0.5 + value], {"seed": seed, mu: value}, labels=labels)
     [(_, [_, prox])] = compared(tmp_path, reference="FedAvg").blocks
     assert prox.reference is not None and prox.common == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cell", "latex"),
+    [
+        ("a (-1) b -c 3-4 +10 [-64.52, +84.5]", "a ($-$1) b -c 3-4 +10 [$-$64.52, +84.5]"),
+        ("lr = 1e-05, 2.5e-07, 3e+20", r"lr = $1 \cdot 10^{-5}$, $2.5 \cdot 10^{-7}$, $3 \cdot 10^{20}$"),
+        ("-4e-06 r0e-05 in 2e-05s", r"$-$$4 \cdot 10^{-6}$ r0e-05 in 2e-05s"),
+        ("100 %\n& ± a\\b_#", r"100 \% \& $\pm$ a\textbackslash{}b\_\#"),
+    ],
+)
+def test_signs_powers_and_characters_are_set_as_latex_reads_them(cell: str, latex: str) -> None:
+    assert _latex_cell(cell) == latex

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fedmpi import UserError
-from fedmpi.records.participants import clients_as_text, clients_from_text
-from fedmpi.results.costs import Spread, first_reached, judged, spent, to_target
-from fedmpi.results.gather import differing, find_runs
+from fedmpi.records.history import clients_as_text, clients_from_text
+from fedmpi.results.comparison import Spread, first_reached, judged, spent, to_target
+from fedmpi.results.loading import differing, find_runs
 
 
 def records(*accuracies: float | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.results.intervals import corrected, paired
+from fedmpi.results.comparison import corrected, paired
 
 
 def test_a_paired_interval_is_students_of_the_differences_per_seed() -> None:

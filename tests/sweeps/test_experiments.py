@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedmpi.cli import run_command
-from fedmpi.sweeps.planned_runs import PlannedRun, plan_sweep
+from fedmpi.sweeps.plan import PlannedRun, plan_sweep
 from jobs.experiments.emnist_files import main as emnist_files
 from jobs.experiments.fedstas_data import drawn, mixes
 

@@ -8,8 +8,7 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.config import load_config
-from fedmpi.sweeps.layered import laid_over
-from fedmpi.sweeps.planned_runs import Sweep, plan_sweep
+from fedmpi.sweeps.plan import Sweep, laid_over, plan_sweep
 
 WHOLE = """
 rounds = 100

@@ -12,7 +12,7 @@ import pytest
 
 from fedmpi import ClientArrays, UserError
 from fedmpi.config import load_config
-from fedmpi.sweeps.planned_runs import PlannedRun, Sweep, plan_sweep
+from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
 
 REPOSITORY = Path(__file__).parents[2]
 COUNT = {"participation": {"count": 5}}

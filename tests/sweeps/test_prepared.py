@@ -10,8 +10,8 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.common.errors import MissingFiles, RunFailure
-from fedmpi.sweeps.children import TAIL, error_sentence, last_words
-from fedmpi.sweeps.prepared import Preparation, ensure_shards
+from fedmpi.process.children import TAIL, last_words
+from fedmpi.sweeps.shards import Preparation, ensure_shards
 
 
 def test_folders_that_cannot_be_prepared_are_refused_before_that(
@@ -72,13 +72,19 @@ def test_a_failed_preparation_says_how_it_ended(
         assert failure.type is RunFailure and f"failed ({said}): see" in str(failure.value)
 
 
-def test_the_last_error_in_the_end_of_a_log_is_what_it_says(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("error: first\n" + "x" * TAIL + "\nlast\n")
-    assert error_sentence(tmp_path / "log") is None and last_words(tmp_path / "log") == "last"
-    (tmp_path / "log").write_text("error: first\n" + "x" * (TAIL - 50) + "\nlast\n\n \n")
-    assert error_sentence(tmp_path / "log") == "first"
-    (tmp_path / "log").write_text("error: first\nerror: second (error: 5)\nlast\n")
-    assert error_sentence(tmp_path / "log") == "second (error: 5)"
-    (tmp_path / "log").write_bytes(b"\xff\nlast\n\n \n")
-    assert last_words(tmp_path / "log") == "last"
-    assert last_words(tmp_path / "none") == "it left no words"
+@pytest.mark.parametrize(
+    ("text", "error", "last"),
+    [
+        ("error: first\n" + "x" * TAIL + "\nlast\n", "", "last"),
+        ("error: first\n" + "x" * (TAIL - 50) + "\nlast\n\n \n", "first", "first"),
+        ("error: first\nerror: second (error: 5)\nlast\n", "second (error: 5)", "second (error: 5)"),
+        ("\udcff\nlast\n\n \n", "", "last"),
+        (None, "", "it said nothing"),
+    ],
+)
+def test_the_last_error_in_the_end_of_a_log_is_what_it_says(
+    tmp_path: Path, text: str | None, error: str, last: str
+) -> None:
+    if text is not None:
+        (tmp_path / "log").write_bytes(text.encode(errors="surrogateescape"))
+    assert last_words(tmp_path / "log") == error and last_words(tmp_path / "log", any_line=True) == last

@@ -26,13 +26,11 @@ from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.mpi.device import MOST_THREADS
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
-from fedmpi.results.gather import find_runs, read_runs
-from fedmpi.sweeps import queue, runner
-from fedmpi.sweeps.planned_runs import plan_sweep
-from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
-from fedmpi.sweeps.queue import Started, command
-from fedmpi.sweeps.runner import check_runs, exit_code, look_over, run_sweep
-from fedmpi.sweeps.standing import look, write_notes
+from fedmpi.results.loading import find_runs, read_runs
+from fedmpi.sweeps import run as runner
+from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.run import Started, check_runs, command, exit_code, look, look_over, run_sweep, write_notes
+from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards
 from tests.end_to_end.runs import curve, records
 from tests.mpi.commands import run_commands
 from tests.mpi.launch import LIMIT, end_job, run_alone, start_job
@@ -151,7 +149,7 @@ def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
 
 DYING = """
 import os, subprocess, sys
-from fedmpi.sweeps.children import ends_with_parent
+from fedmpi.process.children import ends_with_parent
 
 told_how = ends_with_parent(at_once=sys.argv[1] == "at once")
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=told_how)
@@ -391,7 +389,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0, 1, 2]}}, tmp_path)
     started = []
 
-    def taken(waiting: Any, settle: Any, first: Any = queue._next) -> Any:
+    def taken(waiting: Any, settle: Any, first: Any = runner._next) -> Any:
         run = first(waiting, settle)
         if run is not None and run.config.seed < 2:
             shutil.rmtree(run.folder)
@@ -404,7 +402,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
         assert (planned.runs[2 * (len(started) - 1)].folder / "sweep.toml").exists()
         raise BlockingIOError(11, "no more processes")
 
-    monkeypatch.setattr(queue, "_next", taken)
+    monkeypatch.setattr(runner, "_next", taken)
     monkeypatch.setattr("subprocess.Popen", start)
     outcomes = run_sweep(planned, planned.runs)
     assert [one.ending for one in outcomes] == ["failed"] * 3 and len(started) == 2
@@ -488,7 +486,6 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
     ("ended", "ending", "why"),
     [
         ("echo error: out is in use by process 7 on a; exit 2", "finished", ""),
-        ("echo error: out is being taken by several runs at once; exit 2", "finished", ""),
         ("echo error: the port is in use by another; exit 1", "failed", "the port is in use by another"),
         ("echo error: no such key; exit 2", "failed", "no such key"),
         ("exit 75", "stopped", ""),
@@ -612,7 +609,7 @@ def test_runs_at_work_at_once_share_the_cores_and_one_that_a_warning_ends_is_no_
         return popen(["sh", "-c", f"kill -{'TERM' if len(seen) == 1 else 'USR1'} $$"])
 
     monkeypatch.delenv(MOST_THREADS, raising=False)
-    monkeypatch.setattr(queue, "cores_allowed", lambda: 7)
+    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
     monkeypatch.setattr("subprocess.Popen", start)
     assert [one.ending for one in run_sweep(planned, planned.runs, jobs=2)] == ["stopped"] * 2
     assert [one.ending for one in run_sweep(planned, planned.runs)] == ["stopped"] * 2

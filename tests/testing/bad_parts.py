@@ -15,20 +15,17 @@ from fedmpi import ClientArrays, Cohort, LocalAlgorithm, client_sampler, combine
 
 
 def processes() -> int:
-    """What nobody's result may depend on."""
     return int(os.environ.get("PMI_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
 
 
 @client_sampler
 def now_and_then(view, *, chance: float = 0.1) -> Cohort:
-    """Each client comes for itself, so that there may be nobody."""
     clients = view.available[view.generator.random(len(view.available)) < chance]
     return Cohort(clients, [chance] * len(clients))
 
 
 @client_sampler
 def named_twice(view) -> Cohort:
-    """With replacement, by probabilities that change; whoever is drawn twice is named twice."""
     p = 1.0 + (view.available + view.round) % 3
     p = (p / p.sum()).astype(np.float64)
     drawn = view.generator.choice(len(p), view.count, p=p)
@@ -37,34 +34,29 @@ def named_twice(view) -> Cohort:
 
 @client_sampler
 def fair(view) -> Cohort:
-    "Uniform, and says so."
     chosen = np.sort(view.generator.choice(view.available, view.count, replace=False))
     return Cohort(chosen, np.full(view.count, view.count / len(view.available)))
 
 
 @client_sampler
 def from_the_global_generator(view) -> Cohort:
-    "Draws with np.random."
     return Cohort(np.sort(np.random.choice(view.available, view.count, replace=False)))  # noqa: NPY002
 
 
 @client_sampler
 def seeds_torch(view) -> Cohort:
-    "Seeds torch's global generator."
     torch.manual_seed(view.round)
     return fair(view)
 
 
 @client_sampler
 def unrepeatable(view) -> Cohort:
-    "Draws from a generator that nobody can restore."
     generator = np.random.default_rng()
     return Cohort(np.sort(generator.choice(view.available, view.count, replace=False)))
 
 
 @client_sampler
 def wrong_inclusion(view) -> Cohort:
-    "Prefers large clients, and says that it does not."
     shares = view.sizes[view.available] / view.sizes[view.available].sum()
     chosen = np.sort(view.generator.choice(view.available, view.count, replace=False, p=shares))
     return Cohort(chosen, np.full(len(chosen), view.count / len(view.available)))
@@ -72,13 +64,11 @@ def wrong_inclusion(view) -> Cohort:
 
 @client_sampler
 def a_little_wrong(view) -> Cohort:
-    "Uniform, but states a tenth more."
     return Cohort(fair(view).clients, np.full(view.count, 1.1 * view.count / len(view.available)))
 
 
 @client_sampler
 def varying(view) -> Cohort:
-    "Two or four clients in turn, with the right probabilities of each round."
     count = min(2 + 2 * (view.round % 2), len(view.available))
     chosen = np.sort(view.generator.choice(view.available, count, replace=False))
     return Cohort(chosen, np.full(count, count / len(view.available)))
@@ -86,28 +76,23 @@ def varying(view) -> Cohort:
 
 @client_sampler
 def varying_wrong(view) -> Cohort:
-    "The same with their mean."
     cohort = varying(view)
     return Cohort(cohort.clients, np.full(len(cohort.clients), (3 - 0.2 * (view.round % 2)) / len(view.available)))
 
 
 @client_sampler
 def of_those_away(view) -> Cohort:
-    "Forgets who is there."
     return Cohort(np.arange(view.count))
 
 
 @client_sampler
 def everybody_compared(view) -> Cohort:
-    "A table of all pairs."
     best = (view.sizes[view.available, None] >= view.sizes[view.available]).sum(1)
     return Cohort(np.sort(view.available[np.argsort(best)[: view.count]]))
 
 
 @client_sampler
 class ForgetsOnResume:
-    "Takes turns, and remembers whose turn it is where no checkpoint looks."
-
     def __init__(self) -> None:
         self.turn = 0
 
@@ -118,51 +103,42 @@ class ForgetsOnResume:
 
 @client_sampler
 def asks_for_everybody(view) -> Cohort:
-    "Asks for what a view does not have."
     return Cohort(view.everybody[: view.count])
 
 
 @client_sampler
 def by_processes(view) -> Cohort:
-    "Other clients on more ranks."
     return Cohort(np.sort(np.roll(view.available, -processes())[: view.count]))
 
 
 @row_rule
 def half(client) -> np.ndarray:
-    "Half of the rows, at random."
     count = (len(client.labels) + 1) // 2
     return np.sort(client.generator.choice(len(client.labels), count, replace=False))
 
 
 @row_rule
 def shuffled(client) -> np.ndarray:
-    "Not sorted."
     return client.generator.permutation(len(client.labels))
 
 
 @row_rule
 def beyond(client) -> np.ndarray:
-    "Counts from 1."
     return half(client) + 1
 
 
 @row_rule
 def repeated(client) -> np.ndarray:
-    "With replacement."
     return np.sort(client.generator.choice(len(client.labels), len(client.labels)))
 
 
 @row_rule
 def global_rows(client) -> np.ndarray:
-    "Draws with random."
     return np.array(sorted(random.sample(range(len(client.labels)), 1)))
 
 
 @row_rule
 class Alternating:
-    "Every second client sits out, in the order in which they are asked."
-
     def __init__(self) -> None:
         self.asked = 0
 
@@ -173,133 +149,109 @@ class Alternating:
 
 @row_rule
 def first_by_processes(client) -> np.ndarray:
-    "Other rows on more ranks."
     return np.arange(min(len(client.labels), 2 + 3 * processes()))
 
 
 @row_rule(pooled=True)
 def pooled_third(pool) -> np.ndarray:
-    "Every third position."
     return np.arange(pool.start + -pool.start % 3, pool.stop, 3)
 
 
 @row_rule(pooled=True)
 def pooled_from_its_start(pool) -> np.ndarray:
-    "Counts from where its part begins."
     return np.arange(pool.start, pool.stop, 3)
 
 
 @weights(normalised=True)
 def root(cohort, sizes) -> np.ndarray:
-    "The square root of each participant's samples."
     return np.sqrt(sizes[cohort.clients])
 
 
 @weights(normalised=True)
 def negative(cohort, sizes) -> np.ndarray:
-    "Below 0 for some."
     return sizes[cohort.clients] - sizes.mean()
 
 
 @weights(normalised=False)
 def infinite(cohort, sizes) -> np.ndarray:
-    "Divides by 0."
     return 1.0 / (cohort.clients % 3)
 
 
 @weights
 def times_their_chances(cohort, sizes) -> np.ndarray:
-    "Multiplies the sizes of all clients by a number for each participant."
     return sizes / cohort.inclusion
 
 
 @weights
 def undecided(cohort, sizes) -> np.ndarray:
-    "Raises what has nothing to do with sizes."
     raise ValueError("no opinion on this cohort")
 
 
 @weights
 def of_everybody(cohort, sizes) -> np.ndarray:
-    "One number a client instead of a participant."
     return sizes / sizes.sum()
 
 
 @weights
 def jittered(cohort, sizes) -> np.ndarray:
-    "Draws with np.random."
     return sizes[cohort.clients] * np.random.random(len(cohort.clients))  # noqa: NPY002
 
 
 @combiner
 def midrange(updates, coefficients) -> Tensor:
-    "The middle between the largest and the smallest value of every coordinate."
     return (updates.max(0).values + updates.min(0).values) / 2
 
 
 @combiner
 def shortest(updates, coefficients) -> Tensor:
-    "The shortest update, by what it sees of the coordinates."
     return updates[updates.square().sum(1).argmin()]
 
 
 @combiner
 def one_number(updates, coefficients) -> Tensor:
-    "Loses the coordinates."
     return updates.mean()
 
 
 @combiner
 def dropped_out(updates, coefficients) -> Tensor:
-    "Draws with torch."
     return (updates * (torch.rand(len(updates), 1) < 0.8)).mean(0)
 
 
 def absolute(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
-    "Distance of the target's probability from 1."
     return scale * (1 - outputs.softmax(1).gather(1, targets[:, None]).squeeze(1))
 
 
 def of_the_batch(outputs: Tensor, targets: Tensor) -> Tensor:
-    "Looks at the other samples."
     return absolute(outputs - outputs.mean(0), targets)
 
 
 def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
-    "One number for the batch."
     return absolute(outputs, targets).mean()
 
 
 def unstable(outputs: Tensor, targets: Tensor) -> Tensor:
-    "Overflows."
     return (
         -(outputs.exp() ** 9 / (outputs.exp() ** 9).sum(1, keepdim=True)).log().gather(1, targets[:, None]).squeeze(1)
     )
 
 
 def rounded(outputs: Tensor, targets: Tensor) -> Tensor:
-    "No gradient."
     return (outputs.argmax(1) != targets).to(outputs.dtype)
 
 
 def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
-    "Draws with torch."
     return absolute(outputs + torch.randn_like(outputs), targets)
 
 
 def scaled_by_processes(outputs: Tensor, targets: Tensor) -> Tensor:
-    "Another loss on more ranks."
     return processes() * absolute(outputs, targets)
 
 
 def confidence(outputs: Tensor, targets: Tensor) -> dict:
-    "The largest probability."
     return {"confidence": outputs.softmax(1).max(1).values.sum()}
 
 
 class LeastRecall:
-    "The least of the classes' recalls."
-
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict:
         right = targets[outputs.argmax(1) == targets]
         return {"all": torch.bincount(targets, minlength=99), "right": torch.bincount(right, minlength=99)}
@@ -310,28 +262,22 @@ class LeastRecall:
 
 
 def averaged_metric(outputs: Tensor, targets: Tensor) -> dict:
-    "A mean of the batch."
     return {"confidence": outputs.softmax(1).max(1).values.mean()}
 
 
 def undefined_metric(outputs: Tensor, targets: Tensor) -> dict:
-    "Not a number."
     return {"surprise": torch.tensor(float("nan"))}
 
 
 def noisy_metric(outputs: Tensor, targets: Tensor) -> dict:
-    "Draws with torch."
     return {"noise": torch.rand(len(targets)).sum()}
 
 
 def changing_metric(outputs: Tensor, targets: Tensor) -> dict:
-    "Works in place."
     return {"confidence": outputs.exp_().sum(1).log().sum()}
 
 
 class CountingMetric:
-    "Remembers how often it was asked."
-
     asked = 0
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict:
@@ -340,53 +286,43 @@ class CountingMetric:
 
 
 def metric_by_processes(outputs: Tensor, targets: Tensor) -> dict:
-    "Another number on more ranks."
     return {"ranks": len(targets) * processes()}
 
 
 def in_turn(labels, clients, generator, *, start: int = 0) -> np.ndarray:
-    "Row i belongs to client i + start."
     return (np.arange(len(labels)) + start) % (clients or 5)
 
 
 def own_dice(labels, clients, generator) -> np.ndarray:
-    "Draws with random."
     return np.array([random.randrange(clients) for _ in labels])
 
 
 def other_dice(labels, clients, generator) -> np.ndarray:
-    "Draws from a generator that nobody can restore."
     return np.random.default_rng().integers(0, clients, len(labels))
 
 
 def one_too_many(labels, clients, generator) -> np.ndarray:
-    "Counts clients from 1."
     return 1 + np.arange(len(labels)) % clients
 
 
 def below_nobody(labels, clients, generator) -> np.ndarray:
-    "Another number for nobody."
     return np.where(labels == 0, -2, 0)
 
 
 def of_some_rows(labels, clients, generator) -> np.ndarray:
-    "Only the rows that somebody gets."
     return np.zeros(len(labels) - 1, np.int64)
 
 
 def sorts_the_labels(labels, clients, generator) -> np.ndarray:
-    "Works in place."
     labels.sort()
     return np.arange(len(labels)) % clients
 
 
 def pairs_of_rows(labels, clients, generator) -> np.ndarray:
-    "A table of all pairs."
     return (labels[:, None] == labels).sum(1) % clients
 
 
 def dealt_by_processes(labels, clients, generator) -> np.ndarray:
-    "Other clients by several processes."
     return np.arange(len(labels)) // processes() % clients
 
 
@@ -395,12 +331,10 @@ def _points(count: int = 60) -> dict:
 
 
 def points(*, count: int = 60) -> dict:
-    "Points on a line."
     return _points(count)
 
 
 def scattered() -> dict:
-    "Draws with np.random."
     return {**_points(), "x": np.random.random((60, 2))}  # noqa: NPY002
 
 
@@ -417,28 +351,22 @@ def _raw(**changes) -> RawDataset:
 
 
 def raw_set() -> RawDataset:
-    "Kept as it is."
     return _raw()
 
 
 def labels_from_one() -> RawDataset:
-    "Counts classes from 1."
     return _raw(labels=1 + np.arange(40) % 3)
 
 
 def other_shape() -> RawDataset:
-    "States another shape than it reads."
     return _raw(feature_shape=(3,))
 
 
 def in_reading_order() -> RawDataset:
-    "Gives rows as a file would that is read on."
     return _raw(read=lambda rows: np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2))
 
 
 class KeepsItToItself(LocalAlgorithm):
-    "SCAFFOLD's control variates in a dictionary of its own."
-
     server_state = ("c",)
     sums = ("dc",)
 
@@ -459,8 +387,6 @@ class KeepsItToItself(LocalAlgorithm):
 
 
 class KeepsItInTheClass(KeepsItToItself):
-    "The same where even a new object finds it."
-
     everybodys: dict[int, Tensor] = {}
 
     def __init__(self) -> None:
@@ -468,30 +394,22 @@ class KeepsItInTheClass(KeepsItToItself):
 
 
 class PushedByProcesses(LocalAlgorithm):
-    "Another correction on more ranks."
-
     def correction(self, client, server) -> Tensor:
         return torch.full_like(server.model, 0.01 * processes())
 
 
 class WrongNames(LocalAlgorithm):
-    "Returns what it did not declare."
-
     def finish(self, client, server, work) -> dict[str, Tensor]:
         return {"norm": work.delta.norm()}
 
 
 class NearlyNamed(LocalAlgorithm):
-    "A pull under a name that nothing reads."
-
     def __init__(self, *, number: int = 3) -> None:
         self.number = number
         self.proximal = 0.1
 
 
 class WellNamed(LocalAlgorithm):
-    "Attributes of its own: an option that is called almost like `numbers`, and what begins with an underscore."
-
     def __init__(self, *, number: int = 3) -> None:
         self.number = number
         self._proximal = 0.1
@@ -499,8 +417,6 @@ class WellNamed(LocalAlgorithm):
 
 
 class OneName(LocalAlgorithm):
-    "A single name stands without a tuple."
-
     client_state, server_state, sums, numbers = "seen", "total", "moved", "steps"
 
     def finish(self, client, server, work) -> dict[str, Any]:
@@ -513,8 +429,6 @@ class OneName(LocalAlgorithm):
 
 
 class CountingHeads(LocalAlgorithm):
-    "Relies on being told of as many participants as there were."
-
     numbers = ("heads",)
 
     def finish(self, client, server, work) -> dict[str, Any]:
@@ -528,8 +442,6 @@ class CountingHeads(LocalAlgorithm):
 
 @server_optimizer
 class Counting:
-    "A number under a single name, which it has from the start."
-
     state = "rounds"
 
     def __init__(self) -> None:
@@ -542,8 +454,6 @@ class Counting:
 
 @client_sampler
 class Misremembers:
-    "Declares another name than it uses, and needs neither."
-
     state = ("asks",)
 
     def __init__(self):
@@ -555,22 +465,16 @@ class Misremembers:
 
 
 class PulledByWords(LocalAlgorithm):
-    "Its pull is no number."
-
     proximal_mu = "a lot"  # type: ignore[assignment]
 
 
 class NoisyAlgorithm(LocalAlgorithm):
-    "Draws with torch."
-
     def correction(self, client, server) -> Tensor:
         return 0.01 * torch.randn_like(server.model)
 
 
 @server_optimizer
 class Forgetful:
-    "Momentum that it does not name."
-
     def __init__(self) -> None:
         self.m: Tensor | float = 0.0
 
@@ -580,23 +484,18 @@ class Forgetful:
 
 
 def rising(view) -> np.ndarray:
-    "Everybody more often every round."
     return np.full(len(view.sizes), min(1.0, 0.2 * (view.round + 1)))
 
 
 def above_one(view) -> np.ndarray:
-    "More than certain."
     return view.sizes / view.sizes.mean()
 
 
 def flickering(view) -> np.ndarray:
-    "Draws with np.random."
     return np.random.random(len(view.sizes))  # noqa: NPY002
 
 
 class Tiring:
-    "Fewer every time it is asked."
-
     def __init__(self) -> None:
         self.asked = 0
 
@@ -606,33 +505,26 @@ class Tiring:
 
 
 def in_order(class_counts, most, generator, target) -> np.ndarray:
-    "Neighbours together."
     return np.arange(len(class_counts)) // most
 
 
 def all_together(class_counts, most, generator, target) -> np.ndarray:
-    "One mediator for everybody."
     return np.zeros(len(class_counts), np.int64)
 
 
 def shuffled_groups(class_counts, most, generator, target) -> np.ndarray:
-    "Draws with random."
     return np.array(sorted(range(len(class_counts)), key=lambda k: random.random()), np.int64) // most
 
 
 def linear(description) -> nn.Module:
-    "One layer."
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(description.feature_shape)), description.classes))
 
 
 def one_output(description) -> nn.Module:
-    "Forgets the classes."
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(description.feature_shape)), 1))
 
 
 class Centred(nn.Module):
-    "Looks at the other samples."
-
     def __init__(self, description) -> None:
         super().__init__()
         self.inner = linear(description)
@@ -642,8 +534,6 @@ class Centred(nn.Module):
 
 
 class Unseeded(nn.Module):
-    "Draws its parameters with np.random."
-
     def __init__(self, description) -> None:
         super().__init__()
         self.inner = linear(description)
@@ -654,8 +544,6 @@ class Unseeded(nn.Module):
 
 
 class Steps:
-    "Plain steps."
-
     def __init__(self, parameters, lr, *, sign: float = 1.0) -> None:
         self.parameters, self.lr, self.sign = parameters, lr, sign
 
@@ -665,15 +553,11 @@ class Steps:
 
 
 class Standing(Steps):
-    "Steps on copies."
-
     def step(self) -> None:
         self.moved = [p.data - self.lr * p.grad for p in self.parameters]
 
 
 class Remembering(Steps):
-    "Momentum that the next client inherits."
-
     before: list[Tensor] = []
 
     def step(self) -> None:
@@ -682,28 +566,22 @@ class Remembering(Steps):
 
 
 class Jumping(Steps):
-    "Draws with torch."
-
     def step(self) -> None:
         for parameter in self.parameters:
             parameter.data.sub_(self.lr * parameter.grad * torch.rand(()))
 
 
 def three_clients() -> ClientArrays:
-    "A few numbers."
     x = np.arange(60, dtype=np.float32).reshape(20, 3)
     return ClientArrays(x, np.arange(20) % 4, np.arange(20) % 3, test=(x[:4], np.arange(4)))
 
 
 def other_numbers() -> ClientArrays:
-    "Others every time."
     x = np.random.default_rng().random((20, 3))
     return ClientArrays(x, np.arange(20) % 4, np.arange(20) % 3, test=(x[:4], np.arange(4)))
 
 
 class EverySecond:
-    """Steps along the mean of two gradients."""
-
     def __init__(self, parameters, lr: float):
         self.parameters, self.lr, self.kept = list(parameters), lr, []
 
@@ -716,13 +594,11 @@ class EverySecond:
 
 
 def for_seven_features(description, seed: int = 0):
-    """A network that is made for other data than those of the kit."""
     assert description.feature_shape == (7,), "seven features"
     return torch.nn.Linear(7, description.classes)
 
 
 def next_letters(description, units: int = 6):
-    """A class at each position of a text."""
     return torch.nn.Sequential(
         torch.nn.Embedding(description.vocabulary, units), torch.nn.Linear(units, description.classes)
     )

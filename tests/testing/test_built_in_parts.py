@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedmpi
 import fedmpi.testing
-from data_prep.__main__ import run as prepare
 from fedmpi.common.registry import Part
 from fedmpi.testing import Check, checks
-from fedmpi.testing.check import Subject
-from fedmpi.testing.kit import CHECKS, part_of
-from fedmpi.testing.preparation import prepared_checks
-from fedmpi.testing.started import Starts, started_checks
-from tests.testing.made_up import FILES, raw_of
+from fedmpi.testing.kit import CONTRACTS
 
 NEEDED: dict[str, dict[str, Any]] = {
     "row rule bernoulli": {"samples.wanted": 200},
@@ -41,9 +35,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """What a part cannot do without, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.parts("data set") if part.name != "digits"}
-"""Data sets whose readers get small files in the published layout."""
-OF_FILES = {"user": "arrays", "user-groups": "arrays", "pachinko": "cifar100"}
-"""Partitions that go by what only some data sets have, and one that has it."""
+"""Data sets whose readers need files; tests/data_prep reads such."""
+OF_FILES = ("user", "user-groups", "pachinko")
+"""Partitions that go by what only some data sets have."""
 PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.parts() if part.name not in WRITTEN]
 LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.parts("partition") if p.name not in OF_FILES]}
 """Those of some kinds that are tried in started runs together with the others; the rest wants files first."""
@@ -51,17 +45,6 @@ LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "i
 """Checks that take seconds."""
 
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mlp": ("digits", {}),
-    "cnn": ("mnist", {}),
-    "cifar-cnn": ("cifar10", {}),
-    "image-cnn": ("cifar10", {}),
-    "resnet18": ("cifar10", {"model.width": 4, "model.groups": 2}),
-    **dict.fromkeys(("text-cnn", "fedsampling-text-cnn", "transformer"), ("mind", {"model.dimension": 4})),
-    **dict.fromkeys(("lstm", "bilstm", "char-lstm", "word-lstm"), ("mind", {"model.dimension": 4, "model.units": 6})),
-    "bag-of-words": ("mind", {}),
-    "causal-transformer": ("mind", {"model.dimension": 4, "model.heads": 2}),
-}
 """The data set on which each model is trained in started runs, and what makes it small."""
 
 
@@ -74,8 +57,7 @@ QUICK = [check for part, settings in PARTS for check in checks(part, settings, r
 
 def test_every_kind_that_the_contract_names_has_checks_and_parts() -> None:
     kinds = {part.kind for part, _ in PARTS}
-    assert kinds == CHECKS.keys()
-    assert WRITTEN.keys() == FILES.keys() and not MODELS.keys() ^ {part.name for part in fedmpi.parts("model")}
+    assert kinds == CONTRACTS.keys()
     assert len(PARTS) > 30 and len(QUICK) > 140
 
 
@@ -91,44 +73,3 @@ def test_a_built_in_part_keeps_its_contract(check: Check) -> None:
 )
 def test_a_built_in_part_keeps_its_contract_in_started_runs(check: Check) -> None:
     assert check()
-
-
-def of_files(name: str, folder: Path) -> dict[str, Any]:
-    """Settings of a partition that goes by what a data set has."""
-    data = OF_FILES[name]
-    return NEEDED.get(f"partition {name}", {}) | {"clients": 3, "dataset": data, "raw": raw_of(data, folder)}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_reader_keeps_its_contract_on_files_in_the_published_layout(name: str, tmp_path: Path) -> None:
-    if name == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
-    for check in checks(WRITTEN[name], {"raw": raw_of(name, tmp_path)}, runs=False):
-        assert check()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*WRITTEN, *OF_FILES])
-def test_shards_of_files_are_the_same_by_any_number_of_processes(name: str, tmp_path: Path) -> None:
-    if name == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
-    settings = of_files(name, tmp_path) if name in OF_FILES else {"raw": raw_of(name, tmp_path)}
-    subject = Subject(part_of(name, "partition" if name in OF_FILES else "data set"), settings)
-    for check in prepared_checks(subject):
-        assert check()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_model_gives_the_same_on_any_number_of_ranks_and_resumed(tmp_path: Path) -> None:
-    subjects = []
-    for name, (data, settings) in MODELS.items():
-        raw = [] if data == "digits" else ["--raw", str(raw_of(data, tmp_path))]
-        if not (shards := tmp_path / f"{data}-shards").exists():
-            assert prepare([data, *raw, "--partition", "iid", "--clients", "5", "--out", str(shards)]) == 0
-        subjects.append(Subject(part_of(name, "model"), settings | {"data.shards": str(shards)}))
-    starts = Starts(subjects)
-    for subject in subjects:
-        for check in started_checks(subject, starts):
-            assert check(), check

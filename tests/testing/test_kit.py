@@ -13,7 +13,7 @@ from fedmpi.cli import app
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of
-from fedmpi.testing.samplers import _chance, stated_inclusion
+from fedmpi.testing.selection import _chance, stated_inclusion
 from fedmpi.testing.started import Starts, started_checks
 from tests.testing import bad_parts
 

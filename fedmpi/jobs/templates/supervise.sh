@@ -53,6 +53,13 @@ settle() {
 listen
 before=$(rounds)
 
+# What an earlier start of this job that was killed has left: the lock of the run's folder, and MPICH's shared memory on the nodes.
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+  rm -f "$run/.lock"
+  srun --ntasks-per-node=1 --ntasks="${SLURM_NNODES:-1}" \
+    find /dev/shm -maxdepth 1 -user "$(id -un)" -name 'mpich_*' -mmin +1 -delete 2> /dev/null
+fi
+
 # What continues the run that the folder holds also starts one where it holds none: the same line serves both. Ranks that do
 # not find one another in MPI's start end with 76 and leave a mark: they are started again at once, three times.
 export FEDMPI_NOT_STARTED=$run/not-started

@@ -11,9 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedmpi.common.terminal import paragraph, show_table
-from fedmpi.results.comparison import Comparison, Row, in_percent
-from fedmpi.results.costs import Spread
-from fedmpi.results.grouping import GroupsAlike, plain
+from fedmpi.results.comparison import Comparison, Row, Spread, in_percent
+from fedmpi.results.loading import GroupsAlike, plain
 
 UNITS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
 """Of what was spent up to a target: the word, and digits."""

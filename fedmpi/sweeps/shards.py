@@ -1,7 +1,7 @@
 """The shards that a sweep needs: described in its file, prepared once, whoever asks for them and however often.
 
-Who prepares holds a folder beside the shards (`records/hold.py`), whatever host it is on; the others wait. What a
-killed preparation has left is cleared by the next one.
+Who prepares locks a folder beside the shards; the others wait. What a killed preparation has left is cleared by the
+next one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError, shown
 from fedmpi.common.files import make_folder
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
-from fedmpi.records.hold import Hold, Holder
-from fedmpi.sweeps.children import ends_with_parent, error_sentence, how_it_ended
+from fedmpi.process.children import ends_with_parent, how_it_ended, last_words
+from fedmpi.records.hold import Hold, owner_of
 
 WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
 """Options that change nothing about the shards themselves."""
@@ -89,10 +89,10 @@ def ensure_shards(wanted: Preparation, show_line: Callable[[str], None], stop: C
     while not wanted.ready():
         if stop():
             raise Stopped
-        holder = Holder.of(beside)
-        if holder is not None and holder.alive():
+        owner = owner_of(beside) if beside.is_dir() else None
+        if owner is not None:
             if not waited:
-                show_line(f"{wanted.title}: waiting for its shards, which {holder} prepares")
+                show_line(f"{wanted.title}: waiting for its shards, which {owner} prepares")
             waited = True
             time.sleep(POLLED)
             continue
@@ -133,7 +133,7 @@ def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop:
                 process.terminate()
                 process.wait()
     code = process.returncode
-    why = how_it_ended(code, error_sentence(log) or f"exit code {code}")
+    why = how_it_ended(code, last_words(log) or f"exit code {code}")
     if code == 2:
         raise UserError(f"[prepare] for {wanted.title}: {why}")
     if code:

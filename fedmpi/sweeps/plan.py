@@ -1,32 +1,33 @@
 """A sweep's file: which runs it describes, each with its complete configuration, name, folder and shards.
 
 The file is that of a configuration with a table [sweep] beside: lists of values, crossed; [[sweep.run]] tables, each a
-variant with a name; and [prepare] tables, the shards. All runs are validated before the first one starts.
+variant with a name; and [prepare] tables, the shards. `base = "other.toml"` lays it over another one. All runs are
+validated before the first one starts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
 from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import OF_A_SWEEP, assignments, drop_alternatives, nested
+from fedmpi.config.layers import OF_A_SWEEP, assignments, dotted, drop_alternatives, nested, read_toml
 from fedmpi.config.loading import build_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import config_toml
-from fedmpi.sweeps.labels import run_name, short_keys, shown_value
-from fedmpi.sweeps.layered import laid_over, read_layers, refuse_overruled_lists
-from fedmpi.sweeps.prepared import Preparation, words_of
+from fedmpi.sweeps.shards import Preparation, words_of
 
 MOST_RUNS = 100_000
 MOST_RANKS = 4096
@@ -337,3 +338,145 @@ def _table(value: Any, where: str) -> Values:
     if not isinstance(value, Mapping):
         raise UserError(f"{where} is a table of keys: write [{where.rpartition(' ')[2]}] and its keys below it")
     return dict(value)
+
+
+BASE = "base"
+"""The key."""
+
+DROP = "drop"
+"""In a named table, `drop = true`: the table of that name below is left out."""
+
+
+def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
+    """The tables of a file (or the same from Python) and of those below it, the lowest first."""
+    path = Path("the sweep") if isinstance(given, Mapping) else given
+    table = dict(given) if isinstance(given, Mapping) else read_toml(given)
+    layers, met = [table], {path.resolve()}
+    while BASE in table:
+        below = table.pop(BASE)
+        if not isinstance(below, str) or not below.strip():
+            raise UserError(f"{path}: base = {shown(below, repr)}: give the name of a sweep's file as a text")
+        above, path = path, path.parent / below
+        if path.resolve() in met:
+            raise UserError(f"{path} is its own base, through {len(met)} files: name another file, or leave out base")
+        met.add(path.resolve())
+        try:
+            table = read_toml(path)
+        except UserError as error:
+            raise UserError(f"{above} has base = {shown(below, repr)}: {error}") from error
+        layers.insert(0, table)
+    return layers
+
+
+def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
+    """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard."""
+    listed: set[str] = set()
+    for layer in layers:
+        swept = layer.get("sweep")
+        own = set(dotted(dict(swept))) if isinstance(swept, Mapping) else set()
+        for key, value in dotted({name: part for name, part in layer.items() if name != "sweep"}).items():
+            if key in listed - own:
+                raise UserError(
+                    f"{origin}: {key} = {shown(value, repr)} would change no run, for [sweep] of the file below has a "
+                    "list of it: set it in [sweep], as a list"
+                )
+        listed |= own
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
+    """One table over another: inner tables key by key, lists of named tables name by name, all else replaced."""
+    found = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            found[key] = laid_over(under, value)
+        elif _all_named(value) and _all_named(under):
+            found[key] = _by_name(key, under, value)
+        else:
+            found[key] = value
+    return found
+
+
+def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values]:
+    for names in ([table["name"] for table in tables] for tables in (below, above)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(
+                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}: where one file lies over another names "
+                "tell them apart, so give each its own"
+            )
+    places = {table["name"]: table for table in below}
+    for table in above:
+        if DROP in table:
+            _drop(kind, places, table)
+        else:
+            places[table["name"]] = laid_over(places.get(table["name"], {}), table)
+    if not places:
+        raise UserError(f"[[sweep.{kind}]]: all of them are dropped, so that nothing is left to run: keep one")
+    return list(places.values())
+
+
+def _drop(kind: str, places: Values, table: Values) -> None:
+    name = table["name"]
+    if table[DROP] is not True or len(table) > 2:
+        raise UserError(f"[[sweep.{kind}]] {shown(name, repr)}: drop = true stands alone beside the name")
+    if name not in places:
+        raise UserError(
+            f"[[sweep.{kind}]] {shown(name, repr)} cannot be dropped: the file below has {shown(list(places))}"
+        )
+    del places[name]
+
+
+def _all_named(value: Any) -> TypeGuard[list[Values]]:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in value)
+
+
+LONGEST = 150
+"""Bytes of a name; file systems take 255."""
+BY_THEMSELVES = ("preset", "data.shards", "model.name")
+"""Keys whose values say enough without the key."""
+
+
+def run_name(labels: Mapping[str, Any], variants: Iterable[str], short: Mapping[str, str]) -> str:
+    """The name of a run: variants' names first, then the preset, other keys, and the seed last."""
+    named = set(variants)
+    bare = {*named, *BY_THEMSELVES}
+    order = sorted(labels, key=lambda key: (key == "seed", key not in named, key != "preset"))
+    pieces = [("" if key in bare else f"{short.get(key, key)}=") + _slug(labels[key]) for key in order]
+    name = ",".join(pieces) or "run"
+    if len(name.encode()) > LONGEST:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}~{digest}"
+    return name
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key without its table, where no other key of them ends alike."""
+    listed = list(dict.fromkeys(keys))
+    ends = [key.rpartition(".")[2] for key in listed]
+    return {key: end if ends.count(end) == 1 else key for key, end in zip(listed, ends, strict=True)}
+
+
+def labels_text(labels: Mapping[str, Any]) -> str:
+    """What a run has of each thing that differs, in a line."""
+    return ", ".join(f"{key} = {shown_value(value)}" for key, value in labels.items())
+
+
+def shown_value(value: Any) -> str:
+    """A value as a configuration file has it, without quotes."""
+    value = written(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ", ".join(map(shown_value, value)) + "]"
+    return str(value)
+
+
+def _slug(value: Any) -> str:
+    """A value as part of a name: letters, digits and some signs, others as -."""
+    value = written(value)
+    if isinstance(value, int | float):
+        return shown_value(value)
+    text = Path(value).as_posix() if isinstance(value, str) else shown_value(value)
+    return re.sub(r"-{2,}", "-", re.sub(r"[^\w.+~-]", "-", text)).strip("-.") or "-"

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import Floats, Ints
-from fedmpi.inspect.plot import check_picture
+from fedmpi.describe.data import check_picture
 from fedmpi.privacy.sizes import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, clip_sizes, make_mechanism
 
 SMALLEST_DRAWN = 1e-6
