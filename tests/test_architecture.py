@@ -203,28 +203,6 @@ def test_what_the_package_itself_names_is_looked_up_when_asked_for() -> None:
             assert asked_of_the_package(path) <= {"__version__", "__file__"}, name
 
 
-def test_the_guides_table_of_rooms_points_downwards_too() -> None:
-    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
-    first_cells = re.findall(r"^\| (`[^|]+) \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.MULTILINE)
-    line = {name: number for number, cell in enumerate(first_cells) for name in re.findall(r"`(\w+)[/.]", cell)}
-    assert {name for arrow in between_rooms() for name in arrow.rooms} - {"__main__"} <= line.keys()
-    upward = [arrow for arrow in between_rooms() if line.get(arrow.rooms[0], -1) > line[arrow.rooms[1]]]
-    assert not upward, listed(upward)
-
-
-def test_the_files_that_the_guide_finds_in_the_larger_rooms_are_there() -> None:
-    page = (ROOT / "docs" / "dev" / "architecture.md").read_text()
-    larger = page.partition("### The larger rooms")[2].partition("\n## ")[0]
-    _, *pieces = re.split(r"\*\*`(\w+)/`\*\*", larger)
-    found = dict(zip(pieces[::2], pieces[1::2], strict=True))
-    assert {"core", "local", "clients", "config", "data_prep"} <= found.keys()
-    for name, text in found.items():
-        home = ROOT / "fedmpi" if name == "data_prep" else ROOT / "fedmpi" / name
-        for file in re.findall(r"`([\w/]+\.py)`", text):
-            own = name == "data_prep" and (ROOT / name / file).exists()
-            assert own or (home / file).exists() or (ROOT / "fedmpi" / file).exists(), f"{name}: {file}"
-
-
 def test_libraries_have_one_door_each() -> None:
     for library, doors in DOORS.items():
         users = {name for name, path in sources().items() if library in {m.partition(".")[0] for m in uses(path)}}
