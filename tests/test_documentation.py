@@ -61,6 +61,7 @@ GUIDES = [page for page in PAGES if page.parent.name == "howto" and "```python" 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_python_blocks_of_how_to_guides_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, page.name, "exec"), {})
 
@@ -85,7 +86,7 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
 
 
 def test_every_preset_has_its_equations() -> None:
-    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "methods.md").read_text(encoding="utf-8")
     for preset in presets():
         assert f"`{preset.name}`" in page, preset.name
     for name in re.findall(r"`([\w-]+)`(?:\]|, )", page.partition("## Federated")[0]):
