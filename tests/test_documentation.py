@@ -54,12 +54,19 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 
 
-GUIDES = [page for page in PAGES if page.parent.name == "howto" and "```python" in page.read_text(encoding="utf-8")]
+GUIDES = [
+    page
+    for page in PAGES
+    if (page.parent.name == "howto" or page == ROOT / "docs" / "index.md")
+    and "```python" in page.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_python_blocks_of_how_to_guides_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_of_guides_and_of_the_landing_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
