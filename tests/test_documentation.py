@@ -54,13 +54,21 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 
 
-GUIDES = [page for page in PAGES if page.parent.name == "howto" and "```python" in page.read_text(encoding="utf-8")]
+GUIDES = [
+    page
+    for page in PAGES
+    if (page.parent.name == "howto" or page == ROOT / "docs" / "index.md")
+    and "```python" in page.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_python_blocks_of_how_to_guides_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_of_guides_and_of_the_landing_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, page.name, "exec"), {})
 
@@ -85,7 +93,7 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
 
 
 def test_every_preset_has_its_equations() -> None:
-    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "methods.md").read_text(encoding="utf-8")
     for preset in presets():
         assert f"`{preset.name}`" in page, preset.name
     for name in re.findall(r"`([\w-]+)`(?:\]|, )", page.partition("## Federated")[0]):

@@ -1,4 +1,4 @@
-"""docs/extend.md and docs/examples: every snippet is short, stands in a file, runs, and keeps its contract."""
+"""docs/howto/write-*.md and docs/examples: every snippet is short, stands in a file, runs, and keeps its contract."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from fedmpi.testing.kit import part_of
 from fedmpi.testing.started import Starts, started_checks
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "extend.md").read_text()
+PAGES = {path.stem: path.read_text() for path in sorted((ROOT / "docs" / "howto").glob("write-*.md"))}
 EXAMPLES = ROOT / "docs" / "examples"
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = [block for page in PAGES.values() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+SNIPPETS = [block for block in BLOCKS if "parametrize_with_checks" not in block]
+[TESTED] = [block for block in BLOCKS if "parametrize_with_checks" in block]
 LONGEST = 30
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,10 +78,9 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_snippet_is_short_and_is_a_file_of_the_examples() -> None:
     files = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
-    *snippets, tested = SNIPPETS
     parts = (*PARTS, *METRICS, *PREPARED, *SOURCES)
-    assert len(snippets) == len(parts) + 1 and "parametrize_with_checks" in tested
-    for snippet in snippets:
+    assert len(SNIPPETS) == len(parts)
+    for snippet in SNIPPETS:
         assert len(snippet.splitlines()) < LONGEST, snippet
         assert any(text.endswith(f"\n{snippet}") for text in files.values()), snippet
     for name in parts:
@@ -125,9 +126,10 @@ def test_the_pages_metric_is_recorded(examples: None) -> None:
 
 def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: Path) -> None:
     out = str(tmp_path / "shards")
-    page = (ROOT / "docs" / "data.md").read_text()
-    assert all(snippet in page for snippet in SNIPPETS if "def waves" in snippet or "def home_class" in snippet)
-    [command] = re.findall(r"python -m data_prep (data_set:waves .*partition:.*) --out", page)
+    data = (ROOT / "docs" / "data.md").read_text()
+    for name in ("def waves", "def home_class"):
+        assert name not in data or any(name in snippet and snippet in data for snippet in SNIPPETS)
+    [command] = re.findall(r"python -m data_prep (data_set:waves .*partition:.*) --out", PAGES["write-partition"])
     assert main([*command.split(), "--out", out]) == 0
     store = open_store(out)
     assert (store.clients, store.manifest.classes, store.manifest.dataset) == (12, 3, "data_set:waves")
@@ -135,7 +137,8 @@ def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: 
 
 
 def test_the_pages_features_and_labels_differ_by_client(examples: None, tmp_path: Path) -> None:
-    [command] = re.findall(r"python -m data_prep (digits .*--feature-shift feature_shift:.*) --out", PAGE)
+    page = PAGES["write-partition"].replace("\\\n", " ")
+    [command] = re.findall(r"python -m data_prep (digits .*--feature-shift feature_shift:.*) --out", page)
     plain = [word for word in command.split() if word not in ("--least", "0.2", "--share", "0.5")]
     plain = plain[: plain.index("--feature-shift")]
     for words, name in ((plain, "plain"), (command.split(), "unlike")):
@@ -172,7 +175,7 @@ def test_parts_of_the_page_give_the_same_on_1_2_and_3_ranks_and_resumed(examples
 @pytest.mark.slow
 def test_the_pages_test_passes_under_pytest(examples: None, tmp_path: Path) -> None:
     path = tmp_path / "test_mine.py"
-    path.write_text(SNIPPETS[-1].replace("@fedmpi", "RUNS = False\n\n\n@fedmpi").replace("])\n", "], runs=RUNS)\n"))
+    path.write_text(TESTED.replace("@fedmpi", "RUNS = False\n\n\n@fedmpi").replace("])\n", "], runs=RUNS)\n"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     env = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""docs/python.md runs as it stands."""
+"""docs/reference/python.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 import fedmpi
 
-PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "python.md").read_text()
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(snippets) >= 6
     for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/python.md, snippet {number + 1}", "exec"), names)
+        exec(compile(snippet, f"docs/reference/python.md, snippet {number + 1}", "exec"), names)
     assert capsys.readouterr().out.startswith("<Run of 5 rounds, finished: test_accuracy 0.")
     assert names["run"].ending == "ended", "0.8 is reached in the snippet about on_round"
     assert isinstance(names["runs"][2], fedmpi.Run) and names["runs"][2].folder == Path("runs/seed2")

@@ -1,4 +1,4 @@
-"""Another way to make one update of many: aggregation.rule = "combiner:signs"."""
+"""A robust aggregation rule: aggregation.rule = "combiner:signs"."""
 
 import torch
 
@@ -7,11 +7,11 @@ from fedmpi import combiner
 
 @combiner
 def signs(updates: torch.Tensor, coefficients: torch.Tensor, *, length: float = 1e-3) -> torch.Tensor:
-    """Every coordinate moves by the same length, the way that most of the weight moves it (signSGD with majority vote).
+    """Move every coordinate by one length, in the direction of the weighted majority (signSGD).
 
     Parameters
     ----------
     length : float
-        Of the step along each coordinate.
+        Step length per coordinate.
     """
     return length * torch.sign(coefficients @ torch.sign(updates))

@@ -1,4 +1,4 @@
-"""A data set of one's own: python -m data_prep data_set:waves."""
+"""A data set reader: python -m data_prep data_set:waves."""
 
 import numpy as np
 

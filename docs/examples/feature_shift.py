@@ -4,12 +4,12 @@ import numpy as np
 
 
 def contrast(clients, generator, *, least: float = 0.5):
-    """Every client's camera has a contrast of its own; bytes are changed as shares of 255.
+    """Give every client a camera with its own contrast.
 
     Parameters
     ----------
     least : float
-        Of the lowest contrast, between 0 and 1.
+        Lowest contrast, between 0 and 1.
     """
     factors = generator.uniform(least, 1, clients)
 

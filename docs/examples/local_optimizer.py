@@ -1,14 +1,14 @@
-"""Steps of one's own: local.optimizer = "local_optimizer:nesterov"."""
+"""A local optimizer: local.optimizer = "local_optimizer:nesterov"."""
 
 from torch.optim import SGD
 
 
 def nesterov(parameters, *, lr: float, momentum: float = 0.5) -> SGD:
-    """SGD with Nesterov's momentum, made afresh for every client and round.
+    """Return SGD with Nesterov momentum.
 
     Parameters
     ----------
     momentum : float
-        How much of the last step is taken again.
+        Momentum factor.
     """
     return SGD(parameters, lr=lr, momentum=momentum, nesterov=True)

@@ -1,15 +1,15 @@
-"""A metric of one's own: task.metrics = ["metric:coverage"]."""
+"""A custom metric: task.metrics = ["metric:coverage"]."""
 
 from torch import Tensor
 
 
 def coverage(outputs: Tensor, targets: Tensor, *, least: float = 0.5) -> dict[str, Tensor]:
-    """How often the model is sure, and how often it is sure and right.
+    """Count confident predictions, and correct ones among them.
 
     Parameters
     ----------
     least : float
-        Probability from which on it counts as sure.
+        Smallest probability of a confident prediction.
     """
     probability, guess = outputs.softmax(1).max(1)
     sure = probability >= least

@@ -1,4 +1,4 @@
-"""A model of one's own: model.name = "model:narrow"."""
+"""A custom model: model.name = "model:narrow"."""
 
 import math
 
@@ -6,12 +6,12 @@ from torch import nn
 
 
 def narrow(description, width: int = 16) -> nn.Module:
-    """A perceptron with one hidden layer.
+    """Return a perceptron with one hidden layer.
 
     Parameters
     ----------
     width : int
-        Of the hidden layer.
+        Width of the hidden layer.
     """
     inputs = math.prod(description.feature_shape)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, description.classes))

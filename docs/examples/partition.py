@@ -1,4 +1,4 @@
-"""A partition of one's own: python -m data_prep digits --partition partition:home_class."""
+"""A partition scheme: python -m data_prep digits --partition partition:home_class."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A rule for rows: samples.rule = "row_rule:rare_first"."""
+"""A data sampler: samples.rule = "row_rule:rare_first"."""
 
 import numpy as np
 
@@ -7,12 +7,12 @@ from fedmpi import row_rule
 
 @row_rule
 def rare_first(client, *, share: float = 0.5) -> np.ndarray:
-    """A share of the client's rows, those of its rare classes first.
+    """Select a share of the client's samples, rare classes first.
 
     Parameters
     ----------
     share : float
-        Of its rows.
+        Share of the samples.
     """
     labels = client.labels
     counts = np.bincount(labels)

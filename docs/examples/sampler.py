@@ -7,12 +7,12 @@ from fedmpi import Cohort, client_sampler
 
 @client_sampler(needs=("loss",))
 def loudest(view, *, keep: float = 0.5) -> Cohort:
-    """The clients with the highest loss when they last took part, the rest at random.
+    """Select the clients with the highest last known loss, and the rest at random.
 
     Parameters
     ----------
     keep : float
-        Share of the cohort that goes to the loudest.
+        Share of the cohort chosen by loss.
     """
     loss = view.last("loss")[view.available]
     known = view.available[~np.isnan(loss)]

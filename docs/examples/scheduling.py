@@ -1,15 +1,15 @@
-"""Who shares a mediator: topology.scheduling = "scheduling:dealt"."""
+"""A scheduling of mediators: topology.scheduling = "scheduling:dealt"."""
 
 import numpy as np
 
 
 def dealt(class_counts, most, generator, target, *, apart: bool = True) -> np.ndarray:
-    """Clients in the order of their largest class are dealt out to as few mediators as there must be.
+    """Sort clients by their largest class and assign them to as few mediators as possible.
 
     Parameters
     ----------
     apart : bool
-        Whether neighbours in that order go to different mediators, or to the same one.
+        Whether neighbors in that order go to different mediators.
     """
     order = np.argsort(class_counts.argmax(axis=1), kind="stable")
     place = np.arange(len(order))

@@ -1,19 +1,19 @@
-"""The server's step: aggregation.optimizer = "server_optimizer:Averaged"."""
+"""A server optimizer: aggregation.optimizer = "server_optimizer:Averaged"."""
 
 from fedmpi import server_optimizer
 
 
 @server_optimizer
 class Averaged:
-    """Momentum whose steps keep the length of a plain one: m ← β m + (1 − β) Δ, w ← w + m.
+    """Momentum with averaged updates: m ← β m + (1 − β) Δ, w ← w + m.
 
     Parameters
     ----------
     beta : float
-        β, how much of the last step stays.
+        Share of the last step that is kept.
     """
 
-    state = ("m",)  # vectors like the model, zero at first, kept in checkpoints
+    state = ("m",)  # model-sized vectors, initially zero, kept in checkpoints
 
     def __init__(self, *, beta: float = 0.5):
         self.beta = beta

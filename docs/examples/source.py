@@ -1,4 +1,4 @@
-"""Samples made by a function: data.shards = "source:clouds"."""
+"""A data source: data.shards = "source:clouds"."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ import fedmpi
 
 
 def clouds(*, clients: int = 20, apart: float = 2.0, seed: int = 0) -> fedmpi.ClientArrays:
-    """Points around the centres of three classes, one of which every client has seldom.
+    """Return points of three classes, one of which is rare at each client.
 
     Parameters
     ----------
     clients : int
-        Of 30 points each.
+        Number of clients, with 30 points each.
     apart : float
-        Standard deviation of the centres; that of a class is 1.
+        Standard deviation of the class centers.
     seed : int
-        Of all of it.
+        Seed of the points.
     """
     generator = np.random.default_rng(seed)
     owner = np.repeat(np.arange(clients), 30)

@@ -1,4 +1,4 @@
-"""A sampler that measures first: participation.clients = "two_stage_sampler:Steepest"."""
+"""A sampler that measures candidates: participation.clients = "two_stage_sampler:Steepest"."""
 
 import numpy as np
 
@@ -7,12 +7,12 @@ from fedmpi import Cohort, client_sampler
 
 @client_sampler(measures=("gradient_norm",))
 class Steepest:
-    """Of some candidates, those whose gradient is longest on the current model.
+    """Select the candidates with the longest gradient of the current model.
 
     Parameters
     ----------
     candidates : int
-        Clients that are measured in every round.
+        Number of clients measured per round.
     """
 
     def __init__(self, *, candidates: int = 8):

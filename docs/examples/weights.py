@@ -1,4 +1,4 @@
-"""Weights of the updates: aggregation.weights = "weights:power"."""
+"""Aggregation weights: aggregation.weights = "weights:power"."""
 
 import numpy as np
 
@@ -7,10 +7,11 @@ from fedmpi import weights
 
 @weights(per_sample=False, normalised=True)
 def power(cohort, sizes, *, exponent: float = 0.5) -> np.ndarray:
-    """A power of each participant's samples: 0 counts all alike, 1 counts samples.
+    """Weight clients by a power of their size: 0 is uniform, 1 is by samples.
 
     Parameters
     ----------
     exponent : float
+        The power.
     """
     return sizes[cohort.clients].astype(float) ** exponent

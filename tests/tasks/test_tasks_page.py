@@ -1,4 +1,4 @@
-"""docs/tasks.md runs as it stands."""
+"""docs/reference/tasks.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from fedmpi.common.task_kinds import KINDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(snippets) == 5
     for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/tasks.md, snippet {number + 1}", "exec"), names)
+        exec(compile(snippet, f"docs/reference/tasks.md, snippet {number + 1}", "exec"), names)
     perplexity, precision, r2, head = capsys.readouterr().out.splitlines()
     assert 1 < float(perplexity) < 26 and 0 < float(precision) <= 1 and float(r2) < 1
     assert head == "class,samples,predicted,precision,recall,f1"
