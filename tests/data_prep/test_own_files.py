@@ -442,13 +442,13 @@ def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tm
 
 
 def test_rows_of_other_targets_are_left_out_and_rows_without_refused(tmp_path: Path) -> None:
-    y = [[1.0, 2.5], [3.0], None, [4.0, float("nan")], *[[0.0, 1.0]] * 16]
+    y = [[1.0, 2.5], [3.0], None, [4.0, float("nan")], [], *[[0.0, 1.0]] * 15]
     write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "label": y})
-    with pytest.raises(UserError, match=r"2 of 20 samples have no label .*, the first is \S+/t.parquet, row 2\."):
+    with pytest.raises(UserError, match=r"3 of 20 samples have no label .*, the first is \S+/t.parquet, row 2\."):
         read(tmp_path)
     raw = read(tmp_path, tally := Tally(), skip_unlabelled=True)
     assert tally.unreadable == 1 and "1 targets where most samples have 2" in tally.first
-    assert len(raw.labels) + len(raw.test_y) == 17 and raw.target_shape == (2,)
+    assert len(raw.labels) + len(raw.test_y) == 16 and raw.target_shape == (2,)
 
 
 def test_paths_of_images_below_a_relative_folder_may_be_absolute_or_lead_up(
