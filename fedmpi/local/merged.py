@@ -79,7 +79,7 @@ class MergedEngine:
         if model.hooked:
             return "hooks may clip or normalise the gradients of a batch"
         if not model.plain:
-            reason = why_not_stackable(model.module, description, model.stacked_forms)
+            reason = why_not_stackable(model.followed, description, model.stacked_forms)
             if reason is not None:
                 return f"the forward pass cannot be followed: {reason}"
         return why_loss_alone(traits.loss)

@@ -68,6 +68,7 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._pristine.fresh(self.masks))
+        self.followed, self._read = self.module, self.buffers  # the module that stacked forms are made of
         if not self.parameters:
             raise UserError("the model has no trainable parameters: nothing could be learned")
         if len(kinds := {str(value.dtype) for value in self._values}) > 1:
@@ -136,6 +137,7 @@ class FlatModel:
         """Have the module begin anew with the values `flat` (d,), which steps then change in place."""
         if not self.plain:
             self._hold(self._pristine.fresh(self.masks))
+            self.module.train()  # which may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
         self.loss.begin()
@@ -155,6 +157,12 @@ class FlatModel:
         for value, view in zip(self._values, self._views, strict=True):
             value.data = view
         self._bound, self._loose = flat, False
+
+    def bind_buffers(self, flat: Tensor) -> None:
+        """Make the float buffers that stacked forms read views of those in `flat` (d,)."""
+        self._bound = None
+        for buffer, view in zip(self._read, self._cut(flat.detach())[len(self.parameters) :], strict=True):
+            buffer.data = view
 
     def loosen(self) -> None:
         """Give the parameters memory of their own until the next `bind`: whoever keeps, joins or exchanges it keeps

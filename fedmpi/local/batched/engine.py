@@ -65,7 +65,7 @@ class BatchedEngine:
         self._summing = False
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
-        self.net = translate(model.module, source.description, model.stacked_forms)
+        self.net = translate(model.followed, source.description, model.stacked_forms)
         self._stack: Stack | None = None
 
     def train(
@@ -90,8 +90,7 @@ class BatchedEngine:
         laid_out = most * rows * LAID_OUT_BYTES
         capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
         self._left_out = []
-        if self.model.has_buffers:  # which the stacked form reads where the module has them
-            self.model.look(start)
+        self.model.bind_buffers(start)
         with torch.no_grad():
             while working:
                 done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)
@@ -312,7 +311,7 @@ def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str 
     traits = forward_traits(model, description)
     if not model.plain and (traits.keeps or traits.couples or model.hooked):
         return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
-    return why_not_stackable(model.module, description, model.stacked_forms) or why_loss_alone(traits.loss)
+    return why_not_stackable(model.followed, description, model.stacked_forms) or why_loss_alone(traits.loss)
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:

@@ -43,7 +43,7 @@ class BatchedProbe:
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.model, self.source, self.rank = model, source, rank
-        self.net, self.loss = translate(model.module, source.description, model.stacked_forms), model.loss
+        self.net, self.loss = translate(model.followed, source.description, model.stacked_forms), model.loss
         self._stack: Stack | None = None
 
     def gradients(
@@ -57,8 +57,7 @@ class BatchedProbe:
         stack = self._prepare(chunk, largest, w)
         for first in range(0, len(order), chunk):
             places = order[first : first + chunk]
-            if self.model.has_buffers:  # which the stacked form reads where the module has them
-                self.model.look(w)
+            self.model.bind_buffers(w)
             with torch.no_grad():
                 gradients = self._chunk(stack, clients[places].tolist(), [rows_of[place] for place in places], w)
             yield clients[places], gradients
