@@ -136,6 +136,7 @@ class FlatModel:
         """Have the module begin anew with the values `flat` (d,), which steps then change in place."""
         if not self.plain:
             self._hold(self._pristine.fresh(self.masks))
+            self.module.train()  # which may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
         self.loss.begin()

@@ -10,6 +10,7 @@ import torch
 
 from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.local import engines
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
@@ -126,3 +127,12 @@ def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert found[0].any()
+
+
+@pytest.mark.parametrize(("largest", "rest"), [(1, "sequential"), (1 << 40, "batched")])
+def test_large_activations_are_left_to_the_sequential_engine(
+    largest: int, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LARGEST_BATCH", largest)
+    engine = chosen(InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9]))
+    assert isinstance(engine, CompositeEngine) and engine.rest.name == rest
