@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -345,7 +346,7 @@ def test_runs_follow_one_another_without_a_wait_for_others(tmp_path: Path, monke
     lines: list[str] = []
     slept: list[float] = []
     monkeypatch.setattr("subprocess.Popen", lambda words, stdout, **further: popen(["true"], stdout=stdout))
-    monkeypatch.setattr(runner.time, "sleep", slept.append)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
     outcomes = run_sweep(
         planned, planned.runs, show_line=lines.append, working=lambda all: [one.process.wait() for one in all]
     )
@@ -466,7 +467,7 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
     folder, holds = planned.runs[0].folder, []
     lines: list[str] = []
     slept: list[float] = []
-    monkeypatch.setattr(runner.time, "sleep", slept.append)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
 
     def take_it_when_it_ends(started: Sequence[Started]) -> None:
         for one in started:
