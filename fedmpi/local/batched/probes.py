@@ -43,7 +43,7 @@ class BatchedProbe:
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.model, self.source, self.rank = model, source, rank
-        self.net, self.loss = translate(model.followed, source.description, model.stacked_forms), model.loss
+        self.net, self.loss = translate(model.module, source.description, model.stacked_forms), model.loss
         self._stack: Stack | None = None
 
     def gradients(
