@@ -1,6 +1,4 @@
-"""Generators of random, numpy and torch: where the global ones stand, whether they were drawn from, and back again;
-those that a module holds.
-"""
+"""The global generators of random, numpy and torch: their states, whether they were drawn from, and back again."""
 
 from __future__ import annotations
 
@@ -65,33 +63,6 @@ def kept_generators() -> Iterator[None]:
         yield
     finally:
         put_back(states)
-
-
-def held_generators(module: Any) -> list[Any]:
-    """The generators among the attributes of an nn.Module and of its parts."""
-    torch = sys.modules["torch"]
-    kinds = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
-    return [value for part in module.modules() for value in vars(part).values() if isinstance(value, kinds)]
-
-
-def held_states(generators: list[Any]) -> list[object]:
-    """Where `held_generators` stand; of one that cannot be asked (`random.SystemRandom`) no state equals another."""
-    return list(map(_state, generators))
-
-
-def drawn_from_held(generators: list[Any], before: list[object]) -> bool:
-    """Whether any of them has been drawn from since they stood so."""
-    return not _equal(before, held_states(generators))
-
-
-def _state(generator: Any) -> object:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, random.SystemRandom):
-        return object()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.get_state()
 
 
 def _equal(one: object, other: object) -> bool:
