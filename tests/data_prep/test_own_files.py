@@ -23,6 +23,7 @@ from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 RNG = np.random.default_rng(5)
 ROWS = 20

@@ -64,6 +64,7 @@ def npz(path: Path, columns: Table) -> Path:
 
 def parquet(path: Path, columns: Table, index: Any = None) -> Path:
     pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
     pd.DataFrame(columns, index=index).to_parquet(path)
     return path
 
@@ -353,6 +354,7 @@ def test_the_only_sample_of_a_class_is_trained_on(tmp_path: Path, prepared: Prep
 
 
 def test_arrow_files_that_lead_beyond_their_values_are_rejected(tmp_path: Path, prepared: Prepared) -> None:
+    pa = pytest.importorskip("pyarrow")
     table = pa.table({"a": A, "label": ["aa", "bb"] * (ROWS // 2)})
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -480,6 +482,7 @@ def test_files_that_cannot_be_read_say_why(
     tmp_path: Path, prepared: Prepared, name: str, content: bytes, sentence: str
 ) -> None:
     if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
     assert sentence in prepared(tmp_path / name)
 

@@ -215,6 +215,7 @@ def csv_of_users(folder: Path) -> tuple[str, Path]:
 
 
 def parquet_of_users(folder: Path) -> tuple[str, Path]:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     user = [number % 9 for number in range(45)]
     columns = {"x": [float(value) for value in user], "user": [f"p{value}" for value in user]}
     pq.write_table(pa.table(columns | {"label": [number % 3 for number in range(45)]}), folder / "t.parquet")
@@ -273,6 +274,7 @@ def csv_of_patients(folder: Path) -> tuple[str, Path]:
 
 
 def parquet_of_patients(folder: Path) -> tuple[str, Path]:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"x": [n % 7 / 2 for n in range(70)], "patient": [n % 7 for n in range(70)]}
     pq.write_table(pa.table(columns | {"label": [n % 3 for n in range(70)]}), folder / "t.parquet")
     return "parquet", folder / "t.parquet"
