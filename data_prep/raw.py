@@ -150,35 +150,71 @@ def measured(
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader may be told; a data set takes the options that it names in `DataSet.options`."""
+    """What a reader may be told; a data set takes the options that it names in `DataSet.options`.
 
-    length: int = 30  # Tokens kept of a text; shorter texts are padded with 0
-    vocabulary: int = 20_000  # Words kept, the most frequent first; padding and unknown come on top
-    vectors: Path | None = None  # Pretrained word vectors, a GloVe text file
-    files: tuple[str, ...] = ()  # Names of the files to read, where a folder holds several
-    label: str = "label"  # Column that holds the label, or several with commas between
-    task: Modality | None = None  # What the arrays mean, where their dtype does not say
-    # Which axis of four-dimensional arrays holds the channels, where their shape does not say
+    Parameters
+    ----------
+    length : int
+        Tokens kept of a text; shorter texts are padded with 0.
+    vocabulary : int
+        Words kept, the most frequent first; padding and unknown come on top.
+    vectors : Path or None
+        Pretrained word vectors, a GloVe text file.
+    files : tuple of str
+        Names of the files to read, where a folder holds several.
+    label : str
+        Column that holds the label, or several with commas between.
+    task : {"image", "text", "vector"} or None
+        What the arrays mean, where their dtype does not say.
+    channels : {"first", "last"} or None
+        Which axis of four-dimensional arrays holds the channels, where their shape does not say.
+    skip_unlabelled : bool
+        Rows of the user's own data without a label are left out, not refused.
+    numbers_are_classes : bool
+        Every distinct number among labels is a class, fractions too.
+    image_size : (int, int) or None
+        Width and height that images are resized to; None keeps their size, which must then be the same for all.
+    skip_odd_sizes : bool
+        Images of another size than most are left out, not refused.
+    split : str
+        What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts"
+        with all rows that have them, or the column whose values are held out with all their rows.
+    keep_duplicates : bool
+        Reviews that say the same of the same thing by the same person are all kept.
+    targets : str or None
+        What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
+        classes, and tells targets of several values by their kind of numbers.
+    user : str or None
+        Column that names the natural client of a row; None takes a column "user", where there is one.
+    features : tuple of str or None
+        Columns that the samples are made of; None takes what suits.
+    delimiter : str or None
+        What separates the columns of a CSV file; None detects it.
+    decimal : str or None
+        What separates the decimals of a number in a CSV file; None detects it.
+    encoding : str or None
+        Of a CSV file; None is UTF-8.
+    """
+
+    length: int = 30
+    vocabulary: int = 20_000
+    vectors: Path | None = None
+    files: tuple[str, ...] = ()
+    label: str = "label"
+    task: Modality | None = None
     channels: Literal["first", "last"] | None = None
-    skip_unlabelled: bool = False  # Rows of the user's own data without a label are left out, not refused
-    numbers_are_classes: bool = False  # Every distinct number among labels is a class, fractions too
-    # (int, int): Width and height that images are resized to; None keeps their size, which must then be the same for
-    # all
+    skip_unlabelled: bool = False
+    numbers_are_classes: bool = False
     image_size: tuple[int, int] | None = None
-    skip_odd_sizes: bool = False  # Images of another size than most are left out, not refused
-    # What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts" with
-    # all rows that have them, or the column whose values are held out with all their rows
+    skip_odd_sizes: bool = False
     split: str = "rows"
-    keep_duplicates: bool = False  # Reviews that say the same of the same thing by the same person are all kept
-    # What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
-    # classes, and tells targets of several values by their kind of numbers
+    keep_duplicates: bool = False
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
-    # Column that names the natural client of a row; None takes a column "user", where there is one
     user: str | None = None
-    features: tuple[str, ...] | None = None  # Columns that the samples are made of; None takes what suits
-    delimiter: str | None = None  # What separates the columns of a CSV file; None detects it
-    decimal: Literal[".", ","] | None = None  # What separates the decimals of a number in a CSV file; None detects it
-    encoding: str | None = None  # Of a CSV file; None is UTF-8
+    features: tuple[str, ...] | None = None
+    delimiter: str | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
 
 
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})

@@ -71,7 +71,7 @@ class MergedEngine:
         model, description = self.model, self.source.description
         traits = forward_traits(model, description)
         if traits.keeps:
-            return "the forward pass changes parameters, buffers (batch norm) or attributes"
+            return "the forward pass changes parameters, buffers (batch norm) or attributes, or draws random numbers"
         if traits.couples:
             return (
                 "a sample's outputs depend on the other samples of its batch, or on random numbers of the model's own"

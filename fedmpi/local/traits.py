@@ -44,7 +44,7 @@ class ForwardTraits:
     # A sample's outputs depend on the other samples of its batch (batch norm …), or are drawn; in training mode
     couples: bool
     couples_evaluated: bool = False  # The same in evaluation mode
-    keeps: bool = False  # A forward pass changes parameters, buffers or attributes
+    keeps: bool = False  # A forward pass changes parameters, buffers or attributes, or draws random numbers
     loss_draws: bool = False  # The loss draws from a global generator
     loss_couples: bool = False  # A sample's loss depends on the other samples of its batch
     bytes_widest: int = 0  # A sample's share of the largest tensor that is kept until its gradient is known

@@ -24,7 +24,15 @@ from fedmpi.common.registry import describe, register, resolve
 
 @client_sampler(needs=("loss",))
 def loudest(view: Any, *, keep: float = 0.5, how: Literal["last", "mean"] = "last", top: int | None = None) -> Any:
-    """The clients with the highest last loss. The rest at random."""
+    """The clients with the highest last loss. The rest at random.
+
+    Parameters
+    ----------
+    view : View
+    keep : float
+        Share of the draws that
+        goes to the loudest.
+    """
     return keep, how, top
 
 

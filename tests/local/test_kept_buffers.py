@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedmpi.common.streams import Streams
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
@@ -41,26 +40,6 @@ class Causal(nn.Module):
         return self.fc((x + scores.softmax(-1) @ v).mean(1))
 
 
-class Standardised(nn.Module):
-    """Images less a mean that is kept, under a filter that is kept, through frozen batch norm in evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.full((1, 1, 1), 0.2))
-        self.register_buffer("blur", torch.ones(3, 1, 3, 3) / 9)
-        self.conv, self.norm, self.fc = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(3 * 25, CLASSES)
-        self.norm.running_mean.fill_(0.1)
-
-    def train(self, mode: bool = True) -> nn.Module:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.norm(self.conv(x - self.mean)))
-        return self.fc(functional.conv2d(x, self.blur, stride=2, groups=3).flatten(1))
-
-
 class Forbidding(nn.Module):
     """torch's own encoder under its own mask, of which nothing can be averaged: most of it is −∞."""
 
@@ -74,7 +53,7 @@ class Forbidding(nn.Module):
         return self.fc(self.encoder(self.words(tokens), mask=self.mask, is_causal=True).mean(1))
 
 
-MODULES = {"causal": (TEXTS, Causal), "standardised": (IMAGES, Standardised)}
+MODULES = {"causal": (TEXTS, Causal)}
 
 
 def prepared(name: str) -> tuple[FlatModel, Source, Tensor]:
