@@ -48,6 +48,7 @@ SMALL = {
 NEEDED: dict[str, dict[str, Any]] = {
     "scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
     "metric": {"aggregation.exact": True, "evaluation.every": 1},
+    **dict.fromkeys(("model", "loss"), {"aggregation.exact": True}),  # maxima and ReLU jump where values meet
 }
 """What the runs of some kinds of parts need, where a part's own settings do not say otherwise."""
 RANKS = (1, 2, 3)

@@ -489,7 +489,7 @@ class Coupled(Own):
         (Own, False, False, False, 1),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), True, False, True, 2),
         (Coupled, True, True, False, 1),
-        (built("FunctionalDropout"), True, False, False, 1),
+        (built("FunctionalDropout"), True, False, True, 1),
         *[(built(name), False, False, True, 1) for name in ("LastPass", "SetsData", "WritesInPlace", "FrozenTeacher")],
         (built("RunningMean"), True, False, True, 1),
         (built("OwnGenerators"), False, False, True, 1),
