@@ -166,7 +166,7 @@ def test_a_report_shows_runs_of_an_edited_component_apart(home: Path, command: C
     command("report", "runs", "--out", "report.html")
     page = Path("report.html").read_text()
     assert "own_study/sampler.py of participation.clients = own_study.sampler:first differs" in page
-    assert page.count('"label":"own_study/sampler.py = ') == 2
+    assert len(set(re.findall(r'"label":"(own_study/sampler.py = [^"]*)"', page))) == 2
 
 
 def test_components_of_one_file_that_was_extended_are_compared_without_a_note(
@@ -579,7 +579,7 @@ def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
         assert f"{numbers[-1]:.4g}" in command("compare", "runs", "--metric", name).text
     if case == "a sampler" and pytest.importorskip("vl_convert"):
         command("report", "runs", "--out", "page.html")
-        assert '"sampler_threshold":"sampler_threshold"' in Path("page.html").read_text()
+        assert '"sampler_threshold"' in Path("page.html").read_text()
 
 
 def test_numbers_of_a_sampler_are_finite(home: Path) -> None:

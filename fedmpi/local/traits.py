@@ -185,7 +185,7 @@ def _keeps(model: FlatModel, x: Tensor) -> bool:
 def _state(model: FlatModel) -> list[bytes]:
     """What a module holds, as bytes; an attribute that has no such form (a lambda) is known by its identity."""
     module, torchs_own = model.module, {"_parameters", "_buffers", "_modules"}
-    tensors = (*module.parameters(), *module.buffers())
+    tensors = (one for one in (*module.parameters(), *module.buffers()) if one.layout is torch.strided)
     state = [one.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for one in tensors]
     for part in () if model.plain else module.modules():
         for name, value in vars(part).items():

@@ -73,10 +73,13 @@ class _Lines:
         now, done = time.perf_counter(), record["round"] + 1
         if now - self._shown < self._interval and done < self._rounds:
             return
-        self._shown, seconds = now, now - self._started
-        left = seconds / max(1, done - self._first) * (self._rounds - done)
-        time_left = f"{readable_duration(left)} left" if done < self._rounds else f"{readable_duration(seconds)} in all"
-        print("  ".join([f"round {done}/{self._rounds}", *_facts(record), time_left]), flush=True)
+        times, seconds = [], now - self._started
+        if done == self._rounds:
+            times = [f"{readable_duration(seconds)} in all"]
+        elif self._shown > 0:  # the first line has nothing to estimate from
+            times = [f"{readable_duration(seconds / max(1, done - self._first) * (self._rounds - done))} left"]
+        self._shown = now
+        print("  ".join([f"round {done}/{self._rounds}", *_facts(record), *times]), flush=True)
 
     def close(self) -> None:
         sys.stdout.flush()
