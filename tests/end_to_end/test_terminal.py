@@ -93,13 +93,14 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    display = open_display(2, 0, 0.0, launched=True)
-    for t in range(2):
+    display = open_display(3, 0, 0.0, launched=True)
+    for t in range(3):
         display.update({"round": t, "train_loss": 1.5, "test_accuracy": 0.25, "participants": 4, "seconds": 2.0})
     display.close()
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("round 1/2  loss 1.5000  accuracy 0.2500  2 clients/s  ") and first.endswith(" left")
-    assert last.startswith("round 2/2") and last.endswith(" in all")
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == "round 1/3  loss 1.5000  accuracy 0.2500  2 clients/s"
+    assert second.startswith("round 2/3") and second.endswith(" left")
+    assert last.startswith("round 3/3") and last.endswith(" in all")
 
 
 def test_plain_lines_are_the_first_those_due_and_the_last(
