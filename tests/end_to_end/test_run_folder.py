@@ -110,7 +110,7 @@ def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
     assert first.startswith("fedmpi ") and first.endswith("3 ranks on 1 node, loading ...")
     lines = [line for line in others if line.startswith("round ")]
     assert len(lines) == ROUNDS  # logging.interval = 0 shows them all
-    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and " left" in lines[0]
+    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and " left" in lines[1]
     assert "\x1b" not in run.job.stdout
 
 
