@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import fedmpi
 from fedmpi.common.data_choices import in_memory, is_digits
@@ -40,6 +39,8 @@ from fedmpi.config import Config
 
 def versions(mpi: str) -> dict[str, str]:
     """Versions of fedmpi, Python, torch, NumPy and the MPI library (as the cluster names it)."""
+    import torch  # loading it takes seconds, and light commands need no version
+
     return {
         "fedmpi": fedmpi.__version__,
         "python": platform.python_version(),

@@ -93,7 +93,7 @@ def resumed(folder: Path, settings: dict[str, Any]) -> None:
     try:
         fedmpi.run({}, settings, out=folder, resume=True)
     except UserError as error:
-        assert re.search(rf"in use by another run.* remove {folder / FOLDER}", str(error))
+        assert re.search(rf"in use by .* remove {folder / FOLDER}", str(error))
         (folder / FOLDER).unlink()
         fedmpi.run({}, settings, out=folder, resume=True)
 

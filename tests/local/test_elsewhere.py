@@ -51,7 +51,7 @@ NETWORKS = {
 MORE_NETWORKS = {
     **dict.fromkeys(("bilstm", "transformer"), stacks.TEXTS),
     **dict.fromkeys(layers.IMAGE_LAYERS, layers.IMAGES),
-    **dict.fromkeys(("attention", "dot products", "maxima", "texts", "two tables"), layers.TEXTS),
+    **dict.fromkeys(("dot products", "maxima", "texts"), layers.TEXTS),
 }
 FEDAVG = ("preset=fedavg", "participation.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")

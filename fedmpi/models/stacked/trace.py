@@ -98,8 +98,8 @@ class _Tracer(fx.Tracer):
 class _Values(fx.Interpreter):
     """Runs a graph and keeps the value of every node; nothing is dropped."""
 
-    def __init__(self, module: fx.GraphModule):
-        super().__init__(module)
+    def __init__(self, module: nn.Module, graph: fx.Graph):
+        super().__init__(module, graph=graph)
         self.found: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -122,13 +122,12 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
         with _own_gradients_refused(), torch.enable_grad():
             graph = _Tracer().trace(copied)
         _check_layers(copied, graph)
-        traced, found = fx.GraphModule(copied, graph), []
+        found = []
         for rows in ROWS:
-            values = _Values(traced)
+            values = _Values(copied, graph)
             with torch.no_grad():
                 values.run(made_up(module, description, rows))
-            pairs = zip(graph.nodes, traced.graph.nodes, strict=True)
-            found.append({node: values.found[other] for node, other in pairs})
+            found.append(values.found)
     except NotStackable:
         raise
     except Exception as error:
