@@ -45,7 +45,7 @@ def test_the_table_of_data_sets_is_that_of_the_program() -> None:
     assert [name for name in table if name in DATASETS] == list(DATASETS)
     for name, known in DATASETS.items():
         samples, classes, _, download, _ = table[name]
-        assert samples == known.samples.removesuffix(" (train + test)") and classes == known.classes
+        assert samples == known.samples and classes == known.classes
         assert download == ("yes" if known.sources else "no"), name
 
 
@@ -72,13 +72,11 @@ def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> Non
 def test_the_table_of_shifts_has_each() -> None:
     kinds = (("--feature-shift", SHIFT), ("--label-noise", LABEL_NOISE))
     named = [f"{option} {part.name}" for option, kind in kinds for part in parts(kind)]
-    assert [name for name in rows(LAWS) if name.startswith("--")] == named
+    assert [name for name in rows(LAWS) if re.match(r"--[a-z]", name)] == named
 
 
 @pytest.mark.parametrize("words", SHOWN)
-def test_a_preparation_that_is_shown_is_understood(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preparation_that_is_shown_is_understood(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*shlex.split(words), "--dry-run"]) == 0
 
