@@ -2,7 +2,7 @@
 
 "fedmpi-shards/1" is a folder of one class a sample; "fedmpi-shards/2" one of any other targets, and says which.
 
-The only thing that data_prep (which writes) and fedmpi (which reads) agree on; see docs/data.md.
+The only thing that data_prep (which writes) and fedmpi (which reads) agree on; see docs/reference/shards.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/models.md says what the models are: every registered one, its parameters and the defaults of its options."""
+"""docs/reference/models.md lists every registered model, its parameters and the defaults of its options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedmpi import parts
 from fedmpi.models import build
 from tests.models.real_samples import describe_images, describe_texts
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
 ROWS = {
     match["name"]: match
     for match in re.finditer(

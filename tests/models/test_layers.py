@@ -494,7 +494,7 @@ def test_many_filters_of_short_vectors_go_back_patch_by_patch(filters: int, patc
 
 
 def test_a_layer_of_ones_own_is_registered_as_the_page_says():
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
     [snippet] = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_layer" in one]
     found: dict[str, Any] = {}
     exec(snippet, found)

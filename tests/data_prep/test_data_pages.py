@@ -1,0 +1,105 @@
+"""The pages about data: their tables are those of the program, and their commands and Python blocks run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedmpi
+from data_prep.datasets import DATASETS
+from data_prep.options import flag
+from data_prep.partitions import PARTITIONS
+from data_prep.shifts import LABEL_NOISE, SHIFT
+from fedmpi.common.registry import parts
+from tests.data_prep.command import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+PUBLIC, OWN = DOCS / "howto" / "public-data.md", DOCS / "howto" / "own-data.md"
+SETS, LAWS, SHARDS = (DOCS / "reference" / f"{name}.md" for name in ("data-sets", "partitions", "shards"))
+BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def rows(page: Path) -> dict[str, list[str]]:
+    """Cells of every row of the page's tables by the first one."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def preparations(page: Path) -> list[str]:
+    """Every `python -m data_prep ...` of the page's shell blocks that prepares a data set."""
+    text = "\n".join(text for kind, text in BLOCKS.findall(page.read_text(encoding="utf-8")) if kind == "sh")
+    return [words for words in re.findall(r"python -m data_prep (.*)", text) if words != "list"]
+
+
+SHOWN = [words for page in (PUBLIC, LAWS) for words in preparations(page)]
+
+
+def test_the_table_of_data_sets_is_that_of_the_program() -> None:
+    table = rows(SETS)
+    assert [name for name in table if name in DATASETS] == list(DATASETS)
+    for name, known in DATASETS.items():
+        samples, classes, _, download, _ = table[name]
+        assert samples == known.samples and classes == known.classes
+        assert download == ("yes" if known.sources else "no"), name
+
+
+def test_every_option_of_the_data_sets_is_explained() -> None:
+    explained = set(re.findall(r"^\| (`--.*?) \|", SETS.read_text(encoding="utf-8"), re.MULTILINE))
+    taken = {option for known in DATASETS.values() for option in known.options}
+    flags = {"--file" if option == "files" else flag(option) for option in taken}
+    assert {one for cell in explained for one in re.findall(r"`(--[\w-]+)`", cell)} == flags
+
+
+def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> None:
+    table = rows(LAWS)
+    assert [name for name in table if name in PARTITIONS] == list(PARTITIONS)
+    for name, law in PARTITIONS.items():
+        assert re.findall(r"`(--[\w-]+)`", table[name][0]) == [flag(option.name) for option in law.options], name
+        for option in law.options:
+            if match := re.search(rf"`{flag(option.name)}` \(([^:)]*)", table[name][0]):
+                default = option.default
+                assert match[1] == (f"{default:g}" if isinstance(default, int | float) else default), (name, option)
+            else:
+                assert option.default is None, (name, option.name)
+
+
+def test_the_table_of_shifts_has_each() -> None:
+    kinds = (("--feature-shift", SHIFT), ("--label-noise", LABEL_NOISE))
+    named = [f"{option} {part.name}" for option, kind in kinds for part in parts(kind)]
+    assert [name for name in rows(LAWS) if re.match(r"--[a-z]", name)] == named
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_a_preparation_that_is_shown_is_understood(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*shlex.split(words), "--dry-run"]) == 0
+
+
+def test_data_of_ones_own_are_prepared_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        path = tmp_path / "photos" / "catdog"[number % 2 * 3 :][:3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((30 + number, 40, 3), 6 * number, np.uint8)).save(path)
+    for kind, block in BLOCKS.findall(OWN.read_text(encoding="utf-8")):
+        if kind == "python":
+            exec(compile(block, OWN.name, "exec"), {})
+        for words in re.findall(r"python -m data_prep (.*)", block) if kind == "sh" else ():
+            assert main(shlex.split(words)) == 0
+    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data="shards/patients")
+    assert run.summary["clients"] == 12
+    assert {path.name for path in (tmp_path / "shards").iterdir()} == {"arrays", "patients", "mine", "photos"}
+
+
+def test_shards_are_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = [block for kind, block in BLOCKS.findall(SHARDS.read_text(encoding="utf-8")) if kind == "python"]
+    found: dict[str, object] = {}
+    exec(compile(block, SHARDS.name, "exec"), found)
+    assert np.allclose(found["first_client"], found["x"][:10])
