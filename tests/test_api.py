@@ -467,6 +467,7 @@ def test_memory_stays_flat_over_two_hundred_runs():
             "held = []",
             "for seed in range(200):",
             "    keys = {'rounds': 2, 'seed': seed, 'cluster.threads': 1, 'participation.count': 4}",
+            "    keys['local.engine'] = 'sequential'",
             "    run = fedmpi.run('fedavg', keys)",
             "    assert len(run.records) == 2 and run.model is not None",
             "    held.append(own())",

@@ -17,8 +17,8 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import read_plain
 
 FOLDER = ".lock"
-SECONDS = 0.1
-"""To find out whether the owner of a lock is gone, and to take its place."""
+SECONDS = 3.0
+"""To find out whether the owner of a lock is gone, and to take its place: rank 0 may outlive its launcher briefly."""
 
 
 def owner_of(run: Path) -> str | None:
