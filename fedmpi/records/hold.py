@@ -17,7 +17,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import read_plain
 
 FOLDER = ".lock"
-SECONDS = 3.0
+SECONDS = 1.5
 """To find out whether the owner of a lock is gone, and to take its place: rank 0 may outlive its launcher briefly."""
 
 
