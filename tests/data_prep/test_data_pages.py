@@ -15,7 +15,7 @@ from data_prep.datasets import DATASETS
 from data_prep.options import flag
 from data_prep.partitions import PARTITIONS
 from data_prep.shifts import LABEL_NOISE, SHIFT
-from fedmpi.common.registry import parts
+from fedmpi import parts
 from tests.data_prep.command import main
 
 DOCS = Path(__file__).parents[2] / "docs"
