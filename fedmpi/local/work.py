@@ -120,13 +120,6 @@ class DataSource(Protocol):
         """The rows of several clients, concatenated client after client."""
 
 
-class PositionedSource(DataSource, Protocol):
-    """A source that also reads samples by global position: client k's row i lies at sizes[:k].sum() + i."""
-
-    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
-        """The samples at the given positions, in that order."""
-
-
 class Engine(Protocol):
     """Carries out the tasks of one rank."""
 

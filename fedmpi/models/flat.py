@@ -64,7 +64,8 @@ class FlatModel:
         self.masks = Masks()
         self.stacked_forms: dict[Any, Any] = {}
         self.least = 1
-        self._pristine = Pristine(self._prepared(module), rebuild and (lambda: self._prepared(rebuild())))
+        prepared = partial(_prepared, masks=self.masks, device=self.device)
+        self._pristine = Pristine(prepared(module), rebuild and (lambda: prepared(rebuild())))
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._pristine.fresh(self.masks))
@@ -98,11 +99,6 @@ class FlatModel:
         """The model that a configuration names, freshly initialised."""
         make = partial(build, name, options, description, seed)
         return cls(make(), device, loss, own_part("model", name), make)
-
-    def _prepared(self, module: nn.Module) -> nn.Module:
-        install_dropout(module, self.masks)
-        install_word_convolutions(module)
-        return module.to(self.device)
 
     def _hold(self, module: nn.Module) -> None:
         """Have this be the module."""
@@ -291,6 +287,13 @@ class FlatModel:
         finally:
             for table, sparse in zip(self.embeddings, before, strict=True):
                 table.sparse = sparse
+
+
+def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:
+    """The module with fedmpi's dropout and convolutions over words, on the device."""
+    install_dropout(module, masks)
+    install_word_convolutions(module)
+    return module.to(device)
 
 
 def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:

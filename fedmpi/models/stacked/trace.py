@@ -120,7 +120,9 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
         raise NotStackable("a parameter has hooks")
     try:
         with _own_gradients_refused(), torch.enable_grad():
-            graph = _Tracer().trace(copied)
+            tracer = _Tracer()
+            graph = tracer.trace(copied)
+        tracer.root, tracer.tensor_attrs = nn.Module(), {}  # what torch leaves in a cycle holds no values
         _check_layers(copied, graph)
         found = []
         for rows in ROWS:
