@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedmpi
 import fedmpi.testing
+from data_prep.__main__ import run as prepare
 from fedmpi.common.registry import Part
 from fedmpi.testing import Check, checks
-from fedmpi.testing.kit import CONTRACTS
+from fedmpi.testing.check import Subject
+from fedmpi.testing.kit import CONTRACTS, part_of
+from fedmpi.testing.started import Starts, started_checks
+from tests.testing.made_up import raw_of
 
 NEEDED: dict[str, dict[str, Any]] = {
     "row rule bernoulli": {"samples.wanted": 200},
@@ -44,7 +49,17 @@ LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.parts("partitio
 LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
 """Checks that take seconds."""
 
-
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("digits", {}),
+    "cnn": ("mnist", {}),
+    "cifar-cnn": ("cifar10", {}),
+    "image-cnn": ("cifar10", {}),
+    "resnet18": ("cifar10", {"model.width": 4, "model.groups": 2}),
+    **dict.fromkeys(("text-cnn", "fedsampling-text-cnn", "transformer"), ("mind", {"model.dimension": 4})),
+    **dict.fromkeys(("lstm", "bilstm", "char-lstm", "word-lstm"), ("mind", {"model.dimension": 4, "model.units": 6})),
+    "bag-of-words": ("mind", {}),
+    "causal-transformer": ("mind", {"model.dimension": 4, "model.heads": 2}),
+}
 """The data set on which each model is trained in started runs, and what makes it small."""
 
 
@@ -73,3 +88,18 @@ def test_a_built_in_part_keeps_its_contract(check: Check) -> None:
 )
 def test_a_built_in_part_keeps_its_contract_in_started_runs(check: Check) -> None:
     assert check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_model_gives_the_same_on_any_number_of_ranks_and_resumed(tmp_path: Path) -> None:
+    subjects = []
+    for name, (data, settings) in MODELS.items():
+        raw = [] if data == "digits" else ["--raw", str(raw_of(data, tmp_path))]
+        if not (shards := tmp_path / f"{data}-shards").exists():
+            assert prepare([data, *raw, "--partition", "iid", "--clients", "5", "--out", str(shards)]) == 0
+        subjects.append(Subject(part_of(name, "model"), settings | {"data.shards": str(shards)}))
+    starts = Starts(subjects)
+    for subject in subjects:
+        for check in started_checks(subject, starts):
+            assert check(), check
