@@ -82,6 +82,6 @@ def test_a_job_with_a_stopped_rank_ends_after_the_stall_timeout_and_keeps_its_ch
     for rank in [rank_of_job(job, number) for number in stopped]:
         rank.suspend()
     ended = finish_job(job, SECONDS)
-    assert ended.returncode == 1
+    assert ended.returncode in (1, 9)  # that of the rank that gave up, or of a stopped one that mpiexec killed
     assert "Timeout (0:00:08)!" in ended.stderr and "core/loop.py" in ended.stderr, ended.stderr
     assert [*(tmp_path / "RUN" / "checkpoints").iterdir()]
