@@ -383,7 +383,7 @@ class Planner:
         return facts
 
     def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
-        """Return global positions of the samples that the cohort uses; None for all, or if they are secret or not needed."""
+        """Return global positions of the samples that the cohort uses; None for all, or if secret or not needed."""
         if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
             return None
         sizes = self.sizes[cohort.clients]
