@@ -1,1 +1,1 @@
-"""From the participants' updates to the next global model: weights, sums, privacy noise, server optimizers."""
+"""From client updates to the next global model: weights, sums, privacy noise, server optimizers."""

@@ -1,12 +1,12 @@
-"""How updates become one where a weighted sum trusts them too much: median, trimmed mean, Krum, norm clipping.
+"""Robust aggregation rules instead of a weighted sum of updates: median, trimmed mean, Krum, norm clipping.
 
-A combiner sees the updates of all participants of a round, m of them in the order of their clients, and one slice of s
-coordinates at a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough where coordinates do not need
-one another. A class may have two methods instead: `measure` (updates) -> any shape, whose results are summed over all
-slices in float64, and `combine` (updates, coefficients, measured) -> (s,), which is given that sum.
+A combiner receives the updates of all m selected clients of a round, in client order, one slice of s coordinates at a
+time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough if each coordinate is combined by itself.
+Otherwise a class has two methods: `measure` (updates) -> any shape, whose results are summed over all slices in
+float64, and `combine` (updates, coefficients, measured) -> (s,), which receives that sum.
 
-The coefficients are those of `aggregation.weights`; where these are normalised they add up to 1. Clients are rows of
-equal standing to the median, the trimmed mean and Krum, which leave them aside.
+The coefficients are those of `aggregation.weights`; normalised ones add up to 1. The median, the trimmed mean and Krum
+ignore them and treat all clients equally.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ else:
 
 @combiner(name="mean")
 def mean(updates: Tensor, coefficients: Tensor) -> Tensor:
-    """The weighted sum Σ c_k Δ_k, which fedmpi adds up client by client without keeping any update."""
+    """Compute the weighted sum Σ c_k Δ_k, which fedmpi adds up client by client without keeping any update."""
     return (coefficients.double() @ updates.double()).to(updates.dtype)
 
 
 @combiner(name="median")
 def median(updates: Tensor, coefficients: Tensor) -> Tensor:
-    """The median of every coordinate (Yin et al. 2018, Definition 1); the mean of the middle two where m is even."""
+    """Compute the median of every coordinate (Yin et al. 2018, Definition 1); the middle two's mean for even m."""
     m = len(updates)
     return _ordered(updates)[:, (m - 1) // 2 : m // 2 + 1].mean(1, dtype=torch.float64).to(updates.dtype)
 
 
 @combiner(name="trimmed-mean")
 def trimmed_mean(updates: Tensor, coefficients: Tensor, *, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """The mean of every coordinate without its smallest and its largest values (Yin et al. 2018, Definition 2).
+    """Compute the mean of every coordinate without its smallest and largest values (Yin et al. 2018, Definition 2).
 
     Parameters
     ----------
     trim : float
-        β: share of the participants that is cut off at either end, rounded up; at least one value stays.
+        β: share of the clients that is cut off at either end, rounded up; at least one value stays.
     """
     m = len(updates)
     cut = min(math.ceil(trim * m - 1e-9), (m - 1) // 2)
@@ -59,32 +59,32 @@ def trimmed_mean(updates: Tensor, coefficients: Tensor, *, trim: Annotated[float
 
 
 def _ordered(updates: Tensor) -> Tensor:
-    """Each coordinate's values, sorted, (s, m); numpy sorts short rows ten times as fast as torch."""
+    """Sort each coordinate's values, (s, m); numpy sorts short rows ten times as fast as torch."""
     return torch.from_numpy(np.sort(np.ascontiguousarray(updates.numpy().T), axis=1))
 
 
 @combiner(name="krum")
 class Krum:
-    """The update with the smallest summed squared distances to its nearest others (Blanchard et al. 2017).
+    """Update with the smallest summed squared distances to its nearest others (Blanchard et al. 2017).
 
-    Krum takes the update whose m − f − 2 nearest others are nearest, Multi-Krum the mean of the `keep` first ones in
-    that order. Ties go to the client of the smaller number.
+    Krum takes the update whose m − f − 2 nearest others are nearest, Multi-Krum the mean of the first `keep` in that
+    order. Ties go to the client of the smaller number.
 
     Parameters
     ----------
     byzantine : int
-        f: participants of a round that may lie. Needs 2f + 2 < m (their Proposition 4.2).
+        f: largest number of Byzantine clients in a round. Needs 2f + 2 < m (their Proposition 4.2).
     keep : int
-        Updates that are averaged: 1 is Krum, more is Multi-Krum; at most m − f − 2 that nobody can have steered.
+        Updates that are averaged: 1 is Krum, more is Multi-Krum; at most m − f − 2 are safe from attackers.
     """
 
     def __init__(self, *, byzantine: Annotated[int, Field(ge=0)], keep: Annotated[int, Field(ge=1)] = 1):
         self.byzantine, self.keep = byzantine, keep
 
     def measure(self, updates: Tensor) -> Tensor:
-        """Inner products of the updates' deviations from their median, float64 (m, m): distances follow from them.
+        """Compute inner products of the updates' deviations from their median, float64 (m, m), for the distances.
 
-        Unlike the mean, a median stays near the honest ones: their small distances are no differences of huge numbers.
+        Unlike the mean, a median stays near the honest updates, so small distances are not differences of huge numbers.
         """
         self.check(len(updates))
         middle = torch.from_numpy(np.partition(updates.numpy(), len(updates) // 2, axis=0)[len(updates) // 2])
@@ -92,25 +92,25 @@ class Krum:
         return apart @ apart.T
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
-        """The mean of the chosen updates."""
+        """Return the mean of the chosen updates."""
         return updates[self.chosen(measured)].mean(0, dtype=torch.float64).to(updates.dtype)
 
     def chosen(self, measured: Tensor) -> Tensor:
-        """Places of the chosen participants, sorted, int64 (keep,)."""
+        """Return positions of the chosen clients, sorted, int64 (keep,)."""
         m = len(measured)
         squares = measured.diagonal()
         distances = (squares[:, None] + squares[None, :] - 2 * measured).clamp_(min=0)
-        distances.fill_diagonal_(math.inf)  # nobody is its own neighbour
+        distances.fill_diagonal_(math.inf)  # no update is its own neighbour
         scores = torch.sort(distances, dim=1).values[:, : m - self.byzantine - 2].sum(1)
         return torch.sort(torch.argsort(scores, stable=True)[: self.keep]).values
 
     def check(self, participants: int) -> None:
-        """Refuse a round in which the attackers could outvote the others.
+        """Reject a round in which the attackers could outvote the others.
 
         Raises
         ------
         UserError
-            m ≤ 2f + 2, or fewer than `keep` updates that lie among honest ones.
+            m ≤ 2f + 2, or fewer than `keep` updates that are safe from attackers.
         """
         f = self.byzantine
         if participants <= 2 * f + 2:
@@ -127,29 +127,29 @@ class Krum:
 
 @combiner(name="norm-clip")
 class NormClip:
-    """The weighted sum of updates scaled down to a largest length, Σ c_k Δ_k min(1, bound/‖Δ_k‖) (Sun et al. 2019, §3).
+    """Weighted sum of updates clipped to a largest norm, Σ c_k Δ_k min(1, bound/‖Δ_k‖) (Sun et al. 2019, §3).
 
     Parameters
     ----------
     bound : float
-        M: Euclidean length beyond which an update is scaled down.
+        M: Euclidean norm above which an update is scaled down.
     """
 
     def __init__(self, *, bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]):
         self.bound = bound
 
     def measure(self, updates: Tensor) -> Tensor:
-        """Squared lengths, float64 (m,)."""
+        """Return squared norms, float64 (m,)."""
         return updates.double().square().sum(1)
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
-        """The weighted sum of the clipped updates."""
+        """Return the weighted sum of the clipped updates."""
         factors = (self.bound / measured.sqrt()).clamp_(max=1.0)
         return ((coefficients.double() * factors) @ updates.double()).to(updates.dtype)
 
 
 class Combiner:
-    """The combiner of a run: a function, or an object with `combine` and perhaps `measure`."""
+    """Combiner of a run: a function, or an object with `combine` and optionally `measure`."""
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
         with calling(part):
@@ -164,13 +164,13 @@ class Combiner:
 
     @property
     def measures(self) -> bool:
-        """Whether it first measures all coordinates."""
+        """True if it first measures all coordinates."""
         return self._measure is not None
 
     def check(self, participants: int, round: int) -> None:
-        """Let the combiner's method `check`, where it has one, refuse a round of so many updates.
+        """Let the combiner's optional method `check` reject a round of so many updates.
 
-        Every rank asks, also one that has no coordinate to combine: all end with the same sentence.
+        Every rank calls this, also one without coordinates to combine: all end with the same message.
         """
         own = getattr(self._chosen, "check", None)
         if own is not None:
@@ -178,7 +178,7 @@ class Combiner:
                 own(participants)
 
     def measure(self, updates: Tensor, round: int) -> Tensor:
-        """What it measures of a slice (m, s), as float64; to be summed over all slices."""
+        """Return its measurement of a slice (m, s), as float64, to be summed over all slices."""
         assert self._measure is not None
         with calling(self.part, round):
             found = self._measure(updates)
@@ -190,7 +190,7 @@ class Combiner:
         return found.double()
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int) -> Tensor:
-        """The combined update of a slice."""
+        """Return the combined update of a slice."""
         extra = () if measured is None else (measured.clone(),)
         with calling(self.part, round):
             found = self._combine(updates, coefficients.clone(), *extra)
@@ -206,7 +206,7 @@ class Combiner:
             raise refuse_result(self.part, problem, round)
         if is_complex(found):
             raise refuse_result(self.part, "returned complex numbers: return real ones", round)
-        with naming(self.part, round):  # a tensor without values, or of a type that nothing can be made of
+        with naming(self.part, round):  # an empty tensor, or a type that cannot be converted
             result = found.detach().to(updates.dtype)
             finite = bool(result.isfinite().all())
         if not finite:

@@ -1,9 +1,10 @@
-"""Updates kept for a combiner, and combined by all ranks: every rank holds and combines its share of the coordinates.
+"""Updates kept for a combiner: every rank stores and combines its share of the coordinates.
 
-The coordinates are cut into blocks, and ranks, the server too, are dealt neighbouring blocks. A client's update travels
-to them as soon as it is there (`cluster.dealt_rows`): a rank holds its coordinates of all updates, m · d/ranks values,
-and of whole updates one, or a few small ones. When a round's work is done, each rank combines its blocks, the rows in
-client order. The blocks depend on the plan's m and on d alone, so that any number of ranks computes the same bits.
+The coordinates are cut into blocks, and all ranks, including the server, are assigned neighbouring blocks. A client's
+update is sent to them as soon as it is computed (`cluster.dealt_rows`). A rank stores its coordinates of all updates
+(m · d/ranks values), and at most one whole update or a few small ones. At the end of a round, each rank combines its
+blocks, with the rows in client order. The blocks depend only on m and d, so the result is
+bit-identical for any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.mpi import Cluster
 
 BLOCK_VALUES = 1 << 22
-"""Values of a block over all participants, 16 MiB as float32, where m and d allow."""
+"""Values of a block over all selected clients, 16 MiB as float32, if m and d allow it."""
 LEAST_BLOCKS = 64
-"""Blocks into which a model is cut where that leaves LEAST_WIDTH coordinates each: so many ranks can have a share."""
+"""Number of blocks of a model if each keeps LEAST_WIDTH coordinates: so many ranks can have a share."""
 LEAST_WIDTH, MOST_WIDTH = 256, 1 << 16
 MEASURED_WIDTH = 4
-"""Times m, the least width of a block that is measured: a measurement (up to m × m) is no larger than the block."""
+"""Factor of m in the smallest width of a measured block: a measurement (up to m × m) is no larger than the block."""
 KEPT_SHARE = 8
-"""Measurements wait for those of the blocks before in at most this part of the memory that the updates take."""
+"""Divisor of the updates' memory that limits the measurements waiting for those of earlier blocks."""
 
 
 class CombinedSum:
-    """An accumulator that keeps every update and adds to another one what a combiner makes of all ranks' updates."""
+    """Accumulator that keeps every update and adds the combined update of all ranks to another accumulator."""
 
     def __init__(self, inner: Accumulator, combiner: Combiner, cluster: Cluster, model: Tensor):
         self.inner, self.combiner, self.cluster = inner, combiner, cluster
@@ -46,7 +47,7 @@ class CombinedSum:
         self.combined = 0
 
     def begin(self, plan: Plan, start: Tensor) -> None:
-        """Learn which round it is, whether coefficients are to add up to 1, and how many may take part."""
+        """Set the round, whether coefficients should add up to 1, and the largest number of updates."""
         self._round, self._normalise = plan.round, plan.normalise
         self._width = block_width(len(plan.clients), self.values, self.combiner.measures)
         blocks = -(-self.values // self._width)
@@ -55,7 +56,7 @@ class CombinedSum:
         self._rows.open(self._borders, np.dtype(np.float64 if self.dtype == torch.float64 else np.float32))
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
-        """Keep a client's update (d,)."""
+        """Store a client's update (d,)."""
         self._rows.add(client, coefficient, vector.numpy(force=True))
 
     def reset(self) -> None:
@@ -76,7 +77,7 @@ class CombinedSum:
         return self.inner.to_update(reduced)
 
     def _combined(self, order: Ints, coefficients: Floats) -> Tensor:
-        """This rank's coordinates of the combined update, zeros elsewhere, (d,); rows are taken in the given order."""
+        """Return this rank's coordinates of the combined update, zeros elsewhere, (d,); rows in the given order."""
         total = float(coefficients.sum())
         if self._normalise and total:
             coefficients = coefficients / total
@@ -88,7 +89,7 @@ class CombinedSum:
         return result
 
     def _blocks(self, order: Ints) -> Iterator[tuple[slice, Tensor]]:
-        """This rank's coordinates, block after block, with the values of all updates there, (m, s)."""
+        """Yield this rank's coordinates, block by block, with the values of all updates, (m, s)."""
         first, last = self._borders[self.cluster.rank : self.cluster.rank + 2].tolist()
         kept = self._rows.rows()
         rows = [kept[place] for place in order.tolist()]
@@ -97,10 +98,10 @@ class CombinedSum:
             yield slice(start, stop), torch.from_numpy(np.stack([row[start - first : stop - first] for row in rows]))
 
     def _measured(self, order: Ints) -> Tensor:
-        """The sum of the combiner's measurements over all blocks of all ranks; collective.
+        """Return the sum of the combiner's measurements over all blocks of all ranks; collective.
 
-        They are added up in the order of the blocks: each rank adds its own to the sum of the ranks before. Until that
-        has come, it keeps some of its own and then waits.
+        They are added up in the order of the blocks: each rank adds its own to the sum of the previous ranks. Until
+        that arrives, it stores some of its own and then waits.
         """
         found = (self.combiner.measure(block, self._round).numpy() for _, block in self._blocks(order))
         first = next(found, None)
@@ -126,7 +127,7 @@ class CombinedSum:
 
 
 class RunningSum:
-    """A sum that goes from rank to rank, so that its terms are added up in the order of the ranks."""
+    """Sum passed from rank to rank, so that its terms are added up in rank order."""
 
     def __init__(self, cluster: Cluster, shape: tuple[int, ...] | None):
         self.cluster = cluster
@@ -137,10 +138,10 @@ class RunningSum:
         group = cluster.groups([range(cluster.size)])[0]
         assert group is not None
         self._group, self._came = group, cluster.is_server
-        self._sum = np.full(self.shape, -0.0)  # the zero that changes no bit of what is added to it
+        self._sum = np.full(self.shape, -0.0)  # the zero that changes no bit in a sum
 
     def add(self, terms: Floats) -> None:
-        """Add float64 terms (k, …), in their order, to those of the ranks before, for which the first call waits."""
+        """Add float64 terms (k, …), in their order, to those of the previous ranks; the first call waits for these."""
         if not self._came:
             self._group.recv(self._sum, self.cluster.rank - 1)
             self._came = True
@@ -148,7 +149,7 @@ class RunningSum:
             self._sum += term
 
     def whole(self) -> Floats:
-        """The sum of all ranks, on all ranks; collective, and once each has added what it has, if only nothing."""
+        """Return the sum of all ranks, on all ranks; collective, after each has added its terms, even if none."""
         rank, last = self.cluster.rank, self.cluster.size - 1
         if last:
             self._group.send(self._sum, (rank + 1) % self.cluster.size)
@@ -159,7 +160,7 @@ class RunningSum:
 
 
 def block_width(participants: int, values: int, measuring: bool) -> int:
-    """s, the coordinates of a block: a function of m and d alone, so that blocks are the same for any number of
+    """Return s, the coordinates of a block: a function of m and d alone, so that blocks are equal for any number of
     ranks.
     """
     fitting = min(BLOCK_VALUES // max(participants, 1), MOST_WIDTH)
@@ -169,7 +170,7 @@ def block_width(participants: int, values: int, measuring: bool) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within: torch computes with one thread, so that sums have the same bits whatever the number of threads."""
+    """Compute with one torch thread inside the context, so that sums do not depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,9 +1,9 @@
-"""Sums of client updates: float32, or 64-bit fixed point whose bits do not depend on the order of the terms.
+"""Sums of client updates: float32, or 64-bit fixed point, bit-identical for any order of the terms.
 
-Updates are accumulated one by one into a flat buffer that the cluster then sums over the ranks; metrics ride behind
-them in the same reduction, exact whatever the order of the ranks.
+Updates are accumulated one by one into a flat buffer that the cluster then sums over the ranks. Metrics follow them in
+the same reduction and are exact for any order of the ranks.
 
-A metric is a fixed-point number with 40 fractional bits, kept as a whole part and a fraction: two int64 values in an
+A metric is a fixed-point number with 40 fractional bits, stored as a whole part and a fraction: two int64 values in an
 int64 buffer, nine limbs of 12 bits in a float32 one, where sums of limbs over up to 4096 ranks stay below 2**24.
 """
 
@@ -23,7 +23,7 @@ ReducedValues = torch.Tensor | NDArray[np.float32] | Ints
 FIXED_BITS = 40
 CHUNK = 2**16
 SHORT = 64
-"""Terms that are summed in float32 before their sum goes into one of float64."""
+"""Number of terms summed in float32 before their sum is added in float64."""
 
 
 FRACTION_BITS = 40
@@ -36,29 +36,29 @@ Reducible = NDArray[np.float32] | Ints
 
 
 class Accumulator(Protocol):
-    """A running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
+    """Running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
 
     def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
-        """Add coefficient · vector; `vector` is float32 (d,) and is left as it is. `client` tells whose it is."""
+        """Add coefficient · vector for a client; `vector` is float32 (d,) and is not changed."""
 
     def reset(self) -> None:
-        """Start again from zero."""
+        """Set the sum to zero."""
 
     def flush(self) -> None:
-        """Make the buffer given at construction hold the sum."""
+        """Write the sum to the buffer given at construction."""
 
     def to_update(self, reduced: ReducedValues) -> torch.Tensor:
-        """The buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
+        """Return the buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
 
-        It may lie in `reduced`, which other ranks read as well: it is valid as long, and not to be written to.
+        It may share memory with `reduced`, which other ranks read too: valid as long as `reduced`, and read-only.
         """
 
 
 class FloatSum:
-    """A float32 sum, whose partial sums of 64 terms are added up in float64.
+    """Float32 sum whose partial sums of 64 terms are added up in float64.
 
-    A sum that gains one small term after another in float32 alone rounds each of them against the whole: a million
-    terms of 1e-6 make 1.009. Here the error stays below 64 roundings of a partial sum, however many terms there are.
+    A float32 sum of many small terms rounds each of them relative to the whole: a million terms of 1e-6 give 1.009.
+    Here the error stays below 64 roundings of a partial sum, for any number of terms.
     """
 
     def __init__(self, buffer: NDArray[np.float32] | torch.Tensor, device: torch.device | str = "cpu"):
@@ -77,7 +77,7 @@ class FloatSum:
         self.added()
 
     def added(self) -> None:
-        """Count a term that was added to `tensor`, which starts again from zero after every 64."""
+        """Count a term that was added to `tensor`, which is set to zero after every 64."""
         self._zeros = False
         self._terms += 1
         if self._terms == SHORT:
@@ -88,12 +88,12 @@ class FloatSum:
             self._terms, self._carried = 0, True
 
     def copied(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """The sum so far, for `put_back`."""
+        """Return the current sum, for `put_back`."""
         carried = self._long.clone() if self._carried and self._long is not None else None
         return self.tensor.clone(), carried, self._terms
 
     def put_back(self, copied: tuple[torch.Tensor, torch.Tensor | None, int]) -> None:
-        """Forget what was added since `copied`."""
+        """Discard everything added since `copied`."""
         self._empty()
         self.tensor.copy_(copied[0])
         self._zeros = False
@@ -102,14 +102,14 @@ class FloatSum:
             self._long.copy_(copied[1])
 
     def squared_norm(self) -> float:
-        """The squared norms of the partial sums, added up: finite only if the whole sum is."""
+        """Return the sum of the squared norms of the partial sums: finite only if the whole sum is."""
         squared = float(self.tensor.dot(self.tensor))
         if self._carried and self._long is not None:
             squared += float(self._long.dot(self._long))
         return squared
 
     def reset(self) -> None:
-        if not self._zeros:  # a server that trains nobody has nothing to pass over
+        if not self._zeros:  # nothing to reset on a server that trains nobody
             self._empty()
 
     def _empty(self) -> None:
@@ -119,7 +119,7 @@ class FloatSum:
         self._terms, self._carried, self._zeros = 0, False, True
 
     def scale(self, factor: float) -> None:
-        """Multiply the sum so far; a power of two rounds nothing."""
+        """Multiply the current sum; a power of two causes no rounding."""
         self.tensor.mul_(factor)
         if self._carried and self._long is not None:
             self._long.mul_(factor)
@@ -138,9 +138,9 @@ class FloatSum:
 
 
 class FixedPointSum:
-    """An order-independent sum: every contribution is rounded to a multiple of 2**-bits and added as an integer.
+    """Order-independent sum: every contribution is rounded to a multiple of 2**-bits and added as an integer.
 
-    Integer addition is associative, so any order of clients and any number of ranks gives the same bits.
+    Integer addition is associative, so the sum is bit-identical for any order of clients and number of ranks.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class FixedPointSum:
         self._bound = 0.0
 
     def flush(self) -> None:
-        """Nothing to do: the sum is kept in the buffer."""
+        """Do nothing: the sum is already in the buffer."""
 
     def to_update(self, reduced: ReducedValues) -> torch.Tensor:
         values = _as_tensor(reduced)
@@ -200,15 +200,15 @@ class FixedPointSum:
 
 
 def _as_tensor(reduced: ReducedValues) -> torch.Tensor:
-    """Arrays are copied, since those of a reduction may not be written to, which tensors cannot express."""
+    """Return a tensor of the sum. Arrays are copied, since a reduction's are read-only and tensors cannot be."""
     return reduced if isinstance(reduced, torch.Tensor) else torch.tensor(reduced)
 
 
 class Staging:
-    """Copies vectors between a device and ordinary host memory, such as the slot of a sum that MPI reads.
+    """Copies of vectors between a device and ordinary host memory, such as the slot of a sum that MPI reads.
 
-    A GPU copies to and from page-locked memory only; the driver would do so in small pieces through its own. Here it is
-    one vector, taken at the first copy. On a GPU not measured.
+    A GPU copies to and from page-locked memory only; the driver would do so in small pieces through its own. This class
+    uses one vector, allocated at the first copy. Not measured on a GPU.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: torch.device):
@@ -217,15 +217,15 @@ class Staging:
         self._held: Tensor | None = None
 
     def to_host(self, source: Tensor, target: Tensor) -> None:
-        """Copy `source` (count,) on the device into `target` in host memory, whole when this returns."""
+        """Copy `source` (count,) on the device into `target` in host memory; the copy is complete on return."""
         held = self._locked()
         held.copy_(source, non_blocking=self._on_gpu)
         self._wait()
         target.copy_(held)
 
     def to_device(self, source: Tensor) -> Tensor:
-        """A copy of `source` (count,) in host memory on the device; kernels queued after this see it whole."""
-        self._wait()  # for a copy from the same memory that may still be on its way
+        """Copy `source` (count,) from host memory to the device; kernels queued after this see the whole copy."""
+        self._wait()  # for a copy from the same memory that may be unfinished
         held = self._locked().copy_(source)
         return torch.empty_like(held, device=self.device).copy_(held, non_blocking=self._on_gpu)
 
@@ -240,7 +240,7 @@ class Staging:
 
 
 def check_ranks(ranks: int) -> None:
-    """Refuse a job whose metrics could not be summed exactly."""
+    """Reject a job whose metrics could not be summed exactly."""
     if ranks > MOST_RANKS:
         raise UserError(
             f"this job has {ranks} ranks, and sums over more than {MOST_RANKS} of them would not be exact: "
@@ -249,12 +249,12 @@ def check_ranks(ranks: int) -> None:
 
 
 def metric_slots(count: int, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> int:
-    """How many values of the buffer's type `count` metrics take: 2 each as int64, 9 each as float32."""
+    """Return how many values of the buffer's type `count` metrics take: 2 each as int64, 9 each as float32."""
     return count * (2 if dtype == np.int64 else WHOLE_LIMBS + FRACTION_LIMBS)
 
 
 def encode_metrics(values: Floats, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> Reducible:
-    """Metrics in a form whose elementwise sum over up to 4096 ranks is exact."""
+    """Encode metrics so that their elementwise sum over up to 4096 ranks is exact."""
     values = np.asarray(values, np.float64)
     if not np.all(np.abs(values) < LARGEST):
         raise OverflowError(f"a metric is not finite or not below 2**50 in magnitude: {values}")
@@ -268,7 +268,7 @@ def encode_metrics(values: Floats, dtype: np.dtype[np.float32] | np.dtype[np.int
 
 
 def decode_metrics(reduced: Reducible, count: int) -> Floats:
-    """The summed metrics from the summed `encode_metrics`, float64 (count,)."""
+    """Decode the summed metrics from the summed `encode_metrics`, float64 (count,)."""
     table = reduced.reshape(count, -1).astype(np.int64)
     if reduced.dtype == np.int64:
         whole, fraction = table.T
@@ -281,7 +281,7 @@ def decode_metrics(reduced: Reducible, count: int) -> Floats:
 
 
 def _limbs(values: Ints, count: int) -> Ints:
-    """Base-4096 digits, lowest first; the last one keeps the sign."""
+    """Return base-4096 digits, lowest first; the last one contains the sign."""
     limbs = values[:, None] >> (LIMB_BITS * np.arange(count))
     limbs[:, :-1] &= 2**LIMB_BITS - 1
     return limbs

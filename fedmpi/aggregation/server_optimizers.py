@@ -1,13 +1,13 @@
-"""The server's step from the mean update of the participants to the next global model.
+"""Server step from the mean update of the clients to the next global model.
 
 SGD, momentum (Hsu et al. 2019, FedAvgM) and Adagrad, Adam, Yogi as in Reddi et al. 2020 ("Adaptive Federated
-Optimization"), Algorithm 2: no bias correction, second moments starting at τ².
+Optimization"), Algorithm 2: no bias correction, second moments initialised to τ².
 
-A server optimizer is a class with a method `step` (w, update), or a function of the same form; every rank takes the
-step for itself, so that nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or
-its next value returned. What a class remembers from round to round it names in `state`, a tuple of attributes: vectors
-that are zero at first unless its method `start` (w), called before a process's first step, sets them. They are kept in
-checkpoints; numbers and NumPy arrays may be among them.
+A server optimizer is a class with a method `step` (w, update), or a function of the same form. Every rank takes the
+step itself, so nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or its next
+value returned. A class lists its state between rounds in `state`, a tuple of attribute names. These vectors are zero at
+first unless its method `start` (w), called before a process's first step, sets them. They are stored in checkpoints;
+numbers and NumPy arrays may be among them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ else:
     torch = Later("torch")
 
 TRACED = 4096
-"""About how many values of the model are looked at to see whether a step has changed it."""
+"""Approximate number of parameters compared to detect whether a step has changed the model."""
 BLOCK = 1 << 16
-"""Values of a step that looks at each value by itself which are taken at a time: their mean stays in the cache."""
+"""Number of parameters processed at once by an elementwise step: their mean stays in the cache."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -41,7 +41,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 @server_optimizer(name="sgd")
 def sgd(w: Tensor, update: Tensor, *, lr: Rate = 1.0) -> None:
-    """w ← w + η Δ.
+    """Update w ← w + η Δ.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Momentum:
 
 
 class _Adaptive(ABC):
-    """m ← β1 m + (1 − β1) Δ; v as the subclass says; w ← w + η m / (√v + τ)."""
+    """Base of optimizers with m ← β1 m + (1 − β1) Δ, v from the subclass, w ← w + η m / (√v + τ)."""
 
     state = ("m", "v")
     m: Tensor
@@ -84,7 +84,7 @@ class _Adaptive(ABC):
         self.lr, self.beta1, self.tau = lr, beta1, tau
 
     def start(self, w: Tensor) -> None:
-        """First moments of 0, second moments of τ²."""
+        """Initialise first moments to 0, second moments to τ²."""
         self.m, self.v = torch.zeros_like(w), torch.full_like(w, self.tau**2)
 
     def step(self, w: Tensor, update: Tensor) -> None:
@@ -95,11 +95,11 @@ class _Adaptive(ABC):
 
     @abstractmethod
     def remember(self, square: Tensor) -> None:
-        """Take Δ² into v."""
+        """Update v from Δ²."""
 
 
 class _Decaying(_Adaptive):
-    """One whose second moments decay with β2."""
+    """Adaptive optimizer whose second moments decay with β2."""
 
     def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
         super().__init__(lr, beta1, tau)
@@ -168,7 +168,7 @@ class Yogi(_Decaying):
 
 
 class ServerOptimizer:
-    """The server optimizer of a run: one step per round on flat float32 vectors, the same bits on every rank."""
+    """Server optimizer of a run: one step per round on flat float32 vectors, bit-identical on every rank."""
 
     def __init__(self, part: Part, options: Mapping[str, Any], trainable: int | None = None):
         self.part, self.trainable = part, trainable
@@ -184,7 +184,7 @@ class ServerOptimizer:
         self._rounds = 0
 
     def step(self, w: Tensor, update: Tensor, divisor: float = 1.0) -> None:
-        """Move `w` by one step."""
+        """Update `w` by one step."""
         if self.trainable is not None and self.trainable < w.numel():
             w[self.trainable :].add_(update[self.trainable :] / divisor)
             w, update = w[: self.trainable], update[: self.trainable]
@@ -208,22 +208,22 @@ class ServerOptimizer:
                 raise refuse_result(self.part, problem, self._rounds)
             if is_complex(moved):
                 raise refuse_result(self.part, "returned complex numbers: return real ones", self._rounds)
-            with naming(self.part, self._rounds):  # a tensor without values, or of a type that has no place in w
+            with naming(self.part, self._rounds):  # an empty tensor, or of a type that does not fit into w
                 w.copy_(moved.detach())
         if self.part.foreign and not bool(w.isfinite().all()):
             raise refuse_result(self.part, "made values of the model that are not finite", self._rounds)
         self._rounds += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state."""
+        """Return copies of the state, for a checkpoint; empty before the first step and without state."""
         if not self._started:
             return {name: value.clone() for name, value in self._resumed.items()}
         return {name: self._kept(name) for name in self.names}
 
     def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
-        """Take over what a checkpoint holds, and the rounds taken until then.
+        """Restore the state of a checkpoint, and the number of rounds until then.
 
-        The next step is the first of this process, so that `start` is called; what it sets of `state` is replaced.
+        The next step is the first of this process, so `start` is called; its values of `state` are replaced.
         """
         self._rounds = rounds
         self._resumed = {name: value.clone() for name, value in state.items()}
@@ -257,13 +257,13 @@ class ServerOptimizer:
 
 
 def state_names(chosen: Any) -> tuple[str, ...]:
-    """What an optimizer remembers: the names in its `state`, of which a single one may stand without a tuple."""
+    """Return the names in an optimizer's `state`, in which a single name needs no tuple."""
     names = getattr(chosen, "state", ())
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _in_the_form_of(before: Any, value: Tensor) -> Any:
-    """A value of a checkpoint as the optimizer had it: an array, a tensor, or a number."""
+    """Convert a checkpoint's value to the optimizer's own type: an array, a tensor, or a number."""
     if isinstance(before, np.ndarray):
         return value.numpy(force=True).copy()
     scalar = isinstance(before, torch.Tensor) and not before.dim()
@@ -271,6 +271,6 @@ def _in_the_form_of(before: Any, value: Tensor) -> Any:
 
 
 def _trace(vector: Tensor) -> Tensor:
-    """Some of a vector's values, and how often torch has written into it: what tells whether it was changed."""
+    """Return some of a vector's values and torch's write counter, to detect changes."""
     some = vector[:: max(1, vector.numel() // TRACED)].double()
     return torch.cat([some, some.new_tensor([vector._version])])

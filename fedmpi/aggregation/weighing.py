@@ -1,4 +1,4 @@
-"""The weights of a run at work: a cohort's coefficients before the round, and what a client's work makes of them."""
+"""Aggregation weights of a run: a cohort's coefficients before the round, and their correction by a client's work."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.mpi import Cluster
 
 GRID = 2.0**40
-"""Weights that are multiples of 1/GRID add up to the same bits in any order."""
+"""Reciprocal of a step: sums of multiples of 1/GRID are bit-identical in any order."""
 LEAST_EXACT = 2.0**-12
-"""Least sum of judged weights that exact sums, in steps of 1/GRID, still hold to about 1e-8 of it."""
+"""Smallest sum of judged weights that exact sums, in steps of 1/GRID, still represent to about 1e-8 of it."""
 LARGEST_TOTAL = 1e200
-"""Weights that are normalised may add up to this before they are scaled."""
+"""Largest sum of normalised weights before scaling."""
 MOST_AT_ONCE = 120
-"""Power of two that float32 still holds: what would need more is nothing beside the rest."""
+"""Largest exponent of two in float32; terms beyond it are negligible beside the rest."""
 TOTAL_BITS = 9
-"""Weights that are none are scaled so that their sum lies between 2**9 and 2**10: rounded then to 1e-12 of the sum."""
+"""Exponent of the scaled sum of unnormalised weights: between 2**9 and 2**10, then rounded to 1e-12 of the sum."""
 
 
 class Weighing:
-    """How much each participant's update counts."""
+    """Aggregation weights of the selected clients."""
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
         with calling(part):
@@ -53,21 +53,21 @@ class Weighing:
 
     @property
     def name(self) -> str:
-        """As a configuration names them."""
+        """Name in a configuration."""
         return self.part.name
 
     @property
     def judges(self) -> bool:
-        """Whether coefficients depend on how the clients' work went."""
+        """True if coefficients depend on the result of the clients' work."""
         return callable(getattr(self._chosen, "after", None))
 
     def normalises(self, cohort: Cohort) -> bool:
-        """Whether the sum of updates is divided by the total weight."""
+        """Return whether the sum of updates is divided by the total weight."""
         return bool(self._normalised(cohort) if callable(self._normalised) else self._normalised)
 
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
-        """The coefficient of every participant, float64 (m,); the factor of one sample (or
-        pair) where they count so.
+        """Return the coefficient of every selected client, float64 (m,); for weights per sample (or pair), the factor
+        of one.
         """
         try:
             with calling(self.part, round):
@@ -85,18 +85,18 @@ class Weighing:
         return on_grid(coefficients, total) if normalises else coefficients
 
     def _total(self, coefficients: Floats, clients: Ints, sizes: Ints) -> float:
-        """Σ |coefficient| · n^per_sample."""
+        """Return Σ |coefficient| · n^per_sample."""
         own = sizes if len(clients) == len(sizes) else sizes[clients]
         counts = own if self.per_sample == 1 else own**self.per_sample  # NumPy's x ** 1 is slow
         return float((np.abs(coefficients) * counts).sum())
 
     @property
     def _divides(self) -> bool:
-        """Whether sums are always divided by the total weight."""
+        """True if sums are always divided by the total weight."""
         return self._normalised is True
 
     def check_total(self, total: float, participants: int, round: int) -> None:
-        """Refuse judged weights by whose sum nothing can be divided."""
+        """Reject judged weights whose sum cannot be a divisor."""
         if participants and not total > 0:
             problem = (
                 f"the shares that after() returned for {participants} clients add up to {total:g}: the sum of updates "
@@ -105,14 +105,14 @@ class Weighing:
             raise refuse_result(self.part, problem, round)
 
     def surplus(self, coefficients: Floats) -> float:
-        """Σ c_k − 1 where the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 of all other weights.
+        """Return Σ c_k − 1 if the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 for all other weights.
 
-        Σ c_k w_k = w + Σ c_k Δ_k + (Σ c_k − 1) w. A round without participants leaves the model as it is.
+        Σ c_k w_k = w + Σ c_k Δ_k + (Σ c_k − 1) w. A round without selected clients does not change the model.
         """
         return float(coefficients.sum()) - 1.0 if self.averages_models and coefficients.size else 0.0
 
     def after(self, work: ClientWork) -> tuple[float, float]:
-        """A client's factor in the sum, and its share of what the sum is divided by."""
+        """Return a client's factor in the sum, and its share of the divisor."""
         with calling(self.part, work.round, work.client):
             found = self._chosen.after(work)
         try:
@@ -157,7 +157,7 @@ class Weighing:
 
 
 def on_grid(coefficients: Floats, total: float) -> Floats:
-    """Coefficients whose sums have the same bits in any order, in the same ratios to 1e-12 of their sum."""
+    """Round coefficients so that sums are bit-identical in any order, with ratios kept to 1e-12 of their sum."""
     scaled = coefficients * GRID
     if not total or (total < GRID**0.5 and bool((scaled == np.rint(scaled)).all())):
         return coefficients
@@ -166,10 +166,10 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
 
 
 def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailure:
-    """The failure; told why where the cause is plain.
+    """Return the failure, with its reason if the cause is clear.
 
-    Weights may reckon with probabilities that the sampler keeps back, or take the sizes of all clients for those of the
-    participants.
+    Weights may need probabilities that the sampler does not give, or confuse the sizes of all clients with those of the
+    selected clients.
     """
     cause, problem = failure.__cause__, failure.problem
     if isinstance(cause, TypeError) and "None" in problem and cohort.inclusion is None:
@@ -186,23 +186,23 @@ def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailu
 
 
 def _closed(cohort: Cohort) -> Cohort:
-    """The same cohort, whose arrays cannot be changed."""
+    """Return the same cohort with read-only arrays."""
     held = vars(cohort).items()
     arrays: dict[str, Any] = {name: read_only(value) for name, value in held if isinstance(value, np.ndarray)}
     return replace(cohort, **arrays)
 
 
 class JudgedSum:
-    """An accumulator that asks the weights about every update before it is added to another accumulator.
+    """Accumulator that gets the weights' factor for every update before adding it to another accumulator.
 
-    Powers of losses are tiny or huge, and only ratios matter: unless sums are exact, Σ c_k Δ_k and Σ h_k are both
+    Powers of losses are tiny or huge, and only ratios matter. Unless sums are exact, Σ c_k Δ_k and Σ h_k are both
     scaled by the power of two that brings Σ h_k between 1/2 and 1.
 
     Parameters
     ----------
     inner : Accumulator
     weighing : Weighing
-        Weights that judge.
+        Weights that depend on the clients' work.
     loss : callable
         loss(client, model (d,), round): the mean loss of the client's samples.
     cluster : Cluster
@@ -227,12 +227,12 @@ class JudgedSum:
         self._power: int | None = None
 
     def begin(self, plan: Plan, start: Tensor) -> None:
-        """Learn the round, its local learning rate and the global model (d,)."""
+        """Set the round, its local learning rate and the global model (d,)."""
         self._round, self._lr, self._start = plan.round, plan.lr, start
         self._normalise = plan.normalise
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
-        """Add a client's update (d,) times what the weights make of it."""
+        """Add a client's update (d,) times the factor of the weights."""
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         work = ClientWork(client, self._round, coefficient, self.loss(client, self._start, self._round), norm, self._lr)
         factor, share = self.weighing.after(work)
@@ -243,7 +243,7 @@ class JudgedSum:
         self._shares.append(share)
 
     def _scale(self, inner: FloatSum, power: int) -> None:
-        """Make the sum so far, which is the true one times a power of two, that times 2**power."""
+        """Rescale the sum so far, which is the true one times a power of two, to the true one times 2**power."""
         if self._shares:
             inner.scale(math.ldexp(1.0, min(power - (self._power or 0), MOST_AT_ONCE)))
         self._power = power
@@ -253,7 +253,7 @@ class JudgedSum:
         self.weight, self.power, self._shares, self._power = 0.0, 0, [], None
 
     def flush(self) -> None:
-        """Divide what the shares of all ranks have in common out of the sum; collective."""
+        """Divide the common factor of all ranks' shares out of the sum; collective."""
         gathered = self.cluster.gather(np.array(self._shares, np.float64))
         shares = None if gathered is None else np.concatenate(gathered)
         whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]

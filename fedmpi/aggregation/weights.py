@@ -1,6 +1,6 @@
-"""How much each participant's update counts: one coefficient c_k per participant, and whether the sum is normalised.
+"""Aggregation weights: one coefficient c_k per selected client, and whether the sum is normalised.
 
-The server's update is Σ c_k Δ_k, divided by Σ c_k over those who returned when the sum is to be normalised.
+The server's update is Σ c_k Δ_k, divided by Σ c_k of the returned updates if the sum is to be normalised.
 
 =============  ==================================  ==========  =====================================================
 name           c_k (times the multiplicity)        normalised  source
@@ -15,21 +15,20 @@ unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompso
 literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (an average of models)
 =============  ==================================  ==========  =====================================================
 
-π_k is the probability to be drawn given who is there. What was not there is made up for by r_h, the share of its
-stratum's weight Σ ρ_k that was there (every stratum then has its own share of the mean, whoever of it is there), or by
-a_k, the known probability of being there. P_h is the probability that stratum h has a participant at all, and N there
-counts the clients of the strata of which somebody was there. Where strata leave clients out, ρ_k and N are those of the
-others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 / N with "clients" (the target of
-FedSTaS's stratified mean).
+π_k is the probability to be drawn given the available clients. Unavailable clients are corrected for by r_h, the
+available share of the stratum's weight Σ ρ_k (every stratum then keeps its share of the mean, whichever of its clients
+are available), or by a_k, the known probability of being available. P_h is the probability that stratum h has a
+selected client at all, and N there counts the clients of the strata with available clients. If strata leave clients
+out, ρ_k and N are those of the others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 /
+N with "clients" (the target of FedSTaS's stratified mean).
 
-A participant of whom no sample is used sends nothing. It does not count where the sum is normalised, and counts as one
-that returns the model it was sent where it is not. The coefficients of all but the gradient sum and the unbiased kind
-are multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up.
+A selected client without used samples sends nothing. It does not count if the sum is normalised; otherwise it counts as
+if it returned the received model. The coefficients of all kinds except the gradient sum and the unbiased one are
+multiples of 2**-40 or of a power of two, so that Σ c_k is bit-identical in any order.
 
-Weights may depend on how a client's work went, as in q-FFL: a class of weights may have a second method, `after`
-(work), called by the rank that trained a client once its update is there. It returns the factor c of the update in the
-sum and its share h of what the sum is divided by: Σ c_k Δ_k / Σ h_k. One number alone is both. `work` is a
-`ClientWork`.
+Weights may depend on the result of a client's work, as in q-FFL: a class of weights may have a second method, `after`
+(work), called by the rank that trained a client once its update is computed. It returns the factor c of the update in
+the sum and its share h of the divisor: Σ c_k Δ_k / Σ h_k. A single number is used for both. `work` is a `ClientWork`.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ GRID_BITS = 40
 
 
 SMALLEST_LOSS = 1e-10
-"""Powers below zero of a loss that is zero would be infinite."""
+"""Lower bound of a loss: negative powers of a zero loss would be infinite."""
 
 
 @weights(name="samples", per_sample=True)
 def samples(cohort: Cohort, sizes: Ints) -> Floats:
-    """In proportion to the samples used (McMahan et al. 2017, Algorithm 1).
+    """Weigh by the samples used (McMahan et al. 2017, Algorithm 1).
 
     Parameters
     ----------
     cohort : Cohort
-        The m participants.
+        The m selected clients.
     sizes : int64 (N,)
         Samples of every client of the population.
 
@@ -80,13 +79,13 @@ def samples(cohort: Cohort, sizes: Ints) -> Floats:
 
 @weights(name="uniform")
 def uniform(cohort: Cohort, sizes: Ints) -> Floats:
-    """The same for every participant (FedSampling §3.3; Li et al. 2020, Scheme I)."""
+    """Weigh all selected clients equally (FedSampling §3.3; Li et al. 2020, Scheme I)."""
     return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
 
 
 @weights(name="gradient-sum", per_sample=True, normalised=False)
 def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
-    """The samples used over the samples wanted, K (FedSampling, Algorithm 1, with one full-batch step).
+    """Weigh by samples used over sample budget K (FedSampling, Algorithm 1, with one full-batch step).
 
     Returns
     -------
@@ -100,7 +99,7 @@ def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
 
 @weights(name="gradient-sum-squared", per_sample=2, normalised=False)
 def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
-    """The square of the samples used over K: what FedSampling's published code does for texts.
+    """Weigh by the square of the samples used over K, as in FedSampling's published code for texts.
 
     Its loop visits a client once for every sample drawn of it and adds n/K of the client's mean gradient each time, so
     that n samples count n²/K. The paper's text says n/K (`gradient-sum`).
@@ -115,22 +114,21 @@ def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
 
 @weights(name="stratified", normalised=False)
 def stratified(cohort: Cohort, sizes: Ints) -> Floats:
-    """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
+    """Average the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
 
-    A participant without a sampled row returns the model it was sent (Algorithm 3): it counts in m_h and changes
-    nothing.
+    A client without a drawn sample returns the received model (Algorithm 3): it counts in m_h and changes nothing.
     """
     return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
 
 
 @weights(name="normalised")
 def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
-    """ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
+    """Weigh by ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
 
     Parameters
     ----------
     population : str
-        What is estimated: the mean over all samples, or over all clients.
+        Estimated quantity: the mean over all samples, or over all clients.
     """
     rho = _population_weights(cohort, sizes, population)
     inclusion = _inclusion(cohort, "normalised")
@@ -139,12 +137,12 @@ def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples
 
 @weights(name="unbiased", normalised=False)
 def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
-    """ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
+    """Weigh by ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
 
     Parameters
     ----------
     population : str
-        What is estimated: the mean over all samples, or over all clients.
+        Estimated quantity: the mean over all samples, or over all clients.
     """
     chance = None if cohort.presence is None else cohort.presence.chance
     inclusion = _inclusion(cohort, "unbiased")
@@ -154,12 +152,12 @@ def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples")
 
 @weights(name="literal", normalised=False, averages_models=True)
 def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
-    """The next model is (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
+    """Set the next model to (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
 
     Parameters
     ----------
     population : str
-        What is estimated: the mean over all samples, or over all clients.
+        Estimated quantity: the mean over all samples, or over all clients.
     """
     rho = _population_weights(cohort, sizes, population)
     expansion = _population(cohort, sizes) / max(cohort.draws, 1)
@@ -167,7 +165,7 @@ def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") 
 
 
 def _sending(cohort: Cohort, sizes: Ints) -> Ints:
-    """How often each participant counts, (m,): not at all without samples."""
+    """Return how often each selected client counts, (m,): 0 without samples."""
     sending: Ints = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
     return sending
 
@@ -182,17 +180,17 @@ def _inclusion(cohort: Cohort, name: str) -> Floats:
 
 
 def _power_of_two_share(total: int) -> float:
-    """The power of two just below 1 / total: products with counts, and their sums, are then exact."""
+    """Return the power of two just below 1 / total: products with counts, and their sums, are then exact."""
     return 0.5 ** total.bit_length()
 
 
 def _on_grid(values: Floats) -> Floats:
-    """Multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
+    """Round to multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
     return np.rint(values * 2.0**GRID_BITS) / 2.0**GRID_BITS
 
 
 def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
-    """Which clients can take part at all, (N,), where the strata of the cohort leave some out; else None."""
+    """Return a mask of clients that can be selected, (N,), if the cohort's strata leave some out; else None."""
     groups = None if cohort.presence is None else cohort.presence.groups
     if cohort.stratum is None or groups is None or groups.min() >= 0:
         return None
@@ -200,13 +198,13 @@ def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
 
 
 def _population(cohort: Cohort, sizes: Ints) -> int:
-    """N, the clients that can take part at all."""
+    """Return N, the number of clients that can be selected."""
     kept = _kept(cohort)
     return sizes.size if kept is None else int(kept.sum())
 
 
 def _population_weights(cohort: Cohort, sizes: Ints, population: Population) -> Floats:
-    """ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
+    """Return ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
     counted = sizes if population == "samples" else np.ones_like(sizes)
     kept = _kept(cohort)
     counted = counted if kept is None else np.where(kept, counted, 0)
@@ -215,19 +213,19 @@ def _population_weights(cohort: Cohort, sizes: Ints, population: Population) -> 
 
 
 def _share_there(cohort: Cohort, rho: Floats) -> Floats | float:
-    """Σ ρ_k over those of the participant's group who were there, over Σ ρ_k of the whole group; (m,), or 1."""
+    """Return Σ ρ_k over the available clients of each client's group, over Σ ρ_k of the whole group; (m,), or 1."""
     presence = cohort.presence
     if presence is None or presence.groups is None or isinstance(presence.present, int):
         return 1.0
     group, present = presence.groups + 1, presence.present
     whole = np.bincount(group, rho)
     there = np.bincount(group[present], rho[present], minlength=whole.size)
-    share = np.divide(there, whole, out=np.ones_like(whole), where=there > 0)  # without any ρ_k nothing is weighed
+    share = np.divide(there, whole, out=np.ones_like(whole), where=there > 0)  # a group without any ρ_k has no weight
     return np.asarray(share[group[cohort.clients]])
 
 
 def _stratum_weights(cohort: Cohort) -> Floats:
-    """N_h / (N m_h P_h) of each participant's stratum, m_h counted in the cohort itself."""
+    """Return N_h / (N m_h P_h) of each selected client's stratum, m_h counted in the cohort itself."""
     if cohort.stratum is None or cohort.strata is None:
         raise UserError(
             'aggregation.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
@@ -243,11 +241,11 @@ def _stratum_weights(cohort: Cohort) -> Floats:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What weights are told of a participant's work in a round."""
+    """Result of a selected client's work in a round, for weights."""
 
     client: int
     round: int
-    coefficient: float  # What the weights gave before the round; times the samples used where they count per sample
+    coefficient: float  # Coefficient before the round; times the samples used if weights count per sample
     loss: float  # Mean loss of the global model, before any work, over all samples of the client
     update_norm: float  # ‖Δ_k‖, Euclidean, of the update as the server receives it
     lr: float  # Local learning rate of the round
@@ -255,19 +253,19 @@ class ClientWork:
 
 @weights(name="q-ffl")
 class QFFL:
-    """Clients with a higher loss count more: q-FedAvg (Li et al. 2020, "Fair Resource Allocation in FL", Algorithm 2).
+    """Higher weight for clients with a higher loss: q-FedAvg (Li et al. 2020, "Fair Resource Allocation in FL").
 
-    With Δ_k = w_k − w, F_k the client's loss at w and L the Lipschitz constant of the gradients, the step is
-    Σ L F_k^q Δ_k / Σ (q F_k^{q−1} L² ‖Δ_k‖² + L F_k^q). q = 0 is the plain mean.
+    Algorithm 2: with Δ_k = w_k − w, F_k the client's loss at w and L the Lipschitz constant of the gradients, the step
+    is Σ L F_k^q Δ_k / Σ (q F_k^{q−1} L² ‖Δ_k‖² + L F_k^q). q = 0 is the plain mean.
 
     Parameters
     ----------
     q : float
-        How much fairness: 0 counts all alike, larger counts those with a high loss more; at most 100, beyond which
-        powers of losses leave the range of floats.
+        Degree of fairness: 0 weighs all equally, larger values weigh clients with a high loss more; at most 100, beyond
+        which powers of losses exceed the range of floats.
     lipschitz : float, optional
-        L; 1 / lr of the round by default, as in the paper, whose clients take steps of SGD: L (w − w_k) then stands for
-        a gradient. With another local optimizer it must be given.
+        L; 1 / lr of the round by default, as in the paper, whose clients take steps of SGD: L (w − w_k) is then a
+        gradient. With another local optimizer it must be given.
     """
 
     def __init__(
@@ -279,7 +277,7 @@ class QFFL:
         self.q, self.lipschitz = q, lipschitz
 
     def refuses(self, config: Config) -> str | None:
-        """Why it means nothing with the rest of this configuration, and what to do; None where it does."""
+        """Explain why it has no effect with this configuration, and what to do; None if it has."""
         optimizer = resolve("local optimizer", config.local.optimizer).name
         if optimizer == "sgd" or self.lipschitz is not None:
             return None
@@ -289,11 +287,11 @@ class QFFL:
         )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:
-        """How often each was drawn, (m,)."""
+        """Return how often each client was drawn, (m,)."""
         return cohort.multiplicity.astype(np.float64)
 
     def after(self, work: ClientWork) -> tuple[float, float]:
-        """F_k^q and q F_k^{q−1} L ‖Δ_k‖² + F_k^q, times how often it was drawn: both divided by L."""
+        """Return F_k^q and q F_k^{q−1} L ‖Δ_k‖² + F_k^q, times the number of draws; both are divided by L."""
         lipschitz = 1 / work.lr if self.lipschitz is None else self.lipschitz
         loss = max(work.loss, SMALLEST_LOSS)
         factor = loss**self.q

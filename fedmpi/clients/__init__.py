@@ -1,1 +1,1 @@
-"""Who takes part: draws, strata, availability, devices."""
+"""Client selection: samplers, strata, availability, devices."""

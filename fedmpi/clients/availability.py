@@ -1,5 +1,5 @@
-"""The built-in laws of availability: always, by chance, by the time of day, or by label group, so that the bias of
-unequal availability (FedSSO, §2.1, Example 1, Eq 6) can be studied.
+"""Built-in availability models: always, by chance, by the time of day, or by label group, to study the bias of unequal
+availability (FedSSO, §2.1, Example 1, Eq 6).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedmpi.common.types import Floats, Ints
 AvailabilityLaw = Literal["always", "bernoulli", "time-of-day", "label-group"]
 Chance = Annotated[float, Field(ge=0, le=1)]
 
-PHASES = 1000  # sub-stream of Purpose.DEVICE that holds the clients' time zones
+PHASES = 1000  # sub-stream of Purpose.DEVICE for the clients' time zones
 
 
 @dataclass(frozen=True)
 class Availability:
-    """The law of availability."""
+    """Availability model."""
 
     # "always"; "bernoulli": every client with `probability` in every round, independently; "time-of-day": the
     # probability swings between `lowest` and `probability` with a period of `period` rounds, every client in its own
@@ -49,12 +49,12 @@ class Availability:
 
 
 def dominant_label(class_counts: Ints) -> Ints:
-    """Most frequent class of each client, (N,), of counts (N, C); the lower class of equally frequent ones."""
+    """Return the most frequent class of each client, (N,), from counts (N, C); the lower class in a tie."""
     return np.asarray(class_counts.argmax(axis=1), np.int64)
 
 
 def probabilities(law: Availability, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Floats:
-    """Probability of each client to be available in a round, float64 (N,).
+    """Return the probability of each client to be available in a round, float64 (N,).
 
     Time of day: lowest + (probability − lowest) · (1 + cos 2π(round / period − phase_k)) / 2 with phase_k uniform on
     [0, 1), drawn once per client.
@@ -62,9 +62,9 @@ def probabilities(law: Availability, streams: Streams, round: int, clients: int,
     Parameters
     ----------
     law : Availability
-        The law.
+        The availability model.
     streams : Streams
-        Purpose.DEVICE holds the phases.
+        Purpose.DEVICE draws the phases.
     round : int
         t.
     clients : int
@@ -87,7 +87,7 @@ def probabilities(law: Availability, streams: Streams, round: int, clients: int,
 
 @register("availability", name="always")
 def always(view: View) -> Floats:
-    """Every client in every round."""
+    """Make every client available in every round."""
     return np.ones(len(view.sizes))
 
 
@@ -98,20 +98,20 @@ class Bernoulli:
     Parameters
     ----------
     probability : float
-        Of being there.
+        Probability of being available.
     """
 
     def __init__(self, *, probability: Chance = 1.0):
         self.law = Availability("bernoulli", probability)
 
     def __call__(self, view: View) -> Floats:
-        """Probability of each client, (N,)."""
+        """Return the probability of each client, (N,)."""
         return probabilities(self.law, view.streams, view.round, len(view.sizes))
 
 
 @register("availability", name="time-of-day")
 class TimeOfDay:
-    """A probability that swings with the time of day, each client in its own time zone.
+    """A probability that varies with the time of day, each client in its own time zone.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class TimeOfDay:
         self.law = Availability("time-of-day", probability, lowest, period)
 
     def __call__(self, view: View) -> Floats:
-        """Probability of each client, (N,)."""
+        """Return the probability of each client, (N,)."""
         return probabilities(self.law, view.streams, view.round, len(view.sizes))
 
 
@@ -138,7 +138,7 @@ class LabelGroup:
     Parameters
     ----------
     by_label : tuple of float
-        Probability of each class's clients; classes beyond the end begin again.
+        Probability of each class's clients; classes beyond the end repeat the tuple from its start.
     """
 
     def __init__(self, *, by_label: tuple[Chance, ...] = ()):
@@ -146,7 +146,7 @@ class LabelGroup:
         self._labels: Ints | None = None
 
     def __call__(self, view: View) -> Floats:
-        """Probability of each client, (N,)."""
+        """Return the probability of each client, (N,)."""
         if self._labels is None:
             self._labels = dominant_label(view.class_counts)
         return probabilities(self.law, view.streams, view.round, len(view.sizes), self._labels)

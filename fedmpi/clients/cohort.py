@@ -1,7 +1,7 @@
 """The cohort of a round and the draws from one population: uniform, by size, or in proportion to gradient norms
 (FedSTaS, Algorithm 2: p_k = ‖IS(G_k)‖ / Σ ‖IS(G_k)‖).
 
-Pure functions over arrays. A cohort carries the first-order inclusion probabilities of the design that drew it, so that
+Pure functions over arrays. A cohort contains the first-order inclusion probabilities of its sampling design, so that
 the aggregation weights can be unbiased. Stratified draws are in `strata.py`.
 """
 
@@ -24,55 +24,54 @@ SEQUENTIAL_UP_TO = 1000  # clients of one population: the inclusion probabilitie
 
 @dataclass(frozen=True, eq=False)
 class StrataSummary:
-    """The strata a cohort was drawn from, H of them."""
+    """The H strata that a cohort was drawn from."""
 
     sizes: Ints  # (H,): N_h, the clients in each stratum
     draws: Ints  # (H,): m_h, the clients allocated to each stratum this round
-    # (H,): S_h, the spread of the clustering features within each stratum (zeros where the allocation does not use it)
+    # (H,): S_h, within-stratum standard deviation of the clustering features (zeros if the allocation does not use it)
     spread: Floats
-    # (H,): Probability that a stratum has a participant at all, given who was there: min(1, E[m_h]), times the
-    # probability that not all of those asked drop out; 0 for a stratum of which nobody was there. None: all surely have
-    # one
+    # (H,): Probability that a stratum has a selected client at all, given the available clients: min(1, E[m_h]), times
+    # the probability that not all of its invited clients drop out; 0 for a stratum without available clients. None: all
+    # surely have one
     represented: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """Who of the population was there when a cohort was drawn: what makes weights right for those who were not."""
+    """Availability of the clients when a cohort was drawn; weights use it to correct for unavailable clients."""
 
-    present: Ints | int  # (p,): Clients that could be drawn, sorted; N where all of 0 … N − 1 were there
-    # (N,): Known probability of each client to be there in this round, a_k; None: all surely, or nobody wants to know
+    present: Ints | int  # (p,): Clients that could be drawn, sorted; N if all of 0 … N − 1 were available
+    # (N,): Known probability of each client to be available in this round, a_k; None: all surely, or not needed
     chance: Floats | None = None
-    # (N,): Clients of a group are there equally likely, as far as the server can tell: the strata, −1 for clients in
-    # none
+    # (N,): Groups of clients with equal availability, as far as the server knows: the strata, −1 for clients in none
     groups: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The participants of one round.
+    """Selected clients of one round.
 
     Attributes
     ----------
     clients : int64 (m,)
-        Indices of the participants, sorted and unique.
+        Indices of the selected clients, sorted and unique.
     inclusion : float64 (m,), optional
-        First-order inclusion probability of each participant under the design that drew it, given who was there (what
-        `presence` adds to). In a cohort with a `multiplicity` it is the expected number of draws, which may exceed 1.
-        None where nobody knows: weights that divide by it are then refused.
+        First-order inclusion probability of each selected client under the sampling design, given the available clients
+        (see `presence`). In a cohort with a `multiplicity` it is the expected number of draws, which may exceed 1. None
+        if unknown: weights that divide by it are then rejected.
     multiplicity : int64 (m,), optional
-        How often each was drawn, from a design that can draw a client more than once: given in every round then, also
-        where all draws differ. By default once each.
+        Number of draws of each client, from a design that can draw a client more than once. Such a design gives it in
+        every round, also if all draws differ. By default once each.
     stratum : int64 (m,), optional
-        Stratum of each participant, an index into `strata`.
+        Stratum of each selected client, an index into `strata`.
     strata : StrataSummary, optional
         The strata of a stratified draw.
     presence : Presence, optional
-        Who was there; None where all were.
+        The available clients; None if all were available.
     wanted : int, optional
-        K, the samples wanted of all participants together, where weights are asked: samples.wanted, or all they have.
+        K, the sample budget of all selected clients together, for weights: samples.wanted, or all their samples.
     numbers : mapping of str to float
-        Further numbers of a custom sampler for the record of the round, where they are called sampler_NAME.
+        Further numbers of a custom sampler for the record of the round, named sampler_NAME there.
     """
 
     clients: Ints
@@ -97,7 +96,7 @@ class Cohort:
 
     @property
     def counts_draws(self) -> bool:
-        """Whether multiplicities were given: `inclusion` then holds expected numbers of draws, else probabilities."""
+        """True if multiplicities were given: `inclusion` then contains expected draws, else probabilities."""
         return np.asarray(self.multiplicity).strides != (0,)
 
     @property
@@ -107,7 +106,7 @@ class Cohort:
 
 
 def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
-    """The number of participants wanted per round, from a count or from a fraction of the clients."""
+    """Return the number of clients to select per round, from a count or from a fraction of the clients."""
     if (count is None) == (fraction is None):
         raise UserError("give exactly one of participation.count and participation.fraction")
     if fraction is not None:
@@ -121,13 +120,13 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
 
 
 def full_participation(available: Ints | int) -> Cohort:
-    """Every available client, once."""
+    """Select every available client, once."""
     clients = _indices(available)
     return Cohort(clients, np.broadcast_to(1.0, clients.shape))
 
 
 def uniform(generator: np.random.Generator, available: Ints | int, count: int) -> Cohort:
-    """Simple random sampling without replacement: every available client has inclusion probability count / a.
+    """Draw a simple random sample without replacement: every available client has inclusion probability count / a.
 
     Parameters
     ----------
@@ -136,7 +135,7 @@ def uniform(generator: np.random.Generator, available: Ints | int, count: int) -
     available : int64 (a,) or int
         The clients that may be drawn, sorted; or N for all of 0 … N−1.
     count : int
-        Clients to draw; where fewer are available all of them take part.
+        Clients to draw; if fewer are available, all of them are selected.
     """
     if count < 0:
         raise ValueError(f"cannot draw {count} clients")
@@ -155,7 +154,7 @@ def weighted(
     count: int,
     replace: bool = True,
 ) -> Cohort:
-    """Clients drawn in proportion to their sizes n_k.
+    """Draw clients in proportion to their sizes n_k.
 
     With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): `count`
     independent draws with probability n_k / n, a client drawn twice counting twice; `inclusion` is the expected count
@@ -178,7 +177,7 @@ def weighted(
     Raises
     ------
     UserError
-        If no client of the whole population holds a sample. Where those who are available hold none, nobody is drawn.
+        If no client of the whole population has a sample. If no available client has one, no client is drawn.
     """
     if count < 0:
         raise ValueError(f"cannot draw {count} clients")
@@ -200,11 +199,11 @@ def weighted(
 
 
 def size_proportional_inclusion(sizes: Ints, count: int) -> Floats:
-    """Inclusion probabilities proportional to size that sum to `count`, none above 1.
+    """Return inclusion probabilities proportional to size that sum to `count`, none above 1.
 
-    A client whose share exceeds 1 is certain to be drawn (probability exactly 1) and the rest of the draws is divided
-    among the others by size, again and again until no share exceeds 1. Exact proportionality therefore ends where
-    clients are certain: `(inclusion == 1).sum()` says how many are.
+    A client whose share exceeds 1 is certain to be drawn (probability exactly 1). The remaining draws are divided among
+    the others by size, repeatedly until no share exceeds 1. Exact proportionality therefore does not include the
+    certain clients: `(inclusion == 1).sum()` is their number.
 
     Parameters
     ----------
@@ -222,7 +221,7 @@ def size_proportional_inclusion(sizes: Ints, count: int) -> Floats:
 
 
 def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
-    """Who is drawn for certain, the draws left for the others, and the others' total size."""
+    """Return the certain clients, the draws left for the others, and the others' total size."""
     if count >= np.count_nonzero(sizes):
         return sizes > 0, 0, 0
     certain = np.zeros(sizes.size, bool)
@@ -259,7 +258,7 @@ def importance(
     count: int,
     design: Design = "systematic",
 ) -> Cohort:
-    """Clients of the whole population drawn without replacement in proportion to their gradient norms."""
+    """Draw clients of the whole population without replacement in proportion to their gradient norms."""
     candidates = np.arange(available, dtype=np.int64) if isinstance(available, int) else available
     wanted = min(count, len(candidates))
     inclusion = inclusion_by_norm(norms[candidates], wanted, design)
@@ -268,12 +267,12 @@ def importance(
 
 
 def draw_uniformly(population: int, count: int, generator: np.random.Generator) -> Ints:
-    """`count` of 0 … population − 1 without replacement, sorted; each with probability count / population."""
+    """Draw `count` of 0 … population − 1 without replacement, sorted; each with probability count / population."""
     return np.sort(generator.choice(population, count, replace=False, shuffle=False)).astype(np.int64)
 
 
 def draw_by_norm(norms: Floats, count: int, generator: np.random.Generator, design: Design = "systematic") -> Ints:
-    """`count` of the clients without replacement, those with larger gradients more often.
+    """Draw `count` of the clients without replacement, those with larger gradients more often.
 
     Parameters
     ----------
@@ -301,7 +300,7 @@ def draw_by_norm(norms: Floats, count: int, generator: np.random.Generator, desi
 
 
 def inclusion_by_norm(norms: Floats, count: int, design: Design = "systematic") -> Floats:
-    """First-order inclusion probabilities (k,) of `draw_by_norm`, summing to `count`."""
+    """Return first-order inclusion probabilities (k,) of `draw_by_norm`, summing to `count`."""
     _check(norms, count)
     if design == "systematic":
         return proportional_inclusion(norms, count)
@@ -309,10 +308,10 @@ def inclusion_by_norm(norms: Floats, count: int, design: Design = "systematic") 
 
 
 def proportional_inclusion(norms: Floats, count: int) -> Floats:
-    """π_k = min(1, c · norm_k) with Σ π_k = count.
+    """Return π_k = min(1, c · norm_k) with Σ π_k = count.
 
-    Clients whose share would exceed 1 are certain; the rest is shared again until none exceeds 1. If at most `count`
-    clients have a positive norm, these are certain and the others share what is left equally.
+    Clients whose share would exceed 1 are certain; the rest is divided again until none exceeds 1. If at most `count`
+    clients have a positive norm, these are certain and the others share the rest equally.
     """
     positive = norms > 0
     if positive.sum() <= count:
@@ -331,10 +330,10 @@ def proportional_inclusion(norms: Floats, count: int) -> Floats:
 
 
 def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
-    """The systematic sample with given inclusion probabilities, order and start in [0, 1); sorted positions.
+    """Draw a systematic sample with given inclusion probabilities, order and start in [0, 1); sorted positions.
 
-    Probabilities are laid end to end in the given order; whoever covers start, start + 1, … is drawn. With a uniform
-    start each is drawn with its probability, whatever the order; their sum must be a whole number.
+    Probabilities are laid end to end in the given order; each client that covers start, start + 1, … is drawn. With a
+    uniform start each client is drawn with its probability, for any order; the sum must be a whole number.
     """
     certain = inclusion >= 1.0
     count = round(float(inclusion[~certain].sum()))
@@ -349,11 +348,11 @@ def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
 
 
 def sequential_inclusion(norms: Floats, count: int) -> Floats:
-    """Inclusion probabilities of drawing one after another with p_k ∝ norm (successive sampling; Rosén 1972).
+    """Return inclusion probabilities of sequential drawing with p_k ∝ norm (successive sampling; Rosén 1972).
 
-    The first m of independent exponential arrival times with rates norm_k are such a sample, so that
-    π_k = ∫ f_k(t) P(fewer than m others arrived before t) dt; the integral is a trapezoidal sum over log t, which
-    converges exponentially fast for such functions, the counts have their exact (Poisson binomial) distribution.
+    The first m of independent exponential arrival times with rates norm_k are such a sample, so that π_k = ∫ f_k(t)
+    P(fewer than m others arrived before t) dt. The integral is a trapezoidal sum over log t, which converges
+    exponentially fast for such functions; the counts have their exact (Poisson binomial) distribution.
     """
     positive = norms > 0
     candidates = int(positive.sum())
@@ -370,7 +369,7 @@ def sequential_inclusion(norms: Floats, count: int) -> Floats:
 
 
 def _exponential_race(rates: Floats, count: int) -> Floats:
-    """P(k is among the first `count` of exponential arrivals), (k,)."""
+    """Return P(k is among the first `count` of exponential arrivals), (k,)."""
     step = min(0.2, 0.5 / np.sqrt(count))  # well below the width of the moment that decides the race, in log time
     log_times = np.arange(np.log(1e-14 / rates.max()), np.log(40.0 / rates.min()), step)
     hazards = np.outer(np.exp(log_times), rates)
@@ -380,10 +379,10 @@ def _exponential_race(rates: Floats, count: int) -> Floats:
 
 
 def _at_most_others(arrived: Floats, most: int) -> Floats:
-    """P(at most `most` of the others have arrived), (nodes, k), from each client's own probabilities (nodes, k).
+    """Return P(at most `most` of the others have arrived), (nodes, k), from each client's own probabilities (nodes, k).
 
-    The distribution of everybody's count is divided by each client's own: from below where its probability is at most
-    one half, from above elsewhere, which keeps the recursion stable.
+    The distribution of the total count is divided by each client's own: from below if its probability is at most one
+    half, else from above, which keeps the recursion stable.
     """
     nodes, clients = arrived.shape
     everybody = np.zeros((nodes, clients + 1))
@@ -405,7 +404,7 @@ def _at_most_others(arrived: Floats, most: int) -> Floats:
 
 
 def _one_after_another(norms: Floats, count: int, generator: np.random.Generator) -> Ints:
-    """The first `count` of an exponential race; whoever has norm zero arrives after all others, in random order."""
+    """Return the first `count` of an exponential race; clients of norm zero come last, in random order."""
     arrival = generator.standard_exponential(len(norms))
     slow = norms <= 0
     times = arrival / np.where(slow, 1.0, norms)

@@ -1,5 +1,5 @@
-"""The devices and the network as a virtual clock: how fast each client computes and communicates, who gives up, whose
-update arrives in time, and how long a round takes. Seconds are counted, nobody waits for them.
+"""Devices and network as a simulated clock: compute and network speed of each client, drop-outs, late updates, and the
+length of a round. Seconds are simulated; the run does not wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
 
 @dataclass(frozen=True)
 class RateLaw:
-    """How a rate (samples per second, bytes per second) is distributed over the clients."""
+    """Distribution of a rate (samples per second, bytes per second) over the clients."""
 
     # "constant": `median` for all; "lognormal": `median` · exp(`sigma` · normal); "classes": kinds of devices with
     # `rates`, to which clients belong with probabilities `shares`
@@ -45,7 +45,7 @@ class RateLaw:
             raise UserError("system: classes of devices need as many shares as rates, and shares that sum to 1")
 
     def draw(self, clients: int, generator: np.random.Generator) -> Floats:
-        """The rate of each client, float64 (N,)."""
+        """Return the rate of each client, float64 (N,)."""
         if self.law == "constant":
             return np.full(clients, self.median)
         if self.law == "lognormal":
@@ -56,7 +56,7 @@ class RateLaw:
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The clients' devices."""
+    """Speeds of the clients' devices."""
 
     speed: Floats  # (N,): Samples trained per second, for a model whose sample costs 1
     upload: Floats  # (N,): Bytes per second from and to the client
@@ -64,10 +64,10 @@ class Devices:
 
 
 def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw, download: RateLaw) -> Devices:
-    """Give every client a device, once per run.
+    """Assign every client a device, once per run.
 
-    Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device when
-    clients are added behind it.
+    Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device if
+    clients are added after it.
     """
     return Devices(
         speed.draw(clients, streams.generator(Purpose.DEVICE, client=SPEED)),
@@ -79,7 +79,7 @@ def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw
 def participant_seconds(
     devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int, cost: float = 1.0
 ) -> Floats:
-    """Virtual seconds until each participant's update has arrived, float64 (m,).
+    """Return the simulated seconds until each selected client's update has arrived, float64 (m,).
 
     samples · cost / speed + bytes_down / download + bytes_up / upload.
 
@@ -88,11 +88,11 @@ def participant_seconds(
     devices : Devices
         All clients' devices.
     clients : ndarray of int64, shape (m,)
-        The participants.
+        The selected clients.
     samples : ndarray of int64 or float64, shape (m,)
-        Samples each one passes through the model: local steps × batch size.
+        Samples that each one passes through the model: local steps × batch size.
     bytes_down, bytes_up : int
-        Bytes a participant receives and sends.
+        Bytes that a client receives and sends.
     cost : float
         Cost of one sample in units of `Devices.speed`.
     """
@@ -101,29 +101,30 @@ def participant_seconds(
 
 
 def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort, float]:
-    """Over-selection: the server takes the first updates to arrive and closes the round.
+    """Apply over-selection: the server takes the first updates to arrive and closes the round.
 
-    Of updates that arrive at the same moment the server takes any, with equal probability.
+    Ties between updates that arrive at the same time are broken with equal probability.
 
     Parameters
     ----------
     streams, round
-        The k-th number of a sub-stream of Purpose.AVAILABILITY orders client k among those that arrive with it.
+        The k-th number of a sub-stream of Purpose.AVAILABILITY breaks ties of client k.
     cohort : Cohort
-        Those who were asked, m or more.
+        Invited clients, m or more.
     seconds : ndarray of float64
-        When each one's update arrives; infinite for one that never does.
+        Arrival time of each update; infinite if it never arrives.
     count : int
-        m, the updates wanted. In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken
+        m, the updates needed. In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken
         (FedSSO, §3.4.2), and `count` is not used.
 
     Returns
     -------
     cohort : Cohort
-        Those who were taken; where too few arrive, all who do. Inclusion probabilities of a cohort without strata
-        shrink by m / asked, which is exact if arrival is independent of the draw; stratified ones already count that.
+        Clients whose updates are taken; if too few arrive, all that do. Inclusion probabilities of a cohort without
+        strata shrink by m / invited, which is exact if arrival is independent of the draw; stratified ones already
+        include that.
     seconds : float
-        Length of the round: when the last update taken arrived. 0 for an empty cohort.
+        Length of the round: arrival time of the last update taken. 0 for an empty cohort.
     """
     clients = int(cohort.clients.max(initial=-1)) + 1
     ties = streams.generator(Purpose.AVAILABILITY, round, TIES).random(clients)[cohort.clients]
@@ -142,22 +143,22 @@ def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Float
 
 
 def round_seconds(seconds: Floats) -> float:
-    """Length of a round: its slowest participant. 0 for an empty cohort."""
+    """Return the length of a round: its slowest client. 0 for an empty cohort."""
     return float(seconds.max(initial=0.0))
 
 
 def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_out: float) -> Cohort:
-    """The cohort without those who drop out after training, each with probability `drop_out`, independently.
+    """Remove the clients that drop out after training, each with probability `drop_out`, independently.
 
-    Inclusion probabilities shrink such that Horvitz-Thompson weights stay unbiased: by 1 − drop_out, or, where more
-    clients of a stratum were asked than are taken, by the expected share of its m_h places that are still filled.
+    Inclusion probabilities shrink such that Horvitz-Thompson weights stay unbiased: by 1 − drop_out, or, if a stratum
+    has more invited clients than places, by the expected share of its m_h places that are still filled.
 
     Parameters
     ----------
     streams, round
         The k-th number of a sub-stream of Purpose.AVAILABILITY decides for client k.
     cohort : Cohort
-        Those who trained.
+        Clients that trained.
     clients : int
         N.
     drop_out : float
@@ -173,9 +174,9 @@ def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_o
 
 
 def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float = 1.0) -> Cohort:
-    """The participants marked in `keep` (m,), inclusion probabilities times `shrink`, a number or (m,).
+    """Select the clients marked in `keep` (m,); multiply inclusion probabilities by `shrink`, a number or (m,).
 
-    `strata` stays as it is: m_h remains the number allocated.
+    `strata` is unchanged: m_h remains the number allocated.
     """
     return replace(
         cohort,
@@ -187,8 +188,8 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
 
 
 def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
-    """E[min(m_h, arrivals)] / m_h for each participant's stratum; the survival probability where no more are asked."""
-    from scipy.special import bdtrc  # slow to import, and most runs lose nobody
+    """Return E[min(m_h, arrivals)] / m_h of each client's stratum; the survival probability if no more are invited."""
+    from scipy.special import bdtrc  # slow to import, and most runs have no drop-outs
 
     if cohort.stratum is None or cohort.strata is None:
         return survival
@@ -201,14 +202,14 @@ def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
 
 
 def _still_represented(stratum: Ints, strata: StrataSummary, drop_out: float) -> StrataSummary:
-    """The strata with the probability that not all of those asked in a stratum drop out counted in."""
+    """Multiply each stratum's probability of a selected client by that of not losing all its invited clients."""
     asked = np.bincount(stratum, minlength=len(strata.draws))
     before = np.ones(len(asked)) if strata.represented is None else strata.represented
     return replace(strata, represented=np.where(asked > 0, before * (1.0 - drop_out**asked), before))
 
 
 def _place_in_stratum(stratum: Ints, strata: int) -> Ints:
-    """0, 1, 2, … for the first, second, third of its stratum in the given order."""
+    """Number the clients of each stratum 0, 1, 2, … in the given order."""
     by_stratum = np.argsort(stratum, kind="stable")
     sizes = np.bincount(stratum, minlength=strata)
     place = np.empty(len(stratum), np.int64)

@@ -1,10 +1,10 @@
-"""What strata are made from: one feature vector per client, gathered block by block from the clients' probe gradients.
+"""Features for stratification: one vector per client, gathered block by block from the clients' probe gradients.
 
 FedSSO clusters one-step model changes (Algorithm 1, lines 1-2), FedSTS and FedSTaS compressed gradients (FedSTaS,
 Algorithm 1); above a stated size a Johnson-Lindenstrauss projection of them is clustered instead.
 
 IS(), the information squeezing of FedSTS and FedSTaS (Algorithm 1), turns a client's d gradient values into d' centres
-and one index per coordinate. The one-dimensional k-means behind it runs for many clients at once on sorted values and
+and one index per coordinate. The one-dimensional k-means behind it is batched over clients and uses sorted values and
 prefix sums: dynamic programming on a grid of cells finds the start, Lloyd's iteration on all values finishes.
 """
 
@@ -21,13 +21,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
-CELLS = 128  # up to this many values the dynamic programme sees every value: the result is the global optimum
+CELLS = 128  # up to this many values the dynamic programme uses every value: the result is the global optimum
 MAX_ITERATIONS = 300
-WORKING_VALUES = 1 << 20  # gradient values handled at once; working memory is about 32 bytes for each
+WORKING_VALUES = 1 << 20  # gradient values processed at once; working memory is about 32 bytes for each
 
 
 FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
-PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered as they are: 80 MB
+PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered without projection: 80 MB
 DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
 
 
@@ -35,7 +35,7 @@ class Compressed(NamedTuple):
     """Compressed gradients of k clients."""
 
     centres: NDArray[np.float32]  # (k, d'): X_k, sorted in increasing order within a client
-    indices: NDArray[np.uint8]  # (k, d): λ_k: which centre stands for each coordinate
+    indices: NDArray[np.uint8]  # (k, d): λ_k: index of the centre that replaces each coordinate
 
 
 def compress(block: NDArray[np.floating], levels: int) -> Compressed:
@@ -63,7 +63,7 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
 
 
 def restore(compressed: Compressed) -> NDArray[np.float32]:
-    """Z_k = X_k[λ_k], float32 (k, d): every coordinate replaced by its centre (FedSTaS, Algorithm 1)."""
+    """Return Z_k = X_k[λ_k], float32 (k, d): every coordinate replaced by its centre (FedSTaS, Algorithm 1)."""
     restored = np.empty(compressed.indices.shape, np.float32)
     for row, centres, index in zip(restored, compressed.centres, compressed.indices, strict=True):
         np.take(centres, index, out=row)
@@ -71,19 +71,19 @@ def restore(compressed: Compressed) -> NDArray[np.float32]:
 
 
 def norms(compressed: Compressed) -> Floats:
-    """‖IS(G_k)‖ = ‖Z_k‖, float64 (k,), without restoring the gradients."""
+    """Return ‖IS(G_k)‖ = ‖Z_k‖, float64 (k,), without restoring the gradients."""
     levels = compressed.centres.shape[1]
     counts = np.stack([np.bincount(index, minlength=levels) for index in compressed.indices])
     return np.asarray(np.sqrt((counts * compressed.centres.astype(np.float64) ** 2).sum(axis=1)))
 
 
 def _kmeans_1d(values: NDArray[np.float32], levels: int) -> Floats:
-    """Sorted centres (k, d') of each row."""
+    """Return sorted centres (k, d') of each row."""
     ordered = np.sort(values, axis=1)
     shift = ordered.mean(axis=1, dtype=np.float64)[:, None]
     sums = _prefix(ordered - shift)
     cuts = _optimal_cuts(ordered, shift, sums, levels)
-    # where a cluster is empty (fewer distinct values than levels) its centre is the value it starts at
+    # an empty cluster (fewer distinct values than levels) has the value that it starts at as its centre
     starts = np.minimum(cuts[:, :-1], ordered.shape[1] - 1)
     centres = _means(sums, cuts, np.take_along_axis(ordered, starts, axis=1) - shift)
     for _ in range(MAX_ITERATIONS):
@@ -96,7 +96,7 @@ def _kmeans_1d(values: NDArray[np.float32], levels: int) -> Floats:
 
 
 def _prefix(values: Floats) -> Floats:
-    """Prefix sums (k, d + 1) of rows, starting at 0."""
+    """Return prefix sums (k, d + 1) of rows, starting at 0."""
     sums = np.zeros((values.shape[0], values.shape[1] + 1))
     np.cumsum(values, axis=1, out=sums[:, 1:])
     return sums
@@ -107,14 +107,14 @@ def _with_ends(cuts: Ints, size: int) -> Ints:
 
 
 def _means(sums: Floats, cuts: Ints, if_empty: Floats) -> Floats:
-    """Mean of the values between neighbouring cuts; where there are none, `if_empty`."""
+    """Return means of the values between neighbouring cuts; `if_empty` for no values."""
     count = np.diff(cuts, axis=1)
     total = np.diff(np.take_along_axis(sums, cuts, axis=1), axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), if_empty)
 
 
 def _count_up_to(ordered: NDArray[np.float32], thresholds: Floats) -> Ints:
-    """How many values of each sorted row are <= each of its thresholds: np.searchsorted(side="right") row by row."""
+    """Count the values of each sorted row <= each of its thresholds: np.searchsorted(side="right") row by row."""
     low = np.zeros(thresholds.shape, np.int64)
     high = np.full(thresholds.shape, ordered.shape[1], np.int64)
     for _ in range(ordered.shape[1].bit_length()):
@@ -127,7 +127,7 @@ def _count_up_to(ordered: NDArray[np.float32], thresholds: Floats) -> Ints:
 
 
 def _grid(ordered: NDArray[np.float32]) -> Ints:
-    """Cell boundaries (k, cells + 1) as positions in the sorted rows, from 0 to d."""
+    """Return cell boundaries (k, cells + 1) as positions in the sorted rows, from 0 to d."""
     rows, size = ordered.shape
     if size <= CELLS:
         return np.broadcast_to(np.arange(size + 1), (rows, size + 1))
@@ -139,7 +139,7 @@ def _grid(ordered: NDArray[np.float32]) -> Ints:
 
 
 def _optimal_cuts(ordered: NDArray[np.float32], shift: Floats, sums: Floats, levels: int) -> Ints:
-    """Boundaries (k, d' + 1) of the best partition of the cells: Bellman's recursion over the number of clusters."""
+    """Return boundaries (k, d' + 1) of the best partition of the cells, by Bellman's recursion over the clusters."""
     squares = _prefix((ordered - shift) ** 2)
     grid = _grid(ordered)
     cuts = np.empty((len(ordered), levels + 1), np.int64)
@@ -153,13 +153,13 @@ def _optimal_cuts(ordered: NDArray[np.float32], shift: Floats, sums: Floats, lev
 
 
 def _best_partition(grid: Ints, sums: Floats, squares: Floats, levels: int) -> Ints:
-    """Which cell boundaries (k, d' + 1) cut the cells into d' clusters of least squared error."""
+    """Return the cell boundaries (k, d' + 1) that cut the cells into d' clusters of least squared error."""
     count = grid[:, None, :] - grid[:, :, None]
     total = sums[:, None, :] - sums[:, :, None]
     cost = squares[:, None, :] - squares[:, :, None] - total**2 / np.maximum(count, 1)
     np.maximum(cost, 0.0, out=cost)  # cancellation
     ends = grid.shape[1]
-    cost[:, np.tri(ends, dtype=bool)] = np.inf  # a cluster runs forward and holds a cell at least
+    cost[:, np.tri(ends, dtype=bool)] = np.inf  # a cluster extends forward and contains at least one cell
     best = cost[:, 0, :]
     came_from = np.zeros((levels + 1, *best.shape), np.int64)
     for level in range(2, levels + 1):
@@ -174,7 +174,7 @@ def _best_partition(grid: Ints, sums: Floats, squares: Floats, levels: int) -> I
 
 
 def _nearest(values: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Index of the nearest centre of each value; of two equally near ones the lower."""
+    """Return the index of the nearest centre of each value; the lower one in a tie."""
     index = np.zeros(values.shape, np.uint8)
     thresholds = 0.5 * (centres[:, :-1].astype(np.float64) + centres[:, 1:])
     for threshold in thresholds.T:
@@ -188,14 +188,14 @@ class Features:
 
     clients: Ints  # (k,): Sorted indices of the clients
     matrix: NDArray[np.float32]  # (k, width): One feature vector per client
-    # (k,), or None: Euclidean norm of the vector each client sent, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for
-    # label histograms, which know no gradient
+    # (k,), or None: Euclidean norm of each client's vector, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for label
+    # histograms, which use no gradient
     norms: Floats | None
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """How gradients become features: the same on every rank.
+    """Plan for turning gradients into features, identical on every rank.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class FeaturePlan:
     projection : SparseRandomProjection or None
         The random projection, when there is one.
     description : str
-        What was chosen and why, for the run's log.
+        The choices and their reasons, for the run's log.
     """
 
     kind: FeatureKind
@@ -235,12 +235,12 @@ def plan_features(
     lr: float = 1.0,
     project_above: int = PROJECT_ABOVE,
 ) -> FeaturePlan:
-    """Decide how the gradients of all clients become features.
+    """Choose the transformation of all clients' gradients into features.
 
-    A projection is used when clients × width exceeds `project_above` and would really shorten the vectors. It is a very
+    A projection is used if clients × width exceeds `project_above` and the vectors would become shorter. It is a very
     sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
-    within 25 % (Johnson-Lindenstrauss lemma, Dasgupta and Gupta 2003), and the same in all rounds, so that features of
-    different rounds can stand side by side.
+    within 25 % (Johnson-Lindenstrauss lemma, Dasgupta and Gupta 2003). It is the same in all rounds, so that features
+    of different rounds are comparable.
     """
     compressed = kind == "compressed-gradient"
     width = levels if compressed and not restored else size
@@ -262,7 +262,7 @@ def plan_features(
 
 
 def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]]) -> Features:
-    """Features of the clients whose gradients stream by.
+    """Compute features of the clients from gradients that arrive block by block.
 
     Only one block of gradients and the features themselves are in memory at any time.
     """
@@ -278,13 +278,13 @@ def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]
 
 
 def label_histogram(clients: Ints, class_counts: Ints) -> Features:
-    """Share of each class in each client's data, (k, C); a client without samples has all zeros."""
+    """Return the share of each class in each client's data, (k, C); all zeros for a client without samples."""
     total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     return _sorted(np.asarray(clients, np.int64), (class_counts / total).astype(np.float32), None)
 
 
 def merge(parts: Sequence[Features]) -> Features:
-    """Features of several ranks as one, sorted by client. A client may occur once only."""
+    """Merge features of several ranks, sorted by client. A client may occur only once."""
     with_norms = [part.norms for part in parts if part.norms is not None]
     if with_norms and len(with_norms) != len(parts):
         raise ValueError("either all parts carry norms or none")
@@ -296,14 +296,14 @@ def merge(parts: Sequence[Features]) -> Features:
 
 
 def refreshed(old: Features, new: Features) -> Features:
-    """`old` with the rows of the clients in `new` replaced: participants' gradients are fresh, the others' stale."""
+    """Replace rows of `old` by those of the clients in `new`; the other clients' gradients are stale."""
     stale = ~np.isin(old.clients, new.clients)
     lengths = None if old.norms is None else old.norms[stale]
     return merge([Features(old.clients[stale], old.matrix[stale], lengths), new])
 
 
 def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
-    """Feature vectors (k, width) and norms (k,) of one block of gradients."""
+    """Return feature vectors (k, width) and norms (k,) of one block of gradients."""
     if plan.kind == "compressed-gradient":
         squeezed = compress(gradients, plan.levels)
         length = norms(squeezed)

@@ -1,4 +1,4 @@
-"""The chosen client sampler: called by the server, whatever it returns checked before anybody relies on it."""
+"""The chosen client sampler: called by the server, with checks of every return value."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATE = "sampler."
-"""Of the names in a checkpoint."""
+"""Prefix of the names in a checkpoint."""
 
 STRATA, NORMS = "strata", "norms"
-"""What samplers can need besides numbers: strata of the clients, or the norms of their gradients alone."""
+"""Inputs that samplers can need besides numbers: strata of the clients, or only the norms of their gradients."""
 
 ROUNDING = 1e-6
-"""By which a probability computed in float32 may exceed 1."""
+"""Largest rounding error above 1 of a probability computed in float32."""
 
 
 class ClientSampler:
-    """A part that draws cohorts."""
+    """Component that draws cohorts."""
 
     def __init__(self, part: Part, options: dict[str, Any]):
         self.part = part
@@ -60,28 +60,28 @@ class ClientSampler:
 
     @classmethod
     def chosen_by(cls, config: Config) -> ClientSampler:
-        """The sampler of a configuration."""
+        """Return the sampler of a configuration."""
         return cls(chosen(config, "client sampler"), options(config, "client sampler"))
 
     @property
     def name(self) -> str:
-        """As a configuration names it."""
+        """Name in a configuration."""
         return self.part.name
 
     @property
     def depends_on_rounds(self) -> bool:
-        """Whether what it draws depends on what happened in the rounds before, or on the current model."""
+        """True if its draws depend on earlier rounds or on the current model."""
         return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)
 
     def candidates(self, view: View) -> Ints:
-        """The clients that it wants measured, int64 (c,), sorted and unique."""
+        """Return the clients that it needs measured, int64 (c,), sorted and unique."""
         assert self._candidates is not None
         with calling(self.part, view.round):
             found = self._candidates(view)
         return np.unique(self._clients(found, view, "candidates"))
 
     def draw(self, view: View) -> Cohort:
-        """The cohort of a round, clients sorted and unique."""
+        """Draw the cohort of a round, clients sorted and unique."""
         with calling(self.part, view.round):
             found = self._draw(view)
         if not isinstance(found, Cohort):
@@ -89,7 +89,7 @@ class ClientSampler:
         return self._checked(found, view) if self.part.foreign else found
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what it remembers, for a checkpoint; without what is not there yet, or None."""
+        """Return copies of its state for a checkpoint, without attributes that are missing or None."""
         import torch  # slow to import, and the configuration is checked before
 
         kept = {}
@@ -111,11 +111,11 @@ class ClientSampler:
 
     @property
     def never_set(self) -> list[str]:
-        """What it says it remembers, of which it has no attribute so far."""
+        """Names in its `state` without an attribute so far."""
         return [name for name in self.remembers if not hasattr(self._made, name)]
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a checkpoint remembers."""
+        """Restore the state of a checkpoint."""
         for name in self.remembers:
             if f"{STATE}{name}" in state:
                 value = state[f"{STATE}{name}"]

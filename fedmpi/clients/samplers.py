@@ -1,5 +1,5 @@
-"""The built-in samplers of `participation.clients`: everyone, simple random, by size or gradient norm, stratified and
-clustered draws, power of choice and Oort.
+"""Built-in samplers of `participation.clients`: all, simple random, by size or gradient norm, stratified and clustered
+draws, power of choice and Oort.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fedmpi.common.types import Floats, Ints
 
 Share = Annotated[float, Field(ge=0, le=1)]
 LEAST_UTILITY = 1e-12
-"""Of a client without any loss, which may be drawn all the same where it is among the best."""
+"""Utility of a client without any loss, which can still be drawn if it is among the best."""
 
 
 @client_sampler(name="all")
 def all_clients(view: View) -> Cohort:
-    """Every client that is there."""
+    """Select every available client."""
     return full_participation(view.present)
 
 
 @client_sampler(name="uniform")
 def uniform_clients(view: View) -> Cohort:
-    """Uniformly without replacement."""
+    """Draw uniformly without replacement."""
     return uniform(view.generator, view.present, view.count)
 
 
 @client_sampler(name="weighted")
 def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
-    """In proportion to the clients' samples n_k (Li et al. 2020, Scheme I).
+    """Draw in proportion to the clients' samples n_k (Li et al. 2020, Scheme I).
 
     Parameters
     ----------
@@ -50,13 +50,13 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
 
 @client_sampler(name="importance", needs=("norms",))
 def importance_clients(view: View, *, design: Literal["systematic", "sequential"] = "systematic") -> Cohort:
-    """In proportion to the norm of the clients' gradients.
+    """Draw in proportion to the norm of the clients' gradients.
 
     Parameters
     ----------
     view : View
     design : str
-        Systematic PPS, whose inclusion probabilities are known, or one client after another.
+        Systematic PPS, whose inclusion probabilities are known, or sequential drawing.
     """
     if view.strata is None or view.strata.norms is None:
         raise UserError('participation.clients = "importance" needs the norms of gradients: choose other features')
@@ -72,20 +72,20 @@ def stratified_clients(
     draw: Literal["uniform", "importance"] = "importance",
     design: Literal["systematic", "sequential"] = "systematic",
 ) -> Cohort:
-    """Stratum by stratum (FedSSO, FedSTS, FedSTaS).
+    """Draw from every stratum separately (FedSSO, FedSTS, FedSTaS).
 
     Parameters
     ----------
     view : View
     allocation : str
-        How m is split over the strata.
+        Division of the m draws among the strata.
     every_stratum : bool
-        Neyman: at least one participant from every stratum while m >= H.
+        Neyman: at least one selected client from every stratum while m >= H.
     draw : str
-        Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
+        Draw inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
     design : str
-        Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
-        paper's words).
+        Importance draws: systematic PPS, whose inclusion probabilities are known, or sequential drawing (as worded in
+        the paper).
     """
     strata = view.strata
     if strata is None:
@@ -106,10 +106,10 @@ def stratified_clients(
 
 @client_sampler(name="clustered-md")
 def clustered_by_size(view: View) -> Cohort:
-    """One client from each of m urns that hold the samples of clients alike in size (Fraboni et al. 2021, Algorithm 1).
+    """Draw one client from each of m urns filled with clients of similar size (Fraboni et al. 2021, Algorithm 1).
 
-    Clients in order of size lay down m n_k balls each, which fill m urns of n balls one after another. A client is
-    drawn from every urn by its share of the balls: it is expected m n_k / n times, as with draws by size, but with less
+    Clients in order of size put m n_k balls each into m urns of n balls, one urn after another. A client is drawn from
+    every urn by its share of the balls: its expected number of draws is m n_k / n, as with draws by size, but with less
     variance. `inclusion` is that expectation; with `aggregation.weights = "uniform"` each draw counts 1/m, so that a
     client's weight is n_k / n on average.
     """
@@ -131,27 +131,27 @@ def clustered_by_size(view: View) -> Cohort:
 
 @client_sampler(name="power-of-choice", measures=("loss",))
 class PowerOfChoice:
-    """Of d candidates drawn by size, those with the highest loss of the current model (Cho et al. 2020, π_pow-d).
+    """The highest current losses among d candidates drawn by size (Cho et al. 2020, π_pow-d).
 
-    Inclusion probabilities depend on losses that nobody knows beforehand: none are told.
+    Inclusion probabilities depend on losses that are not known beforehand, so none are given.
 
     Parameters
     ----------
     candidates : int
-        d, the clients measured in every round; at least as many as take part, and never more than are there and hold
-        samples.
+        d, the clients measured in every round; at least the number selected, and at most the number of available
+        clients with samples.
     """
 
     def __init__(self, *, candidates: Annotated[int, Field(ge=1)] = 30):
         self.size = candidates
 
     def candidates(self, view: View) -> Ints:
-        """d of the available clients without replacement, one after another with probability n_k over those left."""
+        """Draw d available clients sequentially without replacement, with probability n_k over the rest."""
         sizes = view.sizes[view.available].astype(np.float64)
         return drawn_in_proportion(view.generator, view.available, sizes, max(self.size, view.count))
 
     def draw(self, view: View) -> Cohort:
-        """The m candidates with the highest loss; of equal ones those with the lower index."""
+        """Select the m candidates with the highest loss; in a tie those with the lower index."""
         loss = view.fresh("loss")
         measured = np.flatnonzero(~np.isnan(loss))
         loudest = measured[np.argsort(-loss[measured], kind="stable")][: view.count]
@@ -160,28 +160,28 @@ class PowerOfChoice:
 
 @client_sampler(name="oort", needs=("loss",))
 class Oort:
-    """Explores clients never seen, exploits those of high statistical utility (Lai et al. 2021, Algorithm 1).
+    """Exploration of unseen clients, exploitation of those with high utility (Lai et al. 2021, Algorithm 1).
 
     The utility of a client seen at round L (both counted from 1) is n_k · loss_k + √(stale · ln R / L) in round R. The
-    paper's root mean square of the samples' losses is here that of one number, the client's mean loss. Left out are the
-    paper's utility of the system (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of
-    clients after a number of rounds; who has never been seen is explored uniformly instead of by speed, and clients
-    without samples never take part.
+    paper uses the root mean square of the samples' losses; here it is the client's mean loss. The paper's system
+    utility (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of clients after a number of
+    rounds are left out. Unseen clients are explored uniformly instead of by speed, and clients without samples are
+    never selected.
 
     Parameters
     ----------
     explore : float
-        ε of round 0, the share of the draws that goes to clients never seen.
+        ε of round 0, the share of the draws that goes to unseen clients.
     explore_decay : float
         Factor of ε from round to round.
     explore_least : float
-        ε never falls below it.
+        Lower bound of ε.
     cutoff : float
-        c: exploited are clients with at least this share of the utility of the last one that fits, in proportion to it.
+        c: clients are exploited from this share of the last fitting client's utility on, in proportion to utility.
     clip : float
         Losses' part of the utility is capped at this quantile of its values, which tames outliers.
     stale : float
-        How much long absence raises the utility.
+        Factor of the bonus for clients not seen recently.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Oort:
         self.cutoff, self.clip, self.stale = cutoff, clip, stale
 
     def draw(self, view: View) -> Cohort:
-        """ε m clients never seen, the others by utility; where one kind does not suffice the other fills up."""
+        """Select ε m unseen clients and the others by utility; if one group is too small, the other fills up."""
         holding = view.available[view.sizes[view.available] > 0]
         seen = view.age("loss")[holding] >= 0
         known, unknown = holding[seen], holding[~seen]
@@ -214,11 +214,11 @@ class Oort:
             return known[:0]
         utility = self.utility(view, known)
         last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
-        pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # losses of one's own may be negative
+        pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # custom losses may be negative
         return drawn_in_proportion(view.generator, known[pool], np.maximum(utility[pool], LEAST_UTILITY), count)
 
     def utility(self, view: View, clients: Ints) -> Floats:
-        """The utility of clients (k,) that have been seen, float64 (k,)."""
+        """Return the utility of clients (k,) that have been seen, float64 (k,)."""
         statistical = view.sizes[clients] * view.last("loss")[clients]
         if len(clients):
             statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
@@ -227,10 +227,10 @@ class Oort:
 
 
 def drawn_in_proportion(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:
-    """`count` of the clients without replacement, one after another with probability ∝ weight over those left.
+    """Draw `count` clients sequentially without replacement, with probability ∝ weight over the rest.
 
-    Fewer where fewer have a positive weight. The first arrivals of independent exponential times with the weights as
-    rates are such a sample.
+    The result has fewer if fewer have a positive weight. The first arrivals of independent exponential times with the
+    weights as rates are such a sample.
     """
     positive = np.flatnonzero(weights > 0)
     arrival = generator.standard_exponential(len(positive)) / weights[positive]

@@ -29,7 +29,7 @@ Draw = Literal["uniform", "importance"]
 
 @dataclass(frozen=True)
 class Allocation:
-    """Participants per stratum."""
+    """Number of selected clients per stratum."""
 
     draws: Ints  # (H,): m_h of this round
     expected: Floats  # (H,): E[m_h]; `draws` is always this number rounded down or up
@@ -55,7 +55,7 @@ def allocate(
     spreads : ndarray of float64, shape (H,), or None
         S_h, for Neyman.
     count : int
-        m. If fewer clients are available, all of them take part.
+        m. If fewer clients are available, all of them are selected.
     generator : numpy.random.Generator
         Purpose.ALLOCATION.
     capacity : ndarray of int64, shape (H,), optional
@@ -75,16 +75,16 @@ def allocate(
 
 
 def proportional(sizes: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """m_h = m N_h / N, rounded at random with Σ m_h = m and E[m_h] = m N_h / N exactly (FedSSO, Algorithm 1, line 7).
+    """Return m_h = m N_h / N, rounded at random with Σ m_h = m and exact E[m_h] (FedSSO, Algorithm 1, line 7).
 
-    Every client's inclusion probability is then exactly m / N when all are available. A stratum with fewer available
-    clients than its share gives what it has, and the rest is shared proportionally by the others.
+    Every client's inclusion probability is then exactly m / N if all are available. A stratum with fewer available
+    clients than its share contributes all of them, and the others share the rest proportionally.
     """
     return _integer_proportional(sizes, count, generator, capacity)
 
 
 def equal(count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """The same number from every stratum that has clients left, fractions rounded at random."""
+    """Draw equally many from every stratum that has clients left, fractions rounded at random."""
     return _integer_proportional((capacity > 0).astype(np.int64), count, generator, capacity)
 
 
@@ -96,13 +96,13 @@ def neyman(
     capacity: Ints,
     every_stratum: bool,
 ) -> Allocation:
-    """m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
+    """Return m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
 
-    With m at least the number of non-empty strata the real solution of 1 <= m_h <= capacity is rounded by largest
-    remainders: nothing is left to chance. With fewer, or where not every stratum must have one, 0 <= m_h <= capacity is
-    rounded at random, so that E[m_h] is the share; a stratum without spread (a single client, say) then takes the
-    smallest positive spread, or else it could never be drawn. Without any spread at all the weights are those of the
-    proportional allocation.
+    With m at least the number of non-empty strata, the real solution of 1 <= m_h <= capacity is rounded by largest
+    remainders, without randomness. With fewer, or if not every stratum must have one, 0 <= m_h <= capacity is rounded
+    at random, so that E[m_h] is the share. A stratum of zero standard deviation (a single client, say) then takes the
+    smallest positive one; otherwise it could never be drawn. If all are zero, the weights are those of the proportional
+    allocation.
     """
     open_strata, population, room = capacity > 0, sizes.astype(np.float64), capacity.astype(np.float64)
     if not (spreads[open_strata] > 0).any():
@@ -119,9 +119,9 @@ def neyman(
 
 
 def bounded_shares(weights: Floats, fallback: Floats, lower: Floats, upper: Floats, total: float) -> Floats:
-    """Real shares q_h = clip(λ weight_h, lower_h, upper_h) with Σ q_h = total, between Σ lower_h and Σ upper_h.
+    """Return shares q_h = clip(λ weight_h, lower_h, upper_h) with Σ q_h = total, between Σ lower_h and Σ upper_h.
 
-    Strata are fixed at a violated bound, on the side that is violated more in sum, and the rest is shared again (the
+    Strata are fixed at a violated bound, on the side that is violated more in sum, and the rest is divided again (the
     pegging algorithm of box-constrained optimal allocation; Gabler, Ganninger and Münnich 2012). If the weights of the
     strata that can still take something are all zero, `fallback` weighs them.
     """
@@ -143,8 +143,8 @@ def bounded_shares(weights: Floats, fallback: Floats, lower: Floats, upper: Floa
 
 
 def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator) -> Ints:
-    """Whole numbers ⌊q_h⌋ or ⌈q_h⌉ with sum `count` and expectation q_h: systematic sampling of the fractions in random
-    order (Madow 1949)."""
+    """Return whole numbers ⌊q_h⌋ or ⌈q_h⌉ with sum `count` and expectation q_h: systematic sampling of the fractions in
+    random order (Madow 1949)."""
     whole = np.floor(quotas + TOLERANCE).astype(np.int64)
     fractions = np.maximum(quotas - whole, 0.0)
     missing = count - int(whole.sum())
@@ -160,7 +160,7 @@ def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator
 
 
 def _integer_proportional(weights: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """Shares ∝ whole-number weights within capacities, and their systematic rounding, in exact integer arithmetic."""
+    """Compute shares ∝ integer weights within capacities, and their systematic rounding, in integer arithmetic."""
     numerators, denominator = _exact_shares(weights, count, capacity)
     order = generator.permutation(len(weights))
     draws = np.empty(len(weights), np.int64)
@@ -178,7 +178,7 @@ def systematic_rounding(numerators: Ints, denominator: int, start: int) -> Ints:
 
 
 def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]:
-    """clip(λ weight_h, 0, capacity_h) with sum `count`, as numerators over one denominator; λ grows as strata fill."""
+    """Return clip(λ weight_h, 0, capacity_h) with sum `count`, over one denominator; λ grows as strata fill."""
     full = (capacity == 0) | (weights == 0)
     filled = np.where(full, 0, capacity)
     taken = np.zeros(len(weights), np.int64)
@@ -192,7 +192,7 @@ def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]
 
 
 def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind = "std") -> Floats:
-    """S_h, how far apart the clients of each stratum are.
+    """Return S_h, the distance measure of the clients within each stratum.
 
     Parameters
     ----------
@@ -202,8 +202,8 @@ def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind
         Strata 0 … H − 1, −1 for dropped clients.
     kind : str
         "std": S_h = sqrt(1/N_h Σ_k ‖Z_k − mean_h Z‖²), the standard deviation of the vectors within the stratum
-        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (near the authors'
-        code, which divides the sum over all pairs by N_h²).
+        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (similar to the
+        authors' code, which divides the sum over all pairs by N_h²).
 
     Returns
     -------
@@ -234,17 +234,17 @@ def _mean_distance(vectors: NDArray[np.floating]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """A partition of the clients."""
+    """Partition of the clients into strata."""
 
     labels: Ints  # (N,): Stratum of each client, −1 for clients left out
     sizes: Ints  # (H,): N_h
-    spreads: Floats  # (H,): S_h; zeros where the allocation does not use it
-    # (N,), or None: Norm of each client's (compressed) gradient; None where no importance draw uses it
+    spreads: Floats  # (H,): S_h; zeros if the allocation does not use it
+    # (N,), or None: Norm of each client's (compressed) gradient; None unless an importance draw uses it
     norms: Floats | None
 
 
 def make_strata(labels: Ints, spreads: Floats | None = None, norms: Floats | None = None) -> Strata:
-    """Strata from labels 0 … H − 1 (−1: left out), which must have no gaps."""
+    """Make strata from labels 0 … H − 1 (−1: left out), which must have no gaps."""
     sizes = np.bincount(labels[labels >= 0]).astype(np.int64)
     if (sizes == 0).any():
         raise ValueError("stratum labels must be numbered without gaps")
@@ -267,10 +267,10 @@ def stratified(
     design: Design = "systematic",
     over_selection: float = 1.0,
 ) -> Cohort:
-    """Draw a round's participants stratum by stratum.
+    """Draw a round's clients from every stratum separately.
 
-    Quotas m_h follow from all clients of a stratum, participants come from its available ones: the rest of a cluster
-    stands in for those who are away (FedSSO, §2.2). Only what a stratum cannot supply at all goes to other strata.
+    Quotas m_h follow from all clients of a stratum, but only its available clients are drawn: the rest of a cluster
+    substitutes for the unavailable ones (FedSSO, §2.2). Only the places that a stratum cannot fill go to other strata.
 
     Parameters
     ----------
@@ -279,19 +279,19 @@ def stratified(
     available : ndarray of int64 (a,) or int
         Clients that may be drawn, sorted; or N for all of 0 … N−1.
     count : int
-        m, participants wanted.
+        m, the number of clients to select.
     streams, round
         Purpose.ALLOCATION and Purpose.STRATUM_DRAW of the round are used.
     allocation, every_stratum, draw, design
         See `allocation.allocate` and `draws.draw_by_norm`.
     over_selection : float
-        >= 1: ⌈m_h · over_selection⌉ clients are asked in every stratum, of which the server takes the first m_h to
+        >= 1: ⌈m_h · over_selection⌉ clients are invited in every stratum, of which the server takes the first m_h to
         arrive (`system_model.first_to_arrive`).
 
     Returns
     -------
     Cohort
-        Its `inclusion` is the probability, over allocation and draw and given who is available, of counting among the
+        Its `inclusion` is the probability, over allocation and draw and given the available clients, of being among the
         m_h that are taken, if arrival within a stratum is independent of the draw. `strata.draws` is m_h.
     """
     if draw == "importance" and strata.norms is None:
@@ -331,16 +331,16 @@ def _draw_within(
     design: Design,
     generator: np.random.Generator,
 ) -> tuple[Ints, Floats]:
-    """The draw inside one stratum, of its clients that are there.
+    """Draw the available clients of one stratum.
 
     Parameters
     ----------
     present : int
-        How many there are.
+        Number of available clients.
     norms : float64 (present,) or None
-        What they are drawn by; None for a uniform draw.
+        Norms for the draw; None for a uniform draw.
     draws : int
-        m_h, those that will be taken.
+        m_h, the number that will be taken.
     expected : float
         E[m_h] over the allocation.
     over_selection, design, generator
@@ -349,7 +349,7 @@ def _draw_within(
     Returns
     -------
     int64 (asked,), float64 (asked,)
-        The places of those asked, and their inclusion probabilities.
+        Positions of the invited clients, and their inclusion probabilities.
     """
     asked = _asked(draws, over_selection, present)
     if norms is None:
@@ -367,7 +367,7 @@ def _cohort(clients: Ints, inclusion: Floats, strata: Strata, split: Allocation)
 
 
 def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
-    """The candidates of each stratum, sorted."""
+    """Return the candidates of each stratum, sorted."""
     order = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=strata))[:-1]
     return list(np.split(candidates[order], ends))
@@ -378,7 +378,7 @@ def _asked(draws: int, over_selection: float, present: int) -> int:
 
 
 def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
-    """Inclusion probabilities under importance draws, over the random rounding of m_h: it is ⌊E m_h⌋ or ⌈E m_h⌉."""
+    """Return inclusion probabilities of importance draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
     fewer = math.floor(expected + 1e-12)
     chance_of_more = max(expected - fewer, 0.0)
     total = np.zeros(len(norms))

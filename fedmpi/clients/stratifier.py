@@ -1,8 +1,8 @@
-"""The strata in force: features measured by all ranks together, clustered by the server (FedSSO, FedSTS, FedSTaS).
+"""Current strata: features measured on all ranks, clustered by the server (FedSSO, FedSTS, FedSTaS).
 
 k-means as in FedSTS and FedSTaS (FedSTaS, Algorithm 1), OPTICS as in FedSSO (Algorithm 1, line 2; Ankerst et al. 1999),
-and the strata of the clients that OPTICS calls noise. scikit-learn is imported where it is used: it takes as long as
-torch, and most runs need no strata.
+and the strata of the clients that OPTICS calls noise. scikit-learn is imported where it is used: its import takes as
+long as torch's, and most runs need no strata.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Matrix = NDArray[np.floating]
 Noise = Literal["nearest", "singletons", "stratum", "drop"]
 
 DROPPED = -1
-DISTANCES_UP_TO = 12_000  # clients whose distances to each other are computed at once (float32: 576 MB)
+DISTANCES_UP_TO = 12_000  # largest number of clients whose pairwise distances are computed at once (float32: 576 MB)
 
 
 log = logging.getLogger("fedmpi")
 ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
 MOST_NOISE = 0.25
-"""Share of clients in no cluster of OPTICS above which a run warns."""
+"""Largest share of OPTICS noise (clients in no cluster) without a warning."""
 
 
 def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Ints:
-    """Strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
+    """Compute strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
 
-    A cluster that runs empty is given the client farthest from its centre (scikit-learn's rule). With fewer distinct
-    vectors than `strata`, fewer strata result.
+    An empty cluster receives the client farthest from its centre (scikit-learn's rule). With fewer distinct vectors
+    than `strata`, fewer strata result.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
     generator : numpy.random.Generator
         Purpose.CLUSTERING.
     starts : int
-        Random starts, of which the one with the least squared error counts; the paper makes one.
+        Random starts; the one with the least squared error is used. The paper uses one.
 
     Returns
     -------
@@ -81,17 +81,17 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
 
 
 def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
-    """Clusters by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
+    """Cluster by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
 
-    Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients whose pair of
-    labels nobody else holds.
+    Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients with a unique
+    pair of labels.
 
     Parameters
     ----------
     matrix : ndarray of float, shape (N, width)
         One feature vector per client.
     min_samples : int
-        Neighbours, the client itself included, that make a core client.
+        Neighbours, the client itself included, that define a core client.
     xi : float
         Steepness of the reachability plot that bounds a cluster.
 
@@ -110,7 +110,7 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
     else:
         # assume_finite: else scikit-learn checks all N² distances again for every client
         with threadpool_limits(1), config_context(assume_finite=True), warnings.catch_warnings():
-            # coinciding clients have reachability 0, whose ratios the ξ method divides by
+            # identical clients have reachability 0, and the ξ method divides by it
             warnings.simplefilter("ignore", RuntimeWarning)
             if len(matrix) <= DISTANCES_UP_TO:
                 model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="precomputed")
@@ -122,7 +122,7 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
 
 
 def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
-    """Strata from the clusters of OPTICS."""
+    """Make strata from the clusters of OPTICS."""
     alone, labels = found == DROPPED, found.copy()
     if noise == "drop":
         if alone.all() and len(alone):
@@ -142,7 +142,7 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
 
 
 def _distances(matrix: Matrix) -> Matrix:
-    """Euclidean distances (N, N) with an exactly zero diagonal."""
+    """Return Euclidean distances (N, N) with an exactly zero diagonal."""
     from sklearn.metrics import pairwise_distances
 
     distances = pairwise_distances(matrix)
@@ -150,13 +150,13 @@ def _distances(matrix: Matrix) -> Matrix:
 
 
 def _numbered(labels: NDArray[np.integer]) -> Ints:
-    """The same partition with its parts numbered 0, 1, … in order of their first members."""
+    """Renumber the parts of a partition 0, 1, … in order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse].astype(np.int64)
 
 
 class Stratifier:
-    """Measures features of all clients and groups them, when a stratification is due."""
+    """Measurement of all clients' features and their grouping, when a stratification is due."""
 
     def __init__(
         self,
@@ -199,11 +199,11 @@ class Stratifier:
 
     @property
     def wanted(self) -> bool:
-        """Whether the draws need strata or gradient norms at all."""
+        """True if the draws need strata or gradient norms at all."""
         return "strata" in self._needs or "norms" in self._needs
 
     def observe(self, t: int, model: Tensor) -> None:
-        """Measure and cluster anew if round t is due: a collective call, on every rank alike."""
+        """Measure and cluster again if round t is due. Collective, with the same arguments on every rank."""
         refresh = self.part.refresh
         self.measured, self.noise = 0, None
         if not self.wanted or not (self._first or (refresh > 0 and t % refresh == 0)):
@@ -215,7 +215,7 @@ class Stratifier:
             self.strata = self._grouped(t, self._complete(parts))
 
     def _due(self) -> Ints:
-        """The clients of this rank that are to be measured: all, or those that took part in the round before."""
+        """Return this rank's clients to measure: all, or those selected in the previous round."""
         first, last = self.owned
         if self._first or self.part.refresh_who == "all":
             return np.arange(first, last, dtype=np.int64)
@@ -228,7 +228,7 @@ class Stratifier:
         return gradient_features(self.plan, self.probe(t, model, due))
 
     def _complete(self, parts: list[Features]) -> Features:
-        """The features of all clients: of those not measured now the ones they had before."""
+        """Complete the features of all clients with earlier ones of those not measured now."""
         if self.part.refresh_who == "all":
             return merge(parts)
         if self._kept is None:
@@ -266,7 +266,7 @@ class Stratifier:
         return strata
 
     def _report_noise(self, t: int, noise: int) -> None:
-        """Keep the number of clients in no cluster for the record; warn once where they are many."""
+        """Record the number of clients in no cluster; warn once if there are many."""
         self.noise, rule = noise, self.part.noise
         log.info('round %d: OPTICS puts %d clients in no cluster; participation.noise = "%s"', t, noise, rule)
         if noise > MOST_NOISE * self.clients and not self._warned:
@@ -279,7 +279,7 @@ class Stratifier:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """The strata in force, and what they will be renewed from, for a checkpoint."""
+        """Return the current strata, and the features for their renewal, for a checkpoint."""
         if self.strata is None:
             return {}
         norms = self.strata.norms if self.strata.norms is not None else np.empty(0)
@@ -289,7 +289,7 @@ class Stratifier:
         return {f"strata.{name}": torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor], resumed: bool) -> None:
-        """Take the strata of a checkpoint over (rank 0 has them, every rank knows that they exist)."""
+        """Restore the strata of a checkpoint (rank 0 stores them, every rank knows that they exist)."""
         self._first = self._first and not resumed
         if "strata.labels" in state:
             norms: Floats = state["strata.norms"].numpy()

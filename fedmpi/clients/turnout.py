@@ -1,6 +1,6 @@
-"""The cohort of a round: which clients are available, which are drawn, which answer in time.
+"""Cohort of a round: available clients, selected clients, and those that answer in time.
 
-Combines the availability model, the client sampler, the strata observed by all ranks, and the clients' devices.
+Combines the availability model, the client sampler, the strata measured on all ranks, and the clients' devices.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
 
 OWN_DRAWS = 3
-"""Sub-stream of Purpose.AVAILABILITY from which a law of the user's own draws."""
+"""Sub-stream of Purpose.AVAILABILITY for a custom availability model."""
 
 
 class ClientAvailability:
-    """The clients that are there, round by round."""
+    """Available clients, round by round."""
 
     def __init__(self, config: Config, streams: Streams):
         self.part = chosen(config, "availability")
@@ -44,21 +44,21 @@ class ClientAvailability:
 
     @property
     def everybody(self) -> bool:
-        """Whether all clients are there in every round."""
+        """True if all clients are available in every round."""
         return self.part.name == "always"
 
     def chance(self, view: View) -> Floats:
-        """Probability of each client to be there in the view's round, float64 (N,).
+        """Return the probability of each client to be available in the view's round, float64 (N,).
 
         Raises
         ------
         PartFailure
-            When the law raises, or returns anything but one probability a client.
+            If the model raises an exception, or does not return one probability per client.
         """
         return chances(self.part, self._law, view)
 
     def present(self, view: View) -> Ints | int:
-        """The clients that are there, int64 (a,), sorted; N where all are, always."""
+        """Return the available clients, int64 (a,), sorted; N if all are always available."""
         if self.everybody:
             return len(view.sizes)
         drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
@@ -66,21 +66,21 @@ class ClientAvailability:
 
 
 def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
-    """What a law says of a round, float64 (N,).
+    """Return the probabilities of an availability model for a round, float64 (N,).
 
     Parameters
     ----------
     part : Part
-        The law, for messages.
+        The availability model, for messages.
     law : callable
-        law(view): as it was made with its options.
+        law(view): the model, created with its options.
     view : View
-        Of all clients.
+        View of all clients.
 
     Raises
     ------
     PartFailure
-        When it raises, or returns anything but one probability a client.
+        If it raises an exception, or does not return one probability per client.
     """
     with calling(part, view.round):
         found = np.asarray(law(view))
@@ -97,29 +97,29 @@ def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
 
 @dataclass(frozen=True)
 class Turnout:
-    """Who takes part in a round."""
+    """Clients of a round: available, invited and selected."""
 
-    cohort: Cohort  # The participants whose updates count
-    asked: Ints  # (a,): Clients that received the model, drop-outs and late arrivals included
-    present: Ints | int  # (p,): Clients that could have been asked, sorted; N where all of 0 … N − 1 are there
-    # (m,): When each participant's update arrives on the virtual clock, where there is one
+    cohort: Cohort  # The selected clients whose updates count
+    asked: Ints  # (a,): Clients that received the model, including drop-outs and late arrivals
+    present: Ints | int  # (p,): Clients that could have been invited, sorted; N if all of 0 … N − 1 are available
+    # (m,): Arrival time of each update on the simulated clock, if there is one
     seconds: Floats | None = None
 
     @property
     def available(self) -> int:
-        """Number of clients that could have been asked."""
+        """Number of clients that could have been invited."""
         return self.present if isinstance(self.present, int) else len(self.present)
 
 
 def opens_with_a_step(config: Config, t: int) -> bool:
-    """Whether round t is the opening step of every client, w_1^k, that also makes the strata (FedSSO, Algorithm 1)."""
+    """Return whether round t is every client's initial probing step, w_1^k, for the strata (FedSSO, Algorithm 1)."""
     if t or not config.participation.opening:
         return False
     return "strata" in chosen(config, "client sampler").marks.get("needs", ())
 
 
 class CohortDraw:
-    """Draws the cohorts of a run."""
+    """Draw of a run's cohorts."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class CohortDraw:
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.availability = ClientAvailability(config, streams)
         if config.participation.clients != "all":
-            self._wanted_of(len(sizes))  # refused here, on all ranks alike, and not once the server plans
+            self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if system.clock:
             sigma = system.bandwidth_sigma
             self._devices = draw_devices(
@@ -158,7 +158,7 @@ class CohortDraw:
             self._check_arrival()
 
     def _check_arrival(self) -> None:
-        """Refuse weights that must know π_k where some clients arrive before others whoever is asked."""
+        """Reject weights that need π_k if over-selection takes some clients before others regardless of the draw."""
         seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
         if (seconds != seconds[0]).any():
             raise UserError(
@@ -170,7 +170,7 @@ class CohortDraw:
             )
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:
-        """The turnout of round t; `strata` are the ones in force when the draw needs them."""
+        """Draw the clients of round t; `strata` are the current ones if the draw needs them."""
         present = self._present(t)
         opening = self.opens(t)
         if opening:
@@ -189,14 +189,14 @@ class CohortDraw:
         return Turnout(arrived, asked.clients, present, seconds)
 
     def opens(self, t: int) -> bool:
-        """Whether round t is the opening step of every client."""
+        """Check whether round t is the initial probing step of every client."""
         return opens_with_a_step(self.config, t)
 
     def _present(self, t: int) -> Ints | int:
         return self.availability.present(self._all(t))
 
     def _all(self, t: int) -> View:
-        """Round t as the law of availability sees it."""
+        """Return the availability model's view of round t."""
         stream = (Purpose.AVAILABILITY, OWN_DRAWS)
         clients = len(self.sizes)
         return View(
@@ -211,7 +211,7 @@ class CohortDraw:
         )
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
-        """What weights must know of who is there; None where everybody is and nobody has been left out."""
+        """Return the availability that weights need; None if all clients are available and none has been left out."""
         groups = strata.labels if strata is not None and self.sampler.needs_strata else None
         if isinstance(present, int):
             return None if groups is None else Presence(present, None, groups)
@@ -219,16 +219,16 @@ class CohortDraw:
         return Presence(present, self.availability.chance(self._all(t)) if known else None, groups)
 
     def candidates(self, t: int, strata: Strata | None) -> Ints:
-        """The clients that the sampler wants measured before it draws round t; none where all take one step."""
+        """Return the clients to measure for the sampler before round t; none if all clients take one step."""
         if self.opens(t):
             return np.empty(0, np.int64)
         self._views = {t: self._view(t, self._present(t), strata)}
         return self.sampler.candidates(self._views[t])
 
     def add_measured(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
-        """Give the sampler what was measured of its candidates (c,) of round t, float64 (N,) each.
+        """Give the sampler the measurements of its candidates (c,) of round t, float64 (N,) each.
 
-        The seconds, until the update of each would arrive, are counted here.
+        The seconds until the update of each would arrive are computed here.
         """
         if t not in self._views:
             return
@@ -257,14 +257,14 @@ class CohortDraw:
         )
 
     def _wanted_of(self, clients: int) -> int:
-        """m, where a share β is one of so many clients."""
+        """Return m, if a share β is one of so many clients."""
         part = self.config.participation
         return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
     def _seconds(self, clients: Ints, pool: Ints, opening: bool) -> Floats:
-        """Virtual seconds of each participant: rows passed through the model, and the model's way down and up.
+        """Return simulated seconds of each client: samples passed through the model, and its download and upload.
 
-        `pool` are the sizes of the clients among whose samples K is shared, where rows are sampled.
+        `pool` are the sizes of the clients that share the sample budget K, if samples are drawn.
         """
         local = self.config.local
         if opening:
@@ -280,8 +280,8 @@ class CohortDraw:
         return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
     def _pool(self, arrived: Cohort, asked: Cohort, present: Ints | int) -> Ints:
-        """Sizes of the clients among whose samples K is shared: those who answer the size query, as if their total were
-        known; where exactly K rows are drawn, the participants themselves."""
+        """Return the sizes of the clients that share the sample budget K: those that answer the size query, as if their
+        total were known; if exactly K samples are drawn, the selected clients themselves."""
         part = self.config.samples
         if part.rule == "exact":
             return self.sizes[arrived.clients]
@@ -290,7 +290,7 @@ class CohortDraw:
         return self.sizes if isinstance(present, int) else self.sizes[present]
 
     def _used(self, clients: Ints, pool: Ints) -> Floats:
-        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted."""
+        """Return the expected number of samples used by each client: if samples are drawn, its share of the budget."""
         part, sizes = self.config.samples, self.sizes[clients].astype(np.float64)
         if part.rule == "ratio":
             return sizes * (part.ratio or 1.0)

@@ -1,4 +1,4 @@
-"""What a client sampler sees of a round, and what the server remembers of single clients between rounds."""
+"""Client sampler's view of a round, and the server's memory of single clients between rounds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "numbers."
-"""Of the names in a checkpoint."""
+"""Prefix of the names in a checkpoint."""
 
 
 class ClientNumbers:
-    """Numbers of the clients' last participations, kept by rank 0."""
+    """Numbers from the clients' last participations, kept by rank 0."""
 
     def __init__(self, names: Sequence[str], clients: int):
         self.names, self.clients = tuple(names), clients
@@ -32,21 +32,21 @@ class ClientNumbers:
         self._seen = {name: np.full(clients, -1, np.int64) for name in self.names}
 
     def last(self, name: str) -> Floats:
-        """The last number of each client, float64 (N,); NaN where there is none. A copy."""
+        """Return a copy of the last number of each client, float64 (N,); NaN if there is none."""
         return self._values[name].copy()
 
     def age(self, name: str, round: int) -> Ints:
-        """Rounds between the one in which it was taken and `round`, int64 (N,); −1 where there is none."""
+        """Return the rounds from each client's last number to `round`, int64 (N,); −1 if there is none."""
         seen = self._seen[name]
         return np.where(seen < 0, -1, round - seen)
 
     def enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
-        """Remember the numbers (k,) of these clients (k,), taken in the given round."""
+        """Store the numbers (k,) of these clients (k,), taken in the given round."""
         self._values[name][clients] = values
         self._seen[name][clients] = round
 
     def state(self) -> dict[str, Tensor]:
-        """Everything remembered, for a checkpoint."""
+        """Return everything stored, for a checkpoint."""
         import torch  # slow to import, and the configuration is checked before
 
         arrays = {f"{PREFIX}{name}": values for name, values in self._values.items()}
@@ -54,7 +54,7 @@ class ClientNumbers:
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint remembers."""
+        """Restore the numbers of a checkpoint."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(
@@ -68,30 +68,30 @@ class ClientNumbers:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One round as a client sampler sees it.
+    """One round from the view of a client sampler.
 
     Attributes
     ----------
     round : int
         t, counted from 0.
     count : int
-        m, the clients to draw: with over-selection those to ask.
+        m, the clients to draw; with over-selection the number to invite.
     sizes : int64 (N,)
-        Samples of every client; read-only, as all arrays of a view but those of `last` and `age`, which are copies.
+        Samples of every client; read-only, like all arrays of a view except the copies from `last` and `age`.
     present : int64 (a,) or int
-        Clients that can be drawn, sorted; N where all of 0 … N − 1 are there (`available` in fewer bytes).
+        Clients that can be drawn, sorted; N if all of 0 … N − 1 are available (`available` in fewer bytes).
     streams : Streams
-        The run's random streams, for samplers that want several.
+        The run's random streams, for samplers that need several.
     strata : Strata or None
-        The strata in force and the clients' gradient norms, for samplers that need "strata" or "norms".
+        The current strata and the clients' gradient norms, for samplers that need "strata" or "norms".
     over_selection : float
-        How many times the clients wanted are asked.
+        Ratio of invited clients to clients needed.
     wanted : callable
-        (clients) -> m, the participants wanted, where a share is one of so many clients.
+        (clients) -> m, the clients to select, if a share is one of so many clients.
     reader : str
-        Who sees it, for refusals: "participation.clients = 'mine:loudest'".
+        The component that receives the view, for error messages: "participation.clients = 'mine:loudest'".
     numbers, measured, counts, stream
-        What `last` and `age`, `fresh`, `class_counts`, and the generator are read from.
+        Sources of `last` and `age`, `fresh`, `class_counts`, and the generator.
     """
 
     round: int
@@ -115,7 +115,7 @@ class View:
 
     @cached_property
     def available(self) -> Ints:
-        """The clients that can be drawn, int64 (a,), sorted."""
+        """Clients that can be drawn, int64 (a,), sorted."""
         if isinstance(self.present, int):
             return read_only(np.arange(self.present, dtype=np.int64))
         return self.present
@@ -129,20 +129,20 @@ class View:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The round's random numbers: of samplers the stream (seed, COHORT, round)."""
+        """Random generator of the round; for samplers the stream (seed, COHORT, round)."""
         purpose, part = self.stream
         return self.streams.generator(purpose, self.round, part)
 
     def last(self, name: str) -> Floats:
-        """A number as it was when each client last took part, float64 (N,); NaN for those who never did."""
+        """Return a number from each client's last participation, float64 (N,); NaN for clients never selected."""
         return self._kept(name).last(name)
 
     def age(self, name: str) -> Ints:
-        """Rounds since each client's number was taken (1: in the round before), int64 (N,); −1 where it never was."""
+        """Return rounds since each client's number was taken (1: in the previous round), int64 (N,); −1 if never."""
         return self._kept(name).age(name, self.round)
 
     def fresh(self, name: str) -> Floats:
-        """A number measured on the current model, float64 (N,); NaN for all but this round's candidates."""
+        """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
         if name not in self.measured:
             raise UserError(
                 f"{self.reader}: view.fresh({name!r}) is not measured: decorate the sampler with "
@@ -160,5 +160,5 @@ class View:
 
 
 def asked_count(wanted: int, over_selection: float, clients: int) -> int:
-    """How many are asked so that `wanted` arrive: ⌈m · over-selection⌉, N at most."""
+    """Return the number of clients invited so that `wanted` arrive: ⌈m · over-selection⌉, at most N."""
     return min(clients, math.ceil(wanted * over_selection - 1e-9))

@@ -1,7 +1,7 @@
-"""Evaluation of the global model: on the test and validation parts by rank 0, and on each client's own samples.
+"""Evaluation of the global model: rank 0 on the test and validation parts, all ranks on each client's own samples.
 
-The clients evaluated are cut into parts that follow from the clients alone, and a worker evaluates whole parts: any
-number of ranks gives the same bits where their models have the same. Rank 0 gathers one row per client.
+The evaluated clients are divided into parts that depend on the clients alone, and each worker evaluates whole parts.
+The result is therefore bit-identical for any number of ranks if the model is. Rank 0 gathers one row per client.
 """
 
 from __future__ import annotations
@@ -60,34 +60,34 @@ from fedmpi.tasks.evaluation import (
 from fedmpi.tasks.metrics import Metric
 
 MOST_ROWS = 2000
-"""Samples evaluated at once unless the configuration says another number, or they are too wide."""
+"""Default number of samples evaluated at once, unless they are too wide."""
 NAMES = {"test": "test", "val": "validation"}
 
 
 log = logging.getLogger("fedmpi")
 FINE_TUNING = 1 << 24
-"""The visit whose random streams fine-tuning draws from: beyond those of any mediator."""
+"""Visit number that selects the random streams of fine-tuning; larger than any mediator's visit number."""
 CELLS_AT_ONCE = 1 << 22
-"""Class counts looked at together."""
+"""Largest number of class counts processed at once."""
 SumsOfClients = Callable[[Ints], Floats]
 
 
 def task_metrics(config: Config) -> list[Metric]:
-    """What a run measures: what its kind of task always does, and what else `task.metrics` names."""
+    """Return the metrics of a run: those of its kind of task, and those in `task.metrics`."""
     always = KINDS[config.task.kind].metrics
     chosen = [*(resolve("metric", name) for name in always), *all_chosen(config, "metric")]
     return [Metric(part, options_of_part(config, part)) for part in dict.fromkeys(chosen)]
 
 
 def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDescription) -> int:
-    """Samples that a model is evaluated on at once (`evaluation.batch_size`)."""
+    """Return the number of samples that a model is evaluated on at once (`evaluation.batch_size`)."""
     if table.batch_size == "auto":
         return rows_of_a_pass(model, description, MOST_ROWS)
     return rows_per_pass(description, table.batch_size)
 
 
 class EvaluatedParts:
-    """The parts of a data set that a run evaluates on."""
+    """Parts of a data set (test, validation) that a run evaluates on."""
 
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
@@ -106,7 +106,7 @@ class EvaluatedParts:
                 )
 
     def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:
-        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
+        """Return loss, task metrics and chosen metrics of the global model (d,) after a round, for each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
         facts: dict[str, float] = {}
@@ -125,7 +125,7 @@ class EvaluatedParts:
         return facts
 
     def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:
-        """The evaluation, with half as many samples at once as often as the device has no memory for more."""
+        """Evaluate the model; halve the number of samples at once whenever the device runs out of memory."""
         assert self._rows is not None
         x, y = self.samples(part)
         rows = min(self._rows, len(y))
@@ -140,7 +140,7 @@ class EvaluatedParts:
             self._rows = rows = halved(rows, "samples evaluated")
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
-        """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""
+        """Return features and labels of "test" or "val" on this rank's device; cache them if they are not too large."""
         if part in self._kept:
             return self._kept[part]
         found = self._data.test() if part == "test" else self._data.validation()
@@ -152,17 +152,17 @@ class EvaluatedParts:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows that each client is evaluated on."""
+    """Samples that each client is evaluated on."""
 
-    data: ClientData  # Reads them
-    held_out: bool  # Whether they are held out of the clients; otherwise they are their training rows, without copies
-    # (N,): Client k's rows are those from starts[k] on, counts[k] of them, of the validation or the training part
+    data: ClientData  # Reads the samples
+    held_out: bool  # True if the samples are held out; otherwise the training samples, without copies
+    # (N,): Client k has counts[k] samples from starts[k] on, in the validation or the training part
     starts: Ints
     counts: Ints
 
     @classmethod
     def of(cls, data: ClientData, rebalancing: Rebalancing | None) -> OwnRows:
-        """The held-out rows where the data know whose those are, else the training rows."""
+        """Select the held-out samples if the data record their clients, else the training samples."""
         store = data.store
         offsets = store.validation_offsets if store.part_samples("val") else None
         if offsets is not None:
@@ -172,11 +172,11 @@ class OwnRows:
 
     @property
     def kind(self) -> str:
-        """In words, for the summary."""
+        """Description in words, for the summary."""
         return "held-out rows" if self.held_out else "training rows"
 
     def load(self, clients: Ints) -> tuple[Tensor, Tensor]:
-        """Features and labels of these clients, ascending and none without rows, one after the other."""
+        """Load features and labels of these clients, ascending and each with samples, concatenated."""
         counts = self.counts[clients]
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return self.data.load_sorted(np.repeat(self.starts[clients], counts) + within, self.held_out)
@@ -184,20 +184,20 @@ class OwnRows:
 
 @dataclass(frozen=True)
 class Share:
-    """What is evaluated, and by whom."""
+    """Evaluated clients and their division among ranks."""
 
-    clients: Ints  # (k,): All that are evaluated, ascending
-    borders: Ints  # (parts + 1,): Parts of them that go through the model together
-    mine: tuple[int, int]  # (int, int): The parts of this rank: from the first on, up to the second without it
+    clients: Ints  # (k,): All evaluated clients, ascending
+    borders: Ints  # (parts + 1,): Boundaries of the parts that go through the model together
+    mine: tuple[int, int]  # (int, int): First part of this rank, and one past its last
 
     @property
     def parts(self) -> list[Ints]:
-        """The clients of each part of this rank."""
+        """Clients of each part of this rank."""
         return [self.clients[self.borders[p] : self.borders[p + 1]] for p in range(*self.mine)]
 
 
 class ClientsView:
-    """Evaluates the global model on clients, by themselves (`evaluation.clients`)."""
+    """Evaluation of the global model on single clients (`evaluation.clients`)."""
 
     def __init__(
         self, config: Config, cluster: Cluster, streams: Streams, rows: OwnRows, layout: Layout, trainer: Trainer
@@ -219,27 +219,27 @@ class ClientsView:
 
     @property
     def tunes(self) -> bool:
-        """Whether models of the clients' own are evaluated too."""
+        """True if each client's own fine-tuned model is evaluated too."""
         return self.part.fine_tune > 0
 
     def due(self, t: int) -> bool:
-        """Whether clients are evaluated after round t."""
+        """Check whether clients are evaluated after round t."""
         return (t + 1) % self.part.clients_every == 0 or t + 1 == self.config.rounds
 
     def count(self, plan: Plan) -> None:
-        """Note who took part."""
+        """Count the selected clients."""
         self.used[plan.clients] += 1
 
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
-        """Evaluate the global model w (d,) after a round; collective, on rank 0 a table with a row a client."""
+        """Evaluate the global model w (d,) after a round; collective, one row per client on rank 0."""
         share = self._share(plan)
         gathered = self._gathered(share, partial(self._evaluated, plan.round, w))
         return None if gathered is None else self._table(plan.round, share.clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
-        """Evaluate each such client's own model, fine-tuned from w (d,); collective, on rank 0 columns of the table.
+        """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns.
 
-        NaN for clients whose training diverged, where `local.on_divergence` = "drop".
+        The result is NaN for clients whose training diverged, if `local.on_divergence` = "drop".
         """
         gathered = self._gathered(self._share(plan), partial(self._tuned, plan, w))
         if gathered is None:
@@ -247,15 +247,15 @@ class ClientsView:
         return {f"tuned_{name}": column for name, column in self._scores(gathered).items()}
 
     def state(self) -> dict[str, Tensor]:
-        """How often clients took part, for a checkpoint."""
+        """Return how often each client was selected, for a checkpoint."""
         return {"clients_view.used": torch.from_numpy(self.used)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint holds; KeyError where it does not."""
+        """Restore the state of a checkpoint; raise KeyError if it is missing."""
         self.used[:] = state["clients_view.used"].numpy()
 
     def _drawn(self) -> Ints | None:
-        """The clients evaluated every time, or None where they are those of the round."""
+        """Return the clients that are evaluated every time, or None for the clients of the round."""
         holding, wanted = np.flatnonzero(self.rows.counts), self.part.clients
         if wanted == "participants":
             return None
@@ -270,7 +270,7 @@ class ClientsView:
         return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))
 
     def _share(self, plan: Plan) -> Share:
-        """Who is evaluated after this round, and by which ranks."""
+        """Divide the clients evaluated after this round among the ranks."""
         panel = self._panel
         clients = plan.clients[self.rows.counts[plan.clients] > 0] if panel is None else panel
         key = plan.clients if panel is None else panel
@@ -283,7 +283,7 @@ class ClientsView:
         return self._shares[1]
 
     def _own_parts(self, clients: Ints, rows: Ints, borders: Ints) -> tuple[int, int]:
-        """The parts of this rank: equal numbers of rows where any may read all data, else those of its own clients."""
+        """Return this rank's parts: equal sample counts if any rank may read all data, else its own clients."""
         worker, workers = self.layout.worker, self.layout.workers
         if worker is None:
             return 0, 0
@@ -296,7 +296,7 @@ class ClientsView:
         return int(first), int(last)
 
     def _gathered(self, share: Share, measure: SumsOfClients) -> Floats | None:
-        """The sums (k, 4) of all clients, ascending, on rank 0; each part measured by its rank."""
+        """Gather the sums (k, 4) of all clients, ascending, on rank 0; each rank measures its own parts."""
         with self.loss.kept_generators():
             own = [measure(clients) for clients in share.parts]
         mine = np.concatenate(own) if own else np.empty((0, 4))
@@ -304,7 +304,7 @@ class ClientsView:
         return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
 
     def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
-        """The sums (k, 4) of a part's clients at the values w (d,)."""
+        """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
         x, y = self.rows.load(clients)
         while True:
             try:
@@ -318,7 +318,7 @@ class ClientsView:
             self._at_once = halved(min(self._at_once, len(y)), "samples evaluated")
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
-        """The sums (k, 4) of a part's clients, each at the model that it has trained for itself."""
+        """Return the sums (k, 4) of a part's clients, each for its own fine-tuned model."""
         rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
         sums = np.full((len(clients), 4), np.nan)
         self._point = torch.empty_like(w) if self._point is None else self._point
@@ -346,7 +346,7 @@ class ClientsView:
         }
 
     def _scores(self, sums: Floats) -> Columns:
-        """Loss and, where the task has one, accuracy of every client; NaN where nothing of it could be right."""
+        """Return every client's loss and, if the task has one, accuracy; NaN if no prediction could be correct."""
         columns = {"loss": sums[:, LOSS] / sums[:, SAMPLES]}
         if has_accuracy(self.loss.kind):
             with np.errstate(invalid="ignore"):
@@ -355,7 +355,7 @@ class ClientsView:
 
     @cached_property
     def _label_mix(self) -> Floats:
-        """The class shares of all clients together, float64 (C,)."""
+        """Class shares of all clients together, float64 (C,)."""
         pooled = np.zeros(self.description.classes)
         for block in self.store.class_count_blocks():
             pooled += block.sum(axis=0, dtype=np.int64)
@@ -363,7 +363,7 @@ class ClientsView:
         return shares
 
     def _distances(self, clients: Ints) -> Floats:
-        """How far each one's class shares are from those of all together, as of `label_distances`; NaN without any."""
+        """Return the distance of each client's class shares from the overall ones (`label_distances`), or NaN."""
         if self._far is None or self._far[0] is not clients:
             far, step = np.empty(len(clients)), max(1, CELLS_AT_ONCE // len(self._label_mix))
             for first in range(0, len(clients), step):
@@ -375,7 +375,7 @@ class ClientsView:
 
 
 def facts_of(table: Columns) -> Record:
-    """What a round's record says of the clients evaluated after it: `spread_over_clients` of every score."""
+    """Return the record entries on the clients evaluated after a round: `spread_over_clients` of every score."""
     facts: Record = {}
     for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss"):
         if score not in table:
@@ -401,7 +401,7 @@ def clients_view(
     layout: Layout,
     trainer: Trainer,
 ) -> ClientsView | None:
-    """The view of a run, or None where `evaluation.clients` asks for none."""
+    """Return the client evaluation of a run, or None if `evaluation.clients` disables it."""
     if config.evaluation.clients is None:
         return None
     stored = data.data if isinstance(data, AugmentedData) else data

@@ -1,6 +1,6 @@
 """The experiment of a configuration, assembled on one rank: its data, model, placement, plan, training and evaluation.
 
-Before anything else all ranks compare what they run; what a rank finds out about its node or the model counts for all.
+First, all ranks compare what they run. Facts found by one rank about its node or the model apply to all ranks.
 """
 
 from __future__ import annotations
@@ -60,26 +60,26 @@ from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 from fedmpi.updates.compression import check_residuals
 
 NAMED, CLIENTS_NAMED = 3, 5
-"""Facts, and clients, that a message names."""
+"""Largest number of facts, and of clients, named in a message."""
 NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm, squeeze()?)"
 Facts = dict[str, str]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run on one rank: as stored, as clients hold them and train on them."""
+    """Data of a run on one rank: as stored, as assigned to clients, and as trained on."""
 
-    store: ShardStore  # As stored
-    watch: DataWatch  # Sees when the files are changed
-    samples: ClientSamples  # As the clients hold them, copies of scarce classes among them
-    evaluated: EvaluatedParts  # What rank 0 evaluates the global model on
-    attackers: Ints  # (a,): The clients that attack
-    trained_on: DataSource  # The clients' samples as they train on them: those of attackers may have other labels
-    augmentation: dict[str, Any]  # What rebalancing did to the clients' data, for the record (rank 0 only)
+    store: ShardStore  # Stored data
+    watch: DataWatch  # Detects changes of the files
+    samples: ClientSamples  # Samples of the clients, including copies of scarce classes
+    evaluated: EvaluatedParts  # Samples that rank 0 evaluates the global model on
+    attackers: Ints  # (a,): Byzantine clients
+    trained_on: DataSource  # Samples as the clients train on them; attackers may have other labels
+    augmentation: dict[str, Any]  # Effect of rebalancing on the clients' data, for the record (rank 0 only)
 
     @classmethod
     def of(cls, config: Config, cluster: Cluster, streams: Streams, store: ShardStore, device: torch.device) -> RunData:
-        """Return those of a configuration, whose tensors come to lie on the device; collective."""
+        """Open the data of a configuration; tensors are placed on the device. Collective."""
         watch = DataWatch(store)
         if config.data.verify:
             on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))
@@ -98,40 +98,40 @@ class RunData:
 
     @property
     def digest(self) -> str:
-        """What checkpoints know the data by."""
+        """Digest that identifies the data in checkpoints."""
         return self.store.manifest.digest
 
 
 @dataclass(frozen=True)
 class ModelEvaluation:
-    """What the global model is evaluated on and compared with."""
+    """Evaluation of the global model and its comparison with a reference."""
 
-    parts: EvaluatedParts  # The samples that it is evaluated on (by rank 0)
-    clients: ClientsView | None = None  # Evaluates it on clients by themselves
-    reference: Reference | None = None  # What it is compared with, on every rank alike
+    parts: EvaluatedParts  # Samples that rank 0 evaluates the model on
+    clients: ClientsView | None = None  # Evaluates the model on single clients
+    reference: Reference | None = None  # Model for comparison, identical on every rank
 
 
 @dataclass
 class Experiment:
-    """All that a rank needs for its share of a run."""
+    """Everything that a rank needs for its share of a run."""
 
     config: Config
     cluster: Cluster
-    layout: Layout  # Which clients this rank owns
-    data: SampleSource  # Every client's samples; a rank reads those it owns
-    data_facts: RunData  # What is known of the data beside the samples
-    model: FlatModel  # The network, its parameters views of one flat vector
-    decisions: Decisions  # What is found out and decided before the work of a round
-    trainer: Trainer  # The local work of this rank's clients
-    local_state: LocalState  # What is kept for the local work from round to round
-    server: ServerStep  # From the round's sums to the next model, the same on every rank
+    layout: Layout  # Clients that each rank owns
+    data: SampleSource  # Samples of every client; a rank reads those of its own clients
+    data_facts: RunData  # Facts about the data besides the samples
+    model: FlatModel  # Network whose parameters are views of one flat vector
+    decisions: Decisions  # Measurements and decisions before the work of a round
+    trainer: Trainer  # Local work of this rank's clients
+    local_state: LocalState  # State of the local work that is kept between rounds
+    server: ServerStep  # Step from the round's sums to the next model, identical on every rank
     evaluation: ModelEvaluation
-    # Makes what takes every client's own update, where sums of them are not enough
+    # Applies functions that need every client's own update; None if sums are enough
     single_updates: SingleUpdates | None = None
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
-        """Assemble the parts of this rank; without a cluster join the job's other ranks first."""
+        """Assemble the experiment of this rank; without a cluster, join the job's other ranks first."""
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
         store = open_and_compare(cluster, config)
@@ -181,7 +181,7 @@ class Experiment:
         )
 
     def close(self) -> None:
-        """Free what belongs to MPI, and the file of clients' state."""
+        """Free the MPI resources and the file of clients' state."""
         self.local_state.close()
         self.cluster.close()
 
@@ -189,7 +189,7 @@ class Experiment:
 def _worker(
     config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
 ) -> Worker:
-    """Make what turns a plan into this rank's tasks."""
+    """Make the worker that turns a plan into this rank's tasks."""
     part, given, labels = chosen(config, "row rule"), options(config, "row rule"), data.samples.data.labels
     row_rule = RowRule(part, given, streams, config.samples.wanted, labels)
     evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
@@ -200,7 +200,7 @@ def _worker(
 def _decisions(
     config: Config, streams: Streams, data: RunData, model: FlatModel, observer: UpdateObserver | None, trainer: Trainer
 ) -> Decisions:
-    """Make what a round is planned by."""
+    """Make the object that measures and plans before each round."""
     cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
     cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
     sampler = cohorts.sampler
@@ -224,7 +224,7 @@ def _decisions(
 
 
 def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
-    """Open the data, and refuse ranks that do not run the same; collective, and before any other exchange."""
+    """Open the data, and reject ranks that do not run the same. Collective, before any other exchange."""
     store, refusal = None, ""
     try:
         store = open_store(config.data.shards, data_options(config))
@@ -237,7 +237,7 @@ def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
 
 
 def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -> Facts:
-    """What this rank is about to run."""
+    """Return the facts about the run that all ranks must share."""
     facts = {key: repr(value) for key, value in flat_table(config).items()}
     facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
     facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
@@ -283,7 +283,7 @@ def _difference(speakers: list[int], lists: list[Bytes]) -> str:
 
 @cache
 def _sources(package: Path) -> str:
-    """The SHA-256 of a package's sources and tables, names included: what this process's first run has found."""
+    """Return the SHA-256 of a package's sources and tables, names included, cached for the process."""
     summed = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
         summed.update(f"{path.relative_to(package)}\0".encode())
@@ -292,7 +292,7 @@ def _sources(package: Path) -> str:
 
 
 def check_batches(config: Config, sizes: Ints, least: int) -> None:
-    """Reject training batches of one sample, where the model needs more (`models.flat.FlatModel.least`)."""
+    """Reject training batches of one sample if the model needs more (`models.flat.FlatModel.least`)."""
     part, rule = config.local, chosen(config, "row rule").name
     if least == 1:
         return
@@ -322,7 +322,7 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
 
 
 def untrained(config: Config, sizes: Ints, least: int) -> str:
-    """The sentence about clients that `local.drop_last` keeps from training; "" where there are none."""
+    """Describe the clients that `local.drop_last` excludes from training, in one sentence; "" if there are none."""
     single = np.flatnonzero(sizes == 1)
     if least == 1 or not (len(single) or config.samples.rule != "all"):
         return ""
@@ -331,14 +331,14 @@ def untrained(config: Config, sizes: Ints, least: int) -> str:
 
 
 def _named(clients: Ints, sizes: Ints) -> str:
-    """The first of some clients with their numbers of samples."""
+    """Name the first of some clients with their sample counts."""
     some = ", ".join(f"client {client} ({sizes[client]} samples)" for client in clients[:CLIENTS_NAMED].tolist())
     some = some.replace("(1 samples)", "(1 sample)")
     return some if len(clients) <= CLIENTS_NAMED else f"{some} and {len(clients) - CLIENTS_NAMED} more"
 
 
 def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
-    """All ranks must hold a model of as many values, and the same values where these never travel; collective."""
+    """Require models of equal length, and equal parameters if these are never transmitted. Collective."""
     gathered = cluster.gather(np.array([model.trainable, model.size, model.frozen_checksum], np.int64))
 
     def refuse() -> None:
@@ -360,7 +360,7 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 
 
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
-    """What one rank found out about the model by trying it counts for all; collective."""
+    """Apply to all ranks the facts that one rank found by trying the model; collective."""
     own = astuple(forward_traits(model, description))
     check_type(model, description)
     adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))

@@ -27,7 +27,10 @@ VIEWING = ("clients", "fine_tune")
 """Phases of the evaluation on clients."""
 
 Ending = Literal["finished", "ended", "stopped"]
-"""All rounds done; no more wanted by `on_round`; asked to stop, what is needed to go on saved."""
+"""Reasons for the end of a run.
+
+"finished": all rounds are done. "ended": `on_round` requested no further round. "stopped": a stop was requested, and
+the state needed to resume is saved."""
 
 
 class Simulation:
@@ -73,7 +76,7 @@ class Simulation:
         self.summary: Record = {}
 
     def run(self) -> Ending:
-        """Run all rounds that are left; says why it ended."""
+        """Run all remaining rounds; return the reason for the end."""
         first, self.unsettled = self.saved.resume(self.model)
         facts = self.experiment.data_facts
         self.outlook = Outlook(self.config.rounds, first)
@@ -116,7 +119,7 @@ class Simulation:
         return ending
 
     def _plan(self, t: int) -> Plan:
-        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
+        """Plan on the server and broadcast the plan. If it needs strata, all ranks first measure the clients."""
         with self._phase("plan"):
             self.decisions.observe(t, self.model)
             plan = self.decisions.plan(t) if self.cluster.is_server else None
@@ -124,7 +127,7 @@ class Simulation:
             return plan or Plan.from_arrays(arrays)
 
     def _work(self, plan: Plan) -> RankWork:
-        """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
+        """Add this rank's weighted client updates to the round's sum; the server evaluates the last round."""
         self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
@@ -137,13 +140,13 @@ class Simulation:
         return work
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
-        """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2); it ends the run where it diverges."""
+        """Take the same server step on every rank (Reddi et al. 2020, Algorithm 2); a diverged model ends the run."""
         with self._phase("apply"):
             self.server.take(plan, totals, self.model)
             check_model(self.model, plan.round, plan.lr)
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
-        """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""
+        """Evaluate the model on each client if due or if the run ended; return the record entries (rank 0)."""
         view = self.evaluation.clients
         if view is None:
             return {}
@@ -165,7 +168,7 @@ class Simulation:
         return facts_of(table)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
-        """Rank 0 keeps the round's record until its evaluation is there."""
+        """Keep the round's record on rank 0 until its evaluation is available."""
         if self.cluster.is_server:
             record = round_record(self.experiment, plan, totals, self.model) | seen
             record["seconds"] = time.perf_counter() - started
@@ -173,7 +176,7 @@ class Simulation:
             self.unsettled = record
 
     def _enough(self, plan: Plan) -> bool:
-        """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
+        """Check whether `on_round` requests no further round; if it is set, rank 0 evaluates first."""
         if not self.listener.listens:
             return False
         self._complete()
@@ -187,7 +190,7 @@ class Simulation:
         return ended
 
     def _settle(self, last: bool = False) -> None:
-        """Write the record of the last finished round, evaluated if that is due; the model has not changed since."""
+        """Write the record of the last finished round, evaluated if due. The model has not changed since."""
         self._complete(last)
         record, self.unsettled = self.unsettled, None
         if record is None:
@@ -202,7 +205,7 @@ class Simulation:
             self.display.update(record)
 
     def _complete(self, last: bool = False) -> None:
-        """Add the evaluation to the record that waits for it, if it is due."""
+        """Add the evaluation to the pending record, if it is due."""
         record, every = self.unsettled, self.config.evaluation.every
         if record is None or "evaluate" in record["phase_seconds"]:
             return
@@ -238,7 +241,7 @@ class Simulation:
             self.summary = self.recorder.finish(self.net.module, facts, parts.confusion)
 
     def close(self) -> None:
-        """End the display, where the run was broken off."""
+        """Close the progress display if the run was interrupted."""
         if self.display is not None:
             self.display.close()
 

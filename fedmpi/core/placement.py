@@ -1,9 +1,9 @@
-"""Who trains whom: worker indices, the range of clients that every worker owns, and who trains a participant.
+"""Assignment of clients to workers: worker indices, the clients that each worker owns, and their trainers.
 
-Assignments are pure functions of the plan, so every rank comes to the same answer. Where any rank may map any shard,
-participants are assigned by planned work. Seconds measured in earlier rounds count only if `topology.balance` =
-"measured": they make the sums of two equal runs differ in their last bits. Rank 0 then learns what samples, steps and
-workers cost and sends the result with the plan.
+Assignments are pure functions of the plan, so every rank computes the same ones. If any rank may map any shard, clients
+are assigned by planned work. Seconds measured in earlier rounds are used only if `topology.balance` = "measured",
+because then the sums of two equal runs differ in their last bits. Rank 0 estimates the cost of samples, steps and
+workers and sends the result with the plan.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ from fedmpi.mpi.ranks import on_server
 log = logging.getLogger("fedmpi")
 
 WORK_WORTH_THREADS = 8_000_000
-"""Values × samples of a launch from which two threads are quicker than one. Measured for a multilayer perceptron of
-199,210 values and batches of 10: no gain with one client (2 million), 1.7 times as fast with ten together (20 million).
+"""Parameters × samples of a launch from which two threads are faster than one. Measured for a multilayer perceptron of
+199,210 parameters, batches of 10: no gain with one client (2 million), 1.7 times as fast with ten (20 million).
 """
 
 THREADS_A_CORE = 8
-"""Threads for each core of a node beyond which a system may refuse to start them, which ends the process."""
+"""Threads per core of a node beyond which an operating system may fail to start them, which ends the process."""
 SHARED_BYTES = 2 << 30
-"""Data of a node's ranks up to which "auto" lets every one of them keep all of it."""
+"""Largest size of the data of a node's ranks for which "auto" lets every rank keep all data."""
 
 
 STEP_ROWS = 8.0
-"""A step costs as much as this many more rows in its batch (measured: 6 to 12 for small dense and convolutional
+"""Cost of a step in additional samples of its batch (measured: 6 to 12 for small dense and convolutional
 networks)."""
 LONGEST_FIRST_UP_TO = 4096
-"""Participants up to which the exact rule's loop is worth its time; more are dealt out in turns, as evenly."""
+"""Largest number of selected clients for the exact rule; more are assigned in turns, equally evenly."""
 COMPARISONS = 1 << 14
-"""Participants times workers up to which the same holds where workers differ in speed and all have to be compared."""
+"""Largest product of selected clients and workers for the exact rule if workers differ in speed."""
 DEALS = 8
-"""Parts in which the others are then dealt out, each making up for what the one before left uneven."""
+"""Number of parts in which the remaining clients are assigned; each part corrects the imbalance of the one before."""
 MEMORY = 0.95
-"""Weight of a round in what is learned a round later: the last twenty rounds count most."""
+"""Factor of a round's weight per later round in the learned costs: the last twenty rounds count most."""
 MOST_STEP_ROWS = 1000.0
 SLOWEST = 50.0
-"""A worker is taken to be at most this much slower or faster than the average one."""
+"""Largest assumed ratio of a worker's speed to the average, in either direction."""
 TRUST = 1e-4
-"""How much the values assumed beforehand weigh beside measured ones: they decide where measurements say nothing."""
+"""Weight of the assumed costs beside measured ones; they decide if measurements carry no information."""
 NOISE, LIKELY = 0.1, 30.0
-"""Assumed errors: of measured seconds, relative, and of STEP_ROWS, in rows. Where all batches are of one size, rows and
-steps tell too little apart, and noise alone would send the cost of a step from one bound to the other."""
+"""Assumed errors: relative error of measured seconds, and error of STEP_ROWS in samples. If all batches have one size,
+samples and steps cannot be distinguished, and noise alone would move the cost of a step from one bound to the other."""
 PASSES = 3
-"""Turns of the fit after a round; it goes on from the last one."""
+"""Number of alternations of the fit after a round; the fit continues from the last one."""
 STATE = "balance.rounds"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The workers of a job."""
+    """Workers of a job and the clients that they own."""
 
     boundaries: Ints  # (workers + 1,): Worker w owns the clients boundaries[w] … boundaries[w + 1] − 1
-    worker: int | None  # This rank among the workers; None for a rank that only serves
-    shared: bool = False  # Whether participants are trained by any worker, not only by their owner
-    server_trains: bool = False  # Whether rank 0, which plans and evaluates, is worker 0 as well
+    worker: int | None  # Worker index of this rank; None for a rank that only serves
+    shared: bool = False  # True if any worker may train a client, not only its owner
+    server_trains: bool = False  # True if rank 0, which plans and evaluates, is also worker 0
 
     @property
     def workers(self) -> int:
@@ -85,19 +85,19 @@ class Layout:
 
     @property
     def description(self) -> str:
-        """Who trains what, for the run log."""
+        """Description of the assignment, for the run log."""
         who = f"{self.workers} workers" + (", rank 0 among them" if self.server_trains else "")
         return f"{who}: " + (
             "each trains an equal part of the cohort" if self.shared else "each trains its own clients"
         )
 
     def ranks(self, workers: Ints) -> Ints:
-        """The ranks of workers; below zero where there is none."""
+        """Return the ranks of workers; negative for no worker."""
         first = 0 if self.server_trains else 1
         return np.where(workers < 0, workers, workers + first)
 
     def owners(self, clients: Ints) -> Ints:
-        """The worker that owns each of the clients (m,), int64 (m,)."""
+        """Return the worker that owns each of the clients (m,), int64 (m,)."""
         return np.searchsorted(self.boundaries, clients, side="right") - 1
 
     @property
@@ -109,7 +109,7 @@ class Layout:
 
 
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
-    """Whether any worker may train any client (`topology.placement`)."""
+    """Return whether any worker may train any client (`topology.placement`)."""
     placement = config.topology.placement
     if cluster.size == 1 or config.topology.kind == "mediators" or config.transport.error_feedback:
         return False
@@ -120,7 +120,7 @@ def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: Data
 
 
 def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
-    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
+    """Return whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
     if config.server.trains != "auto":
         return config.server.trains == "always"
     return shared and cluster.largest_node <= places
@@ -129,7 +129,7 @@ def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -
 def agree_on_work(
     config: Config, cluster: Cluster, sizes: Ints, description: DataDescription, device: torch.device
 ) -> tuple[bool, bool]:
-    """Whether data is shared, and whether the server trains, as rank 0 decides for all; collective."""
+    """Return whether data is shared, and whether the server trains, as decided by rank 0; collective."""
     places, decided = places_on_node(cluster, device), None
     if cluster.is_server:
         shared = shares_data(config, cluster, sizes, description)
@@ -142,7 +142,7 @@ def agree_on_work(
 def lay_out(
     cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
 ) -> Layout:
-    """Share the clients out among the ranks that train."""
+    """Divide the clients among the ranks that train."""
     all_train = server_trains or cluster.size == 1
     workers = cluster.size if all_train else cluster.size - 1
     idle = workers - len(sizes)
@@ -154,7 +154,7 @@ def lay_out(
 
 
 def check_threads(threads: int) -> None:
-    """Refuse so many threads that starting them ends the process."""
+    """Reject a thread count so large that starting the threads would end the process."""
     cores = os.cpu_count() or 1
     if threads > THREADS_A_CORE * cores:
         raise UserError(
@@ -164,7 +164,7 @@ def check_threads(threads: int) -> None:
 
 
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
-    """This rank's device, the most threads it may have (one with exact sums, for the same arithmetic), its memory."""
+    """Choose this rank's device, its thread limit (one with exact sums, for equal arithmetic) and its memory."""
     check_threads(config.cluster.threads)
     if config.aggregation.exact:
         torch.set_num_threads(1)
@@ -177,10 +177,10 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
 
 
 def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -> int:
-    """The threads of this rank, now that model and clients are known; collective.
+    """Choose the number of threads of this rank from the model and the clients; collective.
 
-    Its fair share, as far as nothing else uses the cores, and only one where the work of a step is too small for more.
-    What the user names, by `cluster.threads` or OMP_NUM_THREADS, stays.
+    The result is a fair share of the unused cores, and one if the work of a step is too small for more. A number that
+    the user sets by `cluster.threads` or OMP_NUM_THREADS is kept.
     """
     fair, cores = torch.get_num_threads(), cluster.fewest_cores
     named = config.cluster.threads or explicit_threads(os.environ)
@@ -206,7 +206,7 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
 
 
 def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
-    """About how many samples one launch works on: a batch, of several clients where they may be trained together."""
+    """Estimate the samples of one launch: a batch, of several clients if they may be trained together."""
     batch = float(sizes.mean()) if config.local.batch_size == "all" else float(config.local.batch_size)
     if config.local.engine == "sequential" or config.topology.kind == "mediators":
         return batch
@@ -216,10 +216,10 @@ def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
 
 
 def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
-    """All ranks compute on one kind of device; collective.
+    """Require one kind of device on all ranks; collective.
 
-    Every rank takes the server's step for itself, and must come to the same bits. Processors and GPUs do not round all
-    operations alike: a division by a number is one on the former and a product with its reciprocal on the latter.
+    Every rank takes the server step itself and must compute a bit-identical result. CPUs and GPUs do not round all
+    operations equally: a division by a number is one on a CPU and a product with its reciprocal on a GPU.
     """
     gathered = cluster.gather(np.frombuffer(device.type.encode(), np.uint8))
 
@@ -236,14 +236,14 @@ def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
 
 
 def places_on_node(cluster: Cluster, device: torch.device) -> int:
-    """How many ranks the node with the fewest has cores for, or GPUs, the same on all ranks; collective."""
+    """Return the smallest number of ranks that a node has cores or GPUs for, equal on all ranks; collective."""
     if device.type == "cpu":
         return cluster.fewest_cores
     return -cluster.maximum(-torch.cuda.device_count())
 
 
 def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]:
-    """The gradients of one sample and the steps that each participant is."""
+    """Return the sample gradients and the steps of each selected client."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
     if rule.steps is not None:
         steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
@@ -255,15 +255,15 @@ def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]
 
 
 def planned_cost(rule: LocalRule, rows: Ints, merged: bool, step_rows: float = STEP_ROWS) -> Floats:
-    """The work that each participant is, in gradients of one sample, float64 (m,); see `planned_work`."""
+    """Return the cost of each selected client in gradients of one sample, float64 (m,); see `planned_work`."""
     seen, steps = planned_work(rule, rows, merged)
     return seen + step_rows * steps
 
 
 def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
-    """Give the costliest participant to the worker that would finish it first, then the next one, and so on.
+    """Assign the costliest client to the worker that would finish it first, then the next one, and so on.
 
-    With equal speeds that is the worker with the least to do (Graham 1969).
+    With equal speeds this is the worker with the least work (Graham 1969).
     """
     if speeds is not None and (speeds != speeds[0]).any():
         return _first_to_finish(costs, speeds, head_start)
@@ -284,7 +284,7 @@ def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: 
 
 
 def _first_to_finish(costs: Floats, speeds: Floats, head_start: float) -> Ints:
-    """`longest_first` for workers of unequal speeds; the smallest of many participants are taken to be alike."""
+    """Apply `longest_first` to workers of unequal speeds; the smallest of many clients are treated as equal."""
     order = np.argsort(-costs, kind="stable")
     owners = np.empty(len(costs), np.int64)
     compared = min(LONGEST_FIRST_UP_TO, COMPARISONS // len(speeds))
@@ -305,10 +305,10 @@ def _first_to_finish(costs: Floats, speeds: Floats, head_start: float) -> Ints:
 
 
 def _dealt_out(count: int, seconds: Floats, finished: Floats) -> Ints:
-    """The workers of `count` like participants, each of `seconds` (workers,), given to who would finish them first."""
+    """Return the workers of `count` equal clients, each of `seconds` (workers,), assigned to the first to finish."""
     if not seconds.any():
         return np.resize(np.arange(len(seconds)), count)
-    # All stop together: so much each can finish until then, and as many more as rounding may take.
+    # All stop together: each worker can finish so many until then; rounding may add as many more
     end = (count + float((finished / seconds).sum())) / float((1 / seconds).sum())
     turns = np.maximum(0, np.ceil((end - finished) / seconds)).astype(np.int64) + 1
     workers = np.repeat(np.arange(len(seconds)), turns)
@@ -318,10 +318,10 @@ def _dealt_out(count: int, seconds: Floats, finished: Floats) -> Ints:
 
 
 def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
-    """Cut the participants, in their order, into neighbouring parts of equally many samples.
+    """Cut the selected clients, in their order, into neighbouring parts of equal sample counts.
 
-    Workers of unequal speeds get parts in proportion to them.
-    For sampled rows: neighbours are drawn together, so that no rank draws the whole cohort's rows.
+    Workers of unequal speeds get parts in proportion to their speeds. Used for sampled data: neighbours are drawn
+    together, so that no rank draws the samples of the whole cohort.
     """
     shares = np.ones(workers) if speeds is None else speeds / speeds.mean()
     whole, ends = float(offsets[-1]), np.concatenate([[0.0], np.cumsum(shares)])
@@ -330,7 +330,7 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
         targets = np.minimum(np.maximum(ends - ends[1], 0) * (whole / (ends[-1] - ends[1])), whole)
     else:
         targets = np.clip(ends * share - head_start, 0, whole)
-    after = np.searchsorted(offsets, np.ceil(targets).astype(np.int64))  # as numbers of the offsets' type: no copy
+    after = np.searchsorted(offsets, np.ceil(targets).astype(np.int64))  # same type as the offsets: no copy
     before = np.maximum(after - 1, 0)
     boundaries: Ints = np.where(targets - offsets[before] < offsets[after] - targets, before, after)
     boundaries[0], boundaries[-1] = 0, len(offsets) - 1
@@ -339,40 +339,40 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
 
 @dataclass(frozen=True)
 class Balance:
-    """What an assignment of participants to workers is made from."""
+    """Costs and speeds from which clients are assigned to workers."""
 
-    step_rows: float = STEP_ROWS  # A step costs as much as this many rows
-    speeds: Floats | None = None  # (workers,): Relative speeds of the workers, 1 on average; None = all alike
+    step_rows: float = STEP_ROWS  # Cost of a step in samples
+    speeds: Floats | None = None  # (workers,): Relative speeds of the workers, 1 on average; None = all equal
 
     def as_array(self) -> Floats:
-        """As one array, for the plan, float64 (1 + workers,)."""
+        """Return one array for the plan, float64 (1 + workers,)."""
         return np.concatenate([[self.step_rows], [] if self.speeds is None else self.speeds])
 
     @classmethod
     def from_array(cls, values: Floats) -> Balance:
-        """What the plan says; an empty array stands for planned costs and equal speeds."""
+        """Read the array of a plan; an empty one means planned costs and equal speeds."""
         return cls(float(values[0]), values[1:]) if len(values) else cls()
 
     def facts(self) -> dict[str, Any]:
-        """For the record of the round that was spread by it; empty unless measured."""
+        """Return the entries for the record of the round that was assigned by it; empty unless measured."""
         return {} if self.speeds is None else {"step_rows": self.step_rows, "worker_speeds": self.speeds.tolist()}
 
 
 class BalanceLearner:
-    """Learns the cost of a step and the workers' speeds: seconds = slowness_w · (rows + κ steps) · a.
+    """Estimator of the cost of a step and the workers' speeds: seconds = slowness_w · (rows + κ steps) · a.
 
-    Least squares over all workers and past rounds, older ones forgotten slowly, each round weighed by its own length.
-    Slownesses and costs are fitted in turns, starting from those of the round before.
+    Least squares over all workers and past rounds; older rounds decay slowly, and each round is weighted by its length.
+    Slownesses and costs are fitted alternately, starting from those of the round before.
     """
 
     def __init__(self, workers: int):
-        # Sums over the rounds, a row a worker: rows², rows · steps, steps², rows · seconds, steps · seconds.
+        # Sums over the rounds, one row per worker: rows², rows · steps, steps², rows · seconds, steps · seconds.
         self._sums = np.zeros((workers, 5))
         self._slowness = np.ones(workers)
         self._step_rows = STEP_ROWS
 
     def observe(self, rows: Floats, steps: Floats, seconds: Floats) -> None:
-        """Learn from a round."""
+        """Add the measurements of a round."""
         working = (rows > 0) & (seconds > 0)
         if not len(self._sums) or not working.any():
             return
@@ -383,14 +383,14 @@ class BalanceLearner:
         self._fit()
 
     def balance(self) -> Balance | None:
-        """What has been learned so far; None before the first round."""
+        """Return the current estimate; None before the first round."""
         if not self._sums.any():
             return None
         speeds = 1 / self._slowness
         return Balance(self._step_rows, speeds / speeds.mean())
 
     def as_array(self) -> Floats:
-        """What has been learned so far, for the plan; empty before the first round."""
+        """Return the current estimate as an array for the plan; empty before the first round."""
         learned = self.balance()
         return learned.as_array() if learned else np.empty(0)
 
@@ -407,13 +407,13 @@ class BalanceLearner:
             self._slowness = np.clip(slow / slow.mean(), 1 / SLOWEST, SLOWEST)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: sums and slownesses, float64 (workers, 6); nothing before the first round."""
+        """Return the checkpoint state: sums and slownesses, float64 (workers, 6); nothing before the first round."""
         if not self._sums.any():
             return {}
         return {STATE: torch.from_numpy(np.column_stack([self._sums, self._slowness]))}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a checkpoint; by another number of workers it is only taken for what a step costs."""
+        """Restore a checkpoint; with another number of workers, only the cost of a step is restored."""
         if STATE not in state or not len(self._sums):
             return
         saved: Floats = state[STATE].numpy()
@@ -427,8 +427,8 @@ class BalanceLearner:
 
 
 def _step_rows(rr: float, rq: float, qq: float, rs: float, qs: float) -> float:
-    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn towards STEP_ROWS, bounded."""
-    if qq == 0:  # nothing but merged steps
+    """Return κ = b/a of the least-squares fit a · rows + b · steps = seconds, shrunk towards STEP_ROWS, bounded."""
+    if qq == 0:  # only merged steps
         return STEP_ROWS
     row_seconds = (rs + STEP_ROWS * qs) / (rr + 2 * STEP_ROWS * rq + STEP_ROWS**2 * qq)
     assumed = (NOISE / (LIKELY * row_seconds)) ** 2

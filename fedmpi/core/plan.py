@@ -1,6 +1,6 @@
-"""What the server decides before a round: which clients take part, which data they use, how much each counts.
+"""Decisions of the server before a round: the selected clients, the data they use, and their aggregation weights.
 
-All ranks measure what the plan needs; rank 0 alone decides. Everything random is drawn from streams keyed by the round,
+All ranks measure the inputs of the plan; rank 0 alone decides. All random numbers come from streams keyed by the round,
 so a plan depends on the configuration, the seed and the clients' sizes, never on the number of ranks.
 """
 
@@ -59,7 +59,7 @@ TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 class Accounts:
-    """The server's accounts of a run."""
+    """Privacy and participation accounts of a run, kept by the server."""
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
@@ -78,7 +78,7 @@ class Accounts:
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
     def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
-        """Enter a round; returns what the record says of the accounts."""
+        """Add a round; return the accounts' entries for its record."""
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.ledger is not None:
@@ -96,7 +96,7 @@ class Accounts:
         return facts
 
     def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
-        """Clients whose size this round reveals as it is; None for nobody."""
+        """Return the clients whose exact size this round reveals; None for nobody."""
         if self.exposure is not None and self.exposure.all_clients:
             return np.arange(len(self.sizes), dtype=np.int64)
         exposed = np.empty(0, np.int64)
@@ -108,7 +108,7 @@ class Accounts:
         return exposed if len(exposed) else None
 
     def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
-        """How evenly clients, and samples where the server knows them, have been used so far."""
+        """Return how evenly clients, and samples if the server knows them, have been used so far."""
         usage.record(cohort.clients, cohort.multiplicity)
         if positions is not None:
             usage.record_samples(positions)
@@ -128,7 +128,7 @@ class Accounts:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """The accounts as tensors, for a checkpoint."""
+        """Return the accounts as tensors, for a checkpoint."""
         arrays: dict[str, AnyArray] = {}
         if self.ledger is not None:
             arrays |= {f"ledger.{name}": array for name, array in self.ledger.state().items()}
@@ -139,7 +139,7 @@ class Accounts:
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the accounts of a checkpoint."""
+        """Restore the accounts of a checkpoint."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(
@@ -160,16 +160,16 @@ def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
 
 
 def rate_of(config: Config, t: int) -> float:
-    """The local learning rate of round t."""
+    """Return the local learning rate of round t."""
     part = config.local
     return learning_rate(part.lr_schedule, part.lr, t, config.rounds, every=part.lr_every, factor=part.lr_factor)
 
 
 @dataclass(frozen=True)
 class DataSampling:
-    """The probability with which a participant's sample is used, and the size estimate it came from, if any.
+    """Probability with which a selected client's sample is used, and the size estimate behind it, if any.
 
-    `asked` int64 (a,) are the clients that were asked for their size; None stands for all.
+    `asked` int64 (a,) are the clients whose size was queried; None stands for all.
     """
 
     probability: float
@@ -179,7 +179,7 @@ class DataSampling:
 
 @dataclass(frozen=True)
 class Draft:
-    """A round as worked out: the plan with the facts of its mediators, and what the other facts are made of."""
+    """Draft of a round: the plan with the facts of its mediators, and the inputs of the other facts."""
 
     plan: Plan
     turnout: Turnout
@@ -187,7 +187,7 @@ class Draft:
 
 
 class Planner:
-    """Plans the rounds of a run."""
+    """Planner of the rounds of a run."""
 
     def __init__(
         self,
@@ -215,18 +215,18 @@ class Planner:
 
     @property
     def sends_coming(self) -> bool:
-        """Whether it helps workers to know the next cohort: they read whole clients, and not those of every round."""
+        """True if workers benefit from knowing the next cohort: they read whole clients, different in each round."""
         part = self.config.topology
         everybody = self.config.participation.clients == "all"
         return self.config.samples.rule == "all" and not everybody and part.placement != "mediator"
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
-        """Work out a coming round while there is time: `plan` has only to enter it in the accounts then."""
+        """Draft a coming round in advance, so that `plan` only has to add it to the accounts."""
         if t < self.config.rounds and t not in self._drafts:
             self._drafts[t] = self._draft(t, strata)
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
-        """The plan of round t, drawn from the strata in force if it needs any."""
+        """Return the plan of round t, drawn from the current strata if it needs any."""
         draft = self._drafts.pop(t, None) or self._draft(t, strata)
         self.seconds = draft.turnout.seconds
         self._drafts = {later: kept for later, kept in self._drafts.items() if later > t}
@@ -235,11 +235,11 @@ class Planner:
         return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
 
     def state(self) -> dict[str, Tensor]:
-        """The accounts, for a checkpoint."""
+        """Return the accounts, for a checkpoint."""
         return self.accounts.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the accounts of a checkpoint."""
+        """Restore the accounts of a checkpoint."""
         self.accounts.load(state)
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
@@ -252,7 +252,7 @@ class Planner:
         self._check_draw(t, cohort, opening)
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
-        if clips:  # 1/W, whoever returns (see `private_updates`)
+        if clips:  # 1/W, independent of drop-outs (see `private_updates`)
             clients = len(self.sizes)
             coefficients = cohort.multiplicity / (clients if opening else planned_participants(self.config, clients))
         else:
@@ -272,7 +272,7 @@ class Planner:
         return Draft(plan, turnout, sampling)
 
     def _check_draw(self, t: int, cohort: Cohort, opening: bool) -> None:
-        """Refuse a cohort that the local algorithm does not go with; warn where sizes count twice."""
+        """Reject a cohort that the local algorithm does not support; warn if sizes count twice."""
         if not opening and (warning := weighs_twice(self.config)) is not None:
             self._warn_once("weights", t, warning)
         if not self.counts_once:
@@ -286,9 +286,9 @@ class Planner:
             )
 
     def _opening_weights(self) -> Weighing:
-        """Those of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).
+        """Return the weights of a round with all available clients: Σ ρ_k (FedSSO, Algorithm 1, line 3).
 
-        Weights that make up for those who are away do so here too.
+        Weights that correct for unavailable clients do so here too.
         """
         part = self.config.aggregation
         if part.weights in ("gradient-sum", "gradient-sum-squared"):
@@ -299,10 +299,12 @@ class Planner:
         return Weighing(resolve("weights", "normalised"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
-        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, K over the samples of
-        all who are there for a pooled rule of the user's own, 1 otherwise.
+        """Return the probability with which samples are used, and the size estimate behind it.
 
-        The size query goes to everybody who is there (FedSampling), or to those who receive the model (FedSTaS), who
+        p = K/Ñ for the Bernoulli rule (FedSampling, Eq 2), the fixed ratio for the naive rule, K over the samples of
+        all available clients for a custom pooled sampler, 1 otherwise.
+
+        The size query goes to all available clients (FedSampling), or to those that receive the model (FedSTaS), which
         answer before some of them drop out.
         """
         part = self.config.samples
@@ -321,7 +323,7 @@ class Planner:
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
 
     def _wanted_share(self, turnout: Turnout) -> float:
-        """min(1, K over the samples of all who are there), which a pooled rule of the user's own is told; else 1."""
+        """Return min(1, K / samples of all available clients) for a custom pooled data sampler; else 1."""
         wanted, rule = self.config.samples.wanted, self.row_rule
         if wanted is None or not rule.part.foreign or not rule.pooled:
             return 1.0
@@ -329,7 +331,7 @@ class Planner:
         return sampling_probability(wanted, int(sizes.sum()))
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
-        """Raw coefficients; of weights that count samples, the factor of one sample."""
+        """Return the raw coefficients; for weights that count samples, the factor of one sample."""
         wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
         return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
@@ -364,7 +366,7 @@ class Planner:
         return facts | self.accounts.enter(turnout, sampling.asked, self._used_samples(plan.round, cohort, sampling))
 
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
-        """Length of the round: that of the slowest participant, or of the slowest mediator's chain of visits."""
+        """Return the length of the round: that of the slowest client, or of the slowest mediator's chain of visits."""
         if not len(mediators):
             return round_seconds(seconds)
         chains = np.bincount(mediators, weights=seconds)
@@ -381,7 +383,7 @@ class Planner:
         return facts
 
     def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
-        """Global positions of the rows that the cohort uses; None for all rows, or if nobody wants or is to know."""
+        """Return global positions of the samples that the cohort uses; None for all, or if secret or not needed."""
         if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
             return None
         sizes = self.sizes[cohort.clients]
@@ -399,7 +401,7 @@ class Planner:
 
 
 class Inquiry:
-    """Measures clients where their data is, and tells rank 0."""
+    """Measurements of single clients on the ranks that own them, gathered on rank 0."""
 
     def __init__(
         self,
@@ -417,14 +419,14 @@ class Inquiry:
 
     @staticmethod
     def measures(sampler: ClientSampler) -> bool:
-        """Whether the sampler wants anything measured that training and the clock do not tell."""
+        """Check whether the sampler needs measurements that training and the clock do not provide."""
         return bool({*sampler.measures, *sampler.numbers} & set(MEASURABLE))
 
     def candidates(self, t: int, model: Tensor, wanted: Ints | None) -> dict[str, Floats]:
-        """Numbers of the sampler's candidates (c,) on the current model, float64 (N,) each, NaN for all others.
+        """Measure the sampler's candidates (c,) on the current model, float64 (N,) each, NaN for all others.
 
-        All but the seconds, which rank 0 counts itself. A collective call; `wanted` is rank 0's, and so is the result
-        ({} elsewhere).
+        The seconds are not included; rank 0 computes them itself. Collective; only rank 0 gives `wanted` and receives
+        the result (other ranks receive {}).
         """
         (everybody,) = self.cluster.broadcast([wanted] if wanted is not None else None)
         names = tuple(name for name in self.sampler.measures if name != "seconds")
@@ -440,7 +442,7 @@ class Inquiry:
         return fresh
 
     def participants(self, plan: Plan, model: Tensor, seconds: Floats | None) -> None:
-        """Enter the numbers of a round's participants, measured on the model that they were sent; collective."""
+        """Record measurements of a round's clients on the model that they received; collective."""
         if self.measured:
             gathered = self._gathered(plan.round, model, plan.clients, self.measured)
             if gathered is not None:
@@ -456,15 +458,15 @@ class Inquiry:
             self._enter("seconds", plan.round, plan.clients, seconds)
 
     def state(self) -> dict[str, Tensor]:
-        """The numbers of past participations, for a checkpoint."""
+        """Return the measurements of past rounds, for a checkpoint."""
         return self.numbers.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint holds of them."""
+        """Restore the measurements of a checkpoint."""
         self.numbers.load(state)
 
     def _gathered(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, Floats] | None:
-        """The numbers of sorted clients, each measured by its owner: who (k,) and (k, names) on rank 0."""
+        """Measure sorted clients on their owners; return the clients (k,) and numbers (k, names) on rank 0."""
         first, last = np.searchsorted(clients, self.owned)
         mine = clients[first:last]
         seen = [name for name in names if name in MEASURABLE]
@@ -487,29 +489,29 @@ class Inquiry:
 
 @dataclass
 class Decisions:
-    """What a round is planned by."""
+    """Measurement and planning before the work of a round."""
 
     cluster: Cluster
     layout: Layout
     planner: Planner  # Used by rank 0
-    stratifier: Stratifier  # Measures and groups the clients, all ranks together
+    stratifier: Stratifier  # Measures and groups the clients, on all ranks together
     sampler: ClientSampler
-    inquiry: Inquiry  # What all ranks find out about single clients for the sampler
-    # Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared
+    inquiry: Inquiry  # Measurements of single clients for the sampler, on all ranks
+    # Learns the best assignment of work (rank 0 only), if `topology.balance` = "measured" and data is shared
     balance: BalanceLearner
 
     @property
     def measured(self) -> int:
-        """Clients that were measured for strata before this round (rank 0 only)."""
+        """Number of clients measured for strata before this round (rank 0 only)."""
         return self.stratifier.measured
 
     @property
     def weighing(self) -> Weighing:
-        """How much each participant's update counts."""
+        """Aggregation weights of the selected clients."""
         return self.planner.weighing
 
     def observe(self, t: int, model: Tensor) -> None:
-        """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
+        """Measure on all ranks before the server plans round t: strata that are due, a sampler's candidates."""
         self.stratifier.observe(t, model)
         if self.sampler.measures:
             cohorts = self.planner.cohorts
@@ -520,15 +522,15 @@ class Decisions:
 
     @property
     def inquires(self) -> bool:
-        """Whether the sampler wants to know anything of a round's participants."""
+        """True if the sampler needs measurements of a round's clients."""
         return bool(self.sampler.numbers)
 
     def inquire(self, plan: Plan, model: Tensor) -> None:
-        """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
+        """Measure the round's clients for the sampler; collective, before the server step."""
         self.inquiry.participants(plan, model, self.planner.seconds)
 
     def plan(self, t: int) -> Plan:
-        """The server's plan of round t (rank 0 only)."""
+        """Return the server's plan of round t (rank 0 only)."""
         plan = self.planner.plan(t, self.stratifier.strata)
         self.stratifier.latest = plan.clients
         noise = self.stratifier.noise
@@ -536,7 +538,7 @@ class Decisions:
         return replace(plan, facts=facts, balance=self.balance.as_array())
 
     def plan_ahead(self, t: int) -> None:
-        """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
+        """Draft round t during training, if rank 0 does not train and the training cannot change the plan."""
         idle = self.cluster.is_server and self.layout.worker is None
         if idle and not self.sampler.depends_on_rounds:
             self.planner.prepare(t)
@@ -544,17 +546,17 @@ class Decisions:
                 self.planner.prepare(t + 1)
 
     def learn(self, totals: RoundTotals) -> None:
-        """Learn from the seconds of a round like others how the work is best spread (rank 0 only)."""
+        """Learn the best assignment of work from the seconds of a typical round (rank 0 only)."""
         workers = slice(-self.layout.workers, None)  # the last ranks, with or without rank 0
         self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of all this; whole on rank 0."""
+        """Return the checkpoint state; complete on rank 0."""
         parts = self.stratifier.state() | self.planner.state() | self.balance.state() | self.inquiry.state()
         return parts | (self.sampler.state() if self.cluster.is_server else {})
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
-        """Take over what a checkpoint keeps; collective."""
+        """Restore the checkpoint state; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
             self.planner.load(saved)

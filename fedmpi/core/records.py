@@ -1,4 +1,4 @@
-"""What a run leaves behind: round records, the summary, the user's `on_round`, and checkpoints of all ranks."""
+"""Outputs of a run: round records, the summary, calls of the user's `on_round`, and checkpoints of all ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OnRound = Callable[[Record], Any]
 
 
 def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
-    """The round's record, without what evaluation adds."""
+    """Return the record of a round, without its evaluation."""
     sums, facts = totals.sums, experiment.data_facts
     record = {
         "round": plan.round,
@@ -101,7 +101,7 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
 
 
 def log_setup(experiment: Experiment) -> None:
-    """Say in the run log what runs where, and why this engine."""
+    """Write the setup of the run to its log, with the reason for the engine."""
     cluster, model, sizes = experiment.cluster, experiment.model, experiment.data.sizes
     initial, engine = model.initial, experiment.trainer.engine
     log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, cluster.mpi)
@@ -120,25 +120,25 @@ def log_setup(experiment: Experiment) -> None:
 
 
 def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
-    """What a run is, for the terminal, once everything is loaded."""
+    """Describe the run for the terminal, once everything is loaded."""
     config, sizes = experiment.config, experiment.data.sizes
     what = [f"preset {config.preset}"] if config.preset else []
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
     what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
-    described = _data_lines(experiment) if in_memory(config.data.shards) else []  # folders were, when prepared
+    described = _data_lines(experiment) if in_memory(config.data.shards) else []  # folders were described when prepared
     return ["; ".join(what), *described, *remarks(flat_table(config))]
 
 
 def _data_lines(experiment: Experiment) -> list[str]:
-    """What the data are, and the notes on them."""
+    """Describe the data, with the notes on them."""
     manifest = experiment.data.store.manifest
     facts = (*manifest.facts(), ("samples", manifest.parts), *(("note", note) for note in manifest.notes))
     return [f"{name}: {what}" for name, what in facts]
 
 
 def summary_facts(experiment: Experiment) -> Record:
-    """What the summary says about where and with what the run was made."""
+    """Return the summary entries on the environment of the run."""
     facts, view, data = experiment.data_facts, experiment.evaluation.clients, experiment.data
     cluster, engine = experiment.cluster, experiment.trainer.engine
     return {
@@ -156,7 +156,7 @@ def summary_facts(experiment: Experiment) -> Record:
 
 
 class Listener:
-    """Asks rank 0's function after every round, and sends all ranks what it answered."""
+    """Caller of `on_round` on rank 0 after every round, which sends the answer to all ranks."""
 
     def __init__(self, cluster: Cluster, on_round: OnRound | None):
         self.cluster = cluster
@@ -165,7 +165,7 @@ class Listener:
         self.listens = bool(cluster.broadcast(own)[0][0])
 
     def ends(self, record: Record | None) -> bool:
-        """Whether the run is to end after this round; collective where somebody listens."""
+        """Check whether the run should end after this round; collective if `on_round` is set."""
         if not self.listens:
             return False
         wanted, failure, cause = False, None, None
@@ -183,7 +183,7 @@ class Listener:
 
 
 def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
-    """What `PartFailure` is made of: the function, its line, and its own part of the traceback."""
+    """Describe the error for `PartFailure`: the function, its line, and its own part of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     return {
         "kind": "function on_round =",
@@ -196,7 +196,7 @@ def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
 
 
 class SavedState:
-    """The checkpoints of a run."""
+    """Checkpoints of a run."""
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
@@ -207,22 +207,22 @@ class SavedState:
         self._moved_before = BytesMoved()
 
     def moved(self) -> BytesMoved:
-        """What MPI has moved since the run began, up to the last checkpoint of each of its parts; collective."""
+        """Return the bytes moved by MPI since the start of the run, across resumptions; collective."""
         return self._moved_before + self.cluster.share_bytes()
 
     def check(self, model: Tensor, round: int) -> None:
-        """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
+        """Require unchanged data, and the same model and algorithm vectors on all ranks; collective."""
         self.watch.check()
         parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
         check_models(self.cluster, model, round, self.local.server_vectors, parts)
 
     def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
-        """Write a checkpoint from which the run goes on at `next_round`; collective."""
+        """Write a checkpoint from which the run resumes at `next_round`; collective."""
         self.check(model, next_round - 1)
         tensors, header = self.gathered()
         header["mpi_bytes"] = asdict(self.moved())
         if self.recorder is not None:
-            self.recorder.saved()  # the one before, which also tidies up the folder
+            self.recorder.saved()  # of the previous checkpoint, which also tidies up the folder
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
         with writing(self.recorder.folder) if self.recorder else nullcontext():
             header |= self.local.save_clients(path)
@@ -232,9 +232,9 @@ class SavedState:
         self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
 
     def resume(self, model: Tensor) -> tuple[int, Record | None]:
-        """The first round to run, and the record that waits for its evaluation; collective.
+        """Return the first round to run, and the record that waits for its evaluation; collective.
 
-        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
+        If there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
         """
         checkpoint = on_server(self.cluster, lambda: self._found())
         with self._fitting():
@@ -264,7 +264,7 @@ class SavedState:
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
-        """Within: a checkpoint whose vectors are of other lengths or types than those of this run is refused."""
+        """Reject, inside the context, a checkpoint whose vectors differ from this run's in length or type."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -274,13 +274,13 @@ class SavedState:
             ) from error
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
+        """Gather the checkpoint's tensors and header, without the model; collective, complete on rank 0."""
         moments = {f"server.{name}": value for name, value in self.optimizer.state().items()}
         decided, seen = self.decisions.state(), {} if self.view is None else self.view.state()
         return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
 
     def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
-        """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
+        """Send rank 0's checkpoint to every rank; return the first round and the model, if there is one."""
         names = ["model", *(f"server.{name}" for name in self.optimizer.names), *self.local.names]
         arrays = None
         if self.cluster.is_server:
@@ -301,7 +301,7 @@ class SavedState:
         return int(received[0][0]), tensors.get("model")
 
     def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
-        """Raise ValueError where a vector of the server is not as long as the model, or the model is not finite."""
+        """Raise ValueError if a vector of the server is not as long as the model, or the model is not finite."""
         model = self.net
         shape = model.initial.shape
         for name, tensor in tensors.items():
@@ -314,7 +314,7 @@ class SavedState:
 def check_models(
     cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = (), parts: Sequence[str] = ()
 ) -> None:
-    """All ranks must hold the same model, and further vectors of the server, after a round; collective."""
+    """Require the same model, and the same further server vectors, on all ranks after a round; collective."""
     checksum = zlib.crc32(model.cpu().numpy().data)
     for vector in further:
         checksum = zlib.crc32(vector.cpu().numpy().data, checksum)

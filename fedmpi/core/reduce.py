@@ -1,4 +1,4 @@
-"""The fused sum of a round (update, weight total and metric sums in one flat buffer) and the server's step from it.
+"""Fused sum of a round (update, total weight and metric sums in one flat buffer) and the server step.
 
 Metrics are fixed-point limbs beside the update, so that counts stay exact whatever the number of ranks. Every rank
 receives the same sums and takes the same step.
@@ -43,24 +43,24 @@ ATTENDED = ("power", "places", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
-"""Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
+"""Number of metrics per rank: busy, load and idle seconds, rows and steps."""
 
 
 LARGEST_POWER = 1023
-"""Of two, among floats."""
+"""Largest power of two of a float."""
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """What a rank did in a round."""
+    """Work of a rank in a round."""
 
-    report: WorkReport = field(default_factory=WorkReport)  # Of its engine, or of its part of the relays
-    places: int = 0  # Participants of the plan that it took for its own
-    due: int = 0  # Those of them with samples to train on
-    rows: float = 0.0  # Gradients of one sample, and steps not merged
+    report: WorkReport = field(default_factory=WorkReport)  # Report of the engine, or of this rank's part of the relays
+    places: int = 0  # Number of planned clients trained by this rank
+    due: int = 0  # Number of those with samples to train on
+    rows: float = 0.0  # Gradients of one sample, and number of steps not merged
     steps: float = 0.0
-    relayed: RelayReport | None = None  # What it did for mediators; None in a star and where nobody took part
-    # Whether the round took as long as such rounds do: not the first one
+    relayed: RelayReport | None = None  # Work for mediators; None in a star and if no client was selected
+    # True if the duration of the round is typical: not the first one
     steady: bool = False
 
 
@@ -71,16 +71,16 @@ class RoundTotals:
     Attributes
     ----------
     update : Tensor float32 (d,)
-        Σ c_k Δ_k. Valid until the next sum, and not to be written to: other ranks may read the same memory.
+        Σ c_k Δ_k. Valid until the next sum and read-only, because other ranks may read the same memory.
     sums : dict
         The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`); the update and "weight" are the true ones times
         2**power.
     busy, load, idle : float64 (ranks,)
-        Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
+        Seconds per rank of local work, of data loading within it, and of waiting for mediators' models.
     rows, steps : float64 (ranks,)
-        Gradients of one sample, and steps not merged, of every rank.
+        Gradients of one sample, and number of steps not merged, per rank.
     further : dict of str to Tensor (d,) or float
-        What else the local algorithm sums over the participants.
+        Further sums of the local algorithm over the selected clients.
     """
 
     update: Tensor
@@ -94,21 +94,21 @@ class RoundTotals:
 
     @property
     def moments(self) -> UpdateMoments:
-        """Sums over the participants' own updates (zeros when nobody observed them)."""
+        """Sums over the clients' single updates (zeros if they are not observed)."""
         return UpdateMoments(*(self.sums[name] for name in OBSERVED[1:]))
 
     @property
     def stop(self) -> bool:
-        """Whether any rank was asked to stop."""
+        """True if any rank received a stop request."""
         return self.sums["stop"] > 0
 
     def phase_seconds(self) -> dict[str, float]:
-        """The slowest rank's seconds of loading and training."""
+        """Return the slowest rank's seconds of loading and training."""
         return {"load": float(self.load.max()), "train": float((self.busy - self.load).max())}
 
 
 class RoundSum:
-    """This rank's share of the round's sum."""
+    """Share of this rank in the round's sum."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class RoundSum:
         self.numbers = tuple(numbers)
         self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size + len(self.numbers)
         self.dtype = dtype = _dtype(model, exact)
-        kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
+        kept = torch.device("cpu") if exact else self.device  # device of the accumulator's sum
         self.head = (1 + len(vectors)) * self.values
         self.buffer = cluster.sum_tensor(self.head + metric_slots(self.metrics, dtype), dtype, kept)
         sums: list[Accumulator] = [
@@ -138,7 +138,7 @@ class RoundSum:
         self.updates = self.own or self.updates
 
     def open(self, plan: Plan, model: Tensor) -> None:
-        """Start a round with empty sums; `model` (d,) is where it starts."""
+        """Start a round with empty sums; `model` (d,) is its initial model."""
         self.updates.reset()
         if self.own is not None:
             self.own.begin(plan, model)
@@ -153,7 +153,7 @@ class RoundSum:
         observer: UpdateObserver | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Write this rank's metrics, and what it observed of single updates, into the buffer behind its update."""
+        """Write this rank's metrics, and its observations of single updates, into the buffer after its update."""
         report, relayed = work.report, work.relayed
         self.updates.flush()
         for vectors in self.further.values():
@@ -171,7 +171,7 @@ class RoundSum:
         self.buffer[self.head :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
 
     def reduce(self) -> RoundTotals:
-        """The sums over all ranks; every rank receives the same bits."""
+        """Sum over all ranks; every rank receives bit-identical sums."""
         total = self.cluster.reduce_tensor()
         metrics = decode_metrics(total[self.head :].numpy(force=True), self.metrics)
         names = SUMS + ATTENDED + OBSERVED
@@ -180,7 +180,7 @@ class RoundSum:
         update, *others = torch.split(total[: self.head], self.values)
         further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
         for (name, vectors), summed in zip(self.further.items(), others, strict=True):
-            further[name] = vectors.to_update(summed).clone()  # an algorithm may keep it
+            further[name] = vectors.to_update(summed).clone()  # copied because an algorithm may keep it
         sums = dict(zip(names, metrics.tolist(), strict=False))
         return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
 
@@ -193,7 +193,7 @@ class RoundSum:
 def one_by_one(
     config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
 ) -> SingleUpdates | None:
-    """What takes every client's own update, where the configuration needs them one by one; None for sums."""
+    """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if config.aggregation.rule != "mean":
         combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
         return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
@@ -202,14 +202,14 @@ def one_by_one(
 
 
 def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:
-    """The type of the sums: that of the model, or fixed point."""
+    """Return the type of the sums: that of the model, or fixed point."""
     if exact:
         return np.dtype(np.int64)
     return np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
 
 
 def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_each: int | None) -> None:
-    """Compare the work that all ranks did in a round with the plan; every rank has the same sums and raises alike."""
+    """Compare the work of all ranks in a round with the plan; every rank raises the same error."""
     places, due, trained = (round(sums[name]) for name in ("places", "due", "clients"))
     participants = len(plan.clients)
     if places != participants:
@@ -229,7 +229,7 @@ def _disagree(plan: Plan, what: str) -> None:
 
 
 class ServerStep:
-    """The mean update of a round, noise, what a local algorithm makes of it, and the server optimizer."""
+    """Server step: mean update of a round, noise, the local algorithm's correction, and the server optimizer."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class ServerStep:
         self.hooks = hooks
 
     def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
-        """Change the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
+        """Update the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
         surplus, noise, divisor = self._surplus(plan, totals), self._adds_noise, self.divisor(plan, totals)
         if surplus or noise or self.hooks is not None:
             self.optimizer.step(model, self._update(plan, totals, model, surplus, divisor))
@@ -256,7 +256,7 @@ class ServerStep:
             self.optimizer.step(model, totals.update, divisor)
 
     def _update(self, plan: Plan, totals: RoundTotals, model: Tensor, surplus: float, divisor: float) -> Tensor:
-        """The round's mean update Δ of the model from the sums of all ranks, and what is made of it."""
+        """Compute the round's mean update Δ of the model from the sums of all ranks, with noise and corrections."""
         privacy = self.config.privacy
         update = totals.update / divisor
         if surplus:
@@ -276,19 +276,19 @@ class ServerStep:
         return self.config.privacy.clip_norm is not None and adds_noise(self.config)
 
     def _surplus(self, plan: Plan, totals: RoundTotals) -> float:
-        """Σ c_k − 1 of the clients whose updates came back (`Weighing.surplus`); 0 unless weights average models."""
+        """Return Σ c_k − 1 of the returned updates (`Weighing.surplus`); 0 unless weights average models."""
         returned = plan.coefficients
-        if totals.sums["diverged"] and returned.size:  # of some nothing came back
+        if totals.sums["diverged"] and returned.size:  # some clients returned nothing
             returned = np.array([totals.sums["weight"]])
         return 0.0 if plan.one_step else self.weighing.surplus(returned)
 
     @property
     def combines(self) -> bool:
-        """Whether a combiner makes the update, and not a sum."""
+        """True if a robust aggregation rule, not a sum, makes the update."""
         return bool(self.config.aggregation.rule != "mean")
 
     def divisor(self, plan: Plan, totals: RoundTotals) -> float:
-        """What the sum of updates, as it is scaled, is divided by: the total weight of those who returned one, or 1."""
+        """Return the divisor of the scaled sum of updates: the total weight of the returned updates, or 1."""
         if self._divides(plan, totals):
             return totals.sums["weight"]
         return math.ldexp(1.0, min(round(totals.sums["power"]), LARGEST_POWER))

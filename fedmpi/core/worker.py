@@ -1,7 +1,7 @@
-"""A rank's work in a round: from the plan to its tasks, their training, and what is kept of clients between rounds.
+"""Work of a rank in a round: from the plan to its tasks, their training, and client state kept between rounds.
 
-Clients' vectors and residuals stay with the rank that trained the client last and move to the next one. Every rank
-knows all moves without communication, because placement is a function of the plan.
+Clients' vectors and residuals stay on the rank that trained the client last and move to the next one. Every rank
+computes all moves without communication, because placement is a function of the plan.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from fedmpi.updates.compression import RESIDUALS
 from fedmpi.updates.traffic import keeps_moments
 
 MOVED_BYTES = 64 << 20
-"""Of records that travel at once, over all ranks."""
+"""Largest number of bytes of records transmitted at once, over all ranks."""
 
 
 FORWARDS_PER_GRADIENT = 3
-"""Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
+"""Cost of a gradient in forward passes: one forward, and a backward with two products (inputs and weights)."""
 
 
 class Homes:
-    """The rank that keeps each client's record."""
+    """Ranks that store the clients' records."""
 
     def __init__(self, cluster: Cluster, state: ClientState, clients: int):
         self.cluster, self.state = cluster, state
@@ -57,13 +57,13 @@ class Homes:
         self.moved = 0
 
     def settle(self, clients: Ints, ranks: Ints) -> None:
-        """Note on which ranks the records of these clients lie."""
+        """Set the ranks that store the records of these clients."""
         self._rank[clients] = ranks
 
     def bring(self, clients: Ints, ranks: Ints) -> None:
         """Move the records of these clients to the ranks that train them now; collective, with the same arguments.
 
-        A rank below zero trains nobody: the record stays where it is.
+        A negative rank trains nobody: the record is not moved.
         """
         clients, ranks = clients[ranks >= 0], ranks[ranks >= 0]
         homes = self._rank[clients]
@@ -76,7 +76,7 @@ class Homes:
         self.moved += len(moving)
 
     def _move(self, clients: Ints, homes: Ints, ranks: Ints) -> None:
-        """Send records from their homes to other ranks: rank by rank, in client order."""
+        """Send records to other ranks: rank by rank, in client order."""
         order = np.lexsort((clients, ranks))
         clients, homes, ranks = clients[order], homes[order], ranks[order]
         going, coming = np.flatnonzero(homes == self.cluster.rank), np.flatnonzero(ranks == self.cluster.rank)
@@ -93,7 +93,7 @@ class Homes:
 
 
 class LocalState:
-    """The state of a run's local work."""
+    """State of a run's local work."""
 
     def __init__(
         self, cluster: Cluster, layout: Layout, clients: int, hooks: Hooks | None, observer: UpdateObserver | None
@@ -105,50 +105,50 @@ class LocalState:
 
     @property
     def keeps(self) -> bool:
-        """Whether the algorithm keeps vectors of clients."""
+        """True if the algorithm keeps vectors of clients."""
         return self.hooks is not None and bool(self.hooks.client_state)
 
     @property
     def names(self) -> list[str]:
-        """Of the tensors that every rank receives from a checkpoint."""
+        """Names of the tensors that every rank receives from a checkpoint."""
         return [*RESIDUALS, *([] if self.hooks is None else self.hooks.tensor_names)]
 
     @property
     def server_vectors(self) -> list[Tensor]:
-        """The vectors that must be the same on every rank."""
+        """Vectors that must be equal on every rank."""
         return [] if self.hooks is None else self.hooks.vectors()
 
     @property
     def numbers(self) -> Mapping[str, float] | None:
-        """What the algorithm has summed in this round beside vectors; None without one."""
+        """Scalar sums of the algorithm in this round; None without an algorithm."""
         return None if self.hooks is None else self.hooks.totals
 
     def begin(self, round: int, model: Tensor, further: Mapping[str, Accumulator]) -> None:
-        """Start a round from the model (d,); what the algorithm sums goes to `further`."""
+        """Start a round from the model (d,); the algorithm adds its sums to `further`."""
         if self.hooks is not None:
             self.hooks.begin(round, model, further)
 
     def bring(self, clients: Ints, workers: Callable[[], Ints]) -> None:
-        """Move the vectors of clients (m,) to the workers (m,) that train them now, where they travel; collective."""
+        """Move the vectors of clients (m,) to the workers (m,) that train them now, if they move; collective."""
         if self.homes is not None:
             self.homes.bring(clients, self.layout.ranks(workers()))
 
     def gathered(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside the vectors of clients; collective, whole on rank 0."""
+        """Gather the checkpoint content except clients' vectors; collective, complete on rank 0."""
         server = {} if self.hooks is None else self.hooks.server_tensors()
         return server | ({} if self.transport is None else self.transport.gather_state(self.cluster))
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over this rank's part of what `names` names."""
+        """Restore this rank's part of the tensors in `names`."""
         if self.hooks is not None:
             self.hooks.load_server(tensors)
         if self.transport is not None:
             self.transport.load(tensors, range(*self.layout.owned))
 
     def save_clients(self, path: Path | None) -> dict[str, str]:
-        """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
+        """Write clients' vectors to a file beside a checkpoint; return entries for the checkpoint's header.
 
-        Collective; rank 0 gives the path, or None where nothing is to be written.
+        Collective; rank 0 gives the path, or None to write nothing.
         """
         if self.hooks is None or not self.keeps:
             return {}
@@ -156,9 +156,9 @@ class LocalState:
         return {"clients": digest} if digest else {}
 
     def load_clients(self, path: Path | None, folder: Path | None) -> None:
-        """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
+        """Read the vectors of this rank's clients from rank 0's file, None if there is none.
 
-        Collective; rank 0 also gives the run's `folder`, where vectors go for which there is no memory.
+        Collective; rank 0 also gives the run's `folder`, which stores vectors that do not fit into memory.
         """
         if self.hooks is None or not self.keeps:
             return
@@ -177,7 +177,7 @@ class LocalState:
 
 
 class Worker:
-    """Which of a plan's participants this rank trains, on which rows, by which rule."""
+    """Tasks of this rank: the clients that it trains, their samples and their local rule."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Worker:
         self._answered: tuple[Plan, Ints, SampledRows] | None = None
 
     def rule(self, plan: Plan) -> LocalRule:
-        """What every participant does in this round."""
+        """Return the local rule of this round."""
         part = self.config.local
         if plan.one_step:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
@@ -214,7 +214,7 @@ class Worker:
         return self.usual_rule(plan.lr)
 
     def usual_rule(self, lr: float) -> LocalRule:
-        """What every participant does in a round of this rate, unless it is the opening step."""
+        """Return the local rule at a learning rate, except for the initial probing step."""
         part = self.config.local
         return replace(
             LocalRule.scheduled(part),
@@ -228,17 +228,17 @@ class Worker:
         )
 
     def uses_all(self, plan: Plan) -> bool:
-        """Whether all rows are used: the opening step, like the probe before it, chooses from all of them itself."""
+        """Return whether all samples are used; the probing step chooses among them itself."""
         return plan.one_step or self.row_rule.uses_all
 
     def members(self, plan: Plan) -> Ints:
-        """Places in the cohort of the clients that this rank trains, int64 (q,)."""
+        """Return cohort positions of the clients that this rank trains, int64 (q,)."""
         if self._members is None or self._members[0] is not plan:
             self._members = plan, self.assigned(plan)
         return self._members[1]
 
     def assigned(self, plan: Plan) -> Ints:
-        """As `members`, of any plan, also of a round to come."""
+        """Return `members` of any plan, also of a coming round."""
         if self.index is None:
             return np.empty(0, np.int64)
         if not self.layout.shared:
@@ -249,7 +249,7 @@ class Worker:
         return np.flatnonzero(self._dealt(plan) == self.index)
 
     def trainers(self, plan: Plan) -> Ints:
-        """The worker that trains each participant, int64 (m,), where data is shared; −1 where nobody has rows."""
+        """Return the worker of each selected client, int64 (m,), if data is shared; −1 if none has samples."""
         if not self._in_parts(plan):
             return self._dealt(plan)
         parts = np.diff(self._parts(plan))
@@ -257,39 +257,39 @@ class Worker:
         return np.repeat(np.arange(len(parts)), parts) if everybody else np.full(len(plan.clients), -1)
 
     def _in_parts(self, plan: Plan) -> bool:
-        """Whether neighbouring participants are given to the same worker."""
+        """Check whether neighbouring clients are assigned to the same worker."""
         return not self.uses_all(plan) and self.row_rule.pooled
 
     def _dealt(self, plan: Plan) -> Ints:
-        """The worker of each participant by its planned cost, int64 (m,)."""
+        """Assign each selected client to a worker by its planned cost, int64 (m,)."""
         balance = Balance.from_array(plan.balance)
         costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.merging, balance.step_rows)
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
     def _parts(self, plan: Plan) -> Ints:
-        """Boundaries of the workers' neighbouring participants, int64 (workers + 1,)."""
+        """Return boundaries of the workers' neighbouring clients, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
-        if not expected:  # nobody takes part, or nobody who does holds a sample
+        if not expected:  # no client is selected, or no selected client has a sample
             return np.zeros(self.layout.workers + 1, np.int64)
         evaluating = self._evaluating(plan.round) * offsets[-1] / expected
         return equal_parts(offsets, self.layout.workers, evaluating, Balance.from_array(plan.balance).speeds)
 
     @property
     def merging(self) -> bool:
-        """Whether participants with a single step are merged into one gradient."""
+        """True if clients with a single step are merged into one gradient."""
         return isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
 
     def _expected_rows(self, plan: Plan) -> float:
-        """Rows that the cohort is expected to be trained on."""
+        """Return the expected number of samples that the cohort is trained on."""
         wanted, whole = self.config.samples.wanted, float(self._offsets(plan)[-1])
         return min(float(wanted), whole) if self.config.samples.rule == "exact" and wanted else plan.probability * whole
 
     def sizes_of(self, plan: Plan) -> Ints:
-        """Samples of each participant, int64 (m,)."""
+        """Return the sample count of each selected client, int64 (m,)."""
         return self.sizes if len(plan.clients) == len(self.sizes) else self.sizes[plan.clients]
 
     def _offsets(self, plan: Plan) -> Ints:
-        """Where the samples of each participant begin on the cohort's axis, and their number, int64 (m + 1,)."""
+        """Return the cohort position of each client's first sample, and the total count, int64 (m + 1,)."""
         if len(plan.clients) < len(self.sizes):
             return offsets_of(self.sizes[plan.clients])
         if self._all_offsets is None:
@@ -297,11 +297,11 @@ class Worker:
         return self._all_offsets
 
     def _evaluating(self, round: int) -> float:
-        """Planned cost of the evaluation of the round before, which rank 0 does first."""
+        """Return the planned cost of evaluating the previous round, which rank 0 does first."""
         return self.evaluation_cost if round > 0 and round % self.config.evaluation.every == 0 else 0.0
 
     def tasks(self, plan: Plan, members: Ints) -> list[ClientTask]:
-        """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
+        """Return tasks of the clients at these cohort positions that have samples to train on, in client order."""
         weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
         if self.uses_all(plan):
             used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
@@ -322,9 +322,9 @@ class Worker:
         ]
 
     def sampled(self, plan: Plan, members: Ints) -> SampledRows:
-        """The sampled rows of the participants at the given places of the cohort.
+        """Draw the samples of the clients at the given cohort positions.
 
-        Neighbours are drawn alone; others by drawing for the cohort's part that spans them and leaving out the rest.
+        Neighbours are drawn alone; for others, the spanning part of the cohort is drawn and the rest left out.
         """
         if not len(members):
             return SampledRows(members, members, members)
@@ -342,7 +342,7 @@ class Worker:
         return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
 
     def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[Ints, Floats]:
-        """The client of each sampled row, int64 (r,), and the weight of its gradient, float64 (r,)."""
+        """Return the client of each drawn sample, int64 (r,), and the weight of its gradient, float64 (r,)."""
         clients = plan.clients[sampled.members]
         weights, power = plan.coefficients[sampled.members], plan.per_sample
         if power and self.weight_sizes is not None:
@@ -354,9 +354,9 @@ class Worker:
         return np.repeat(clients, sampled.counts), np.repeat(weights, sampled.counts)
 
     def amount(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
-        """Gradients of one sample, and steps not merged, of this rank in a round.
+        """Return the gradients of one sample, and steps not merged, of this rank in a round.
 
-        As done where rows are sampled, else as planned, where merged steps do not count.
+        Actual numbers if samples are drawn, else planned ones, without merged steps.
         """
         if not self.layout.shared or not self.uses_all(plan):
             return report.loss_count, report.steps
@@ -364,7 +364,7 @@ class Worker:
         return float(rows.sum()), float(steps.sum())
 
     def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
-        """The rows that the rule gives for each of the participants; it is asked once a round."""
+        """Call the data sampler for each of the clients; once per round."""
         known = self._answered
         if known is None or known[0] is not plan or not np.array_equal(known[1], members):
             drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()))
@@ -373,7 +373,7 @@ class Worker:
 
 
 class Trainer:
-    """Trains the planned clients that this rank owns."""
+    """Training of the planned clients that this rank owns."""
 
     def __init__(
         self,
@@ -399,13 +399,13 @@ class Trainer:
 
     @property
     def sequential(self) -> SequentialEngine:
-        """The engine that trains one client after the other, part of every engine."""
+        """Engine that trains clients sequentially, part of every engine."""
         return self.engine.sequential
 
     def train(
         self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
     ) -> RankWork:
-        """Add the weighted updates of this rank's participants to `total`, and what an algorithm sums to `further`."""
+        """Add the weighted updates of this rank's clients to `total`, and the algorithm's sums to `further`."""
         self.state.begin(plan.round, model, further or {})
         self.state.bring(plan.clients, lambda: self.worker.trainers(plan))
         self._expect(plan)
@@ -417,7 +417,7 @@ class Trainer:
         return replace(done, rows=rows, steps=steps, steady=not first)
 
     def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
-        """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective."""
+        """Return norms of the updates that clients (k,) would make to the model (d,), float64 (k,); collective."""
         self.state.begin(round, model, {})
         self.state.bring(candidates, lambda: self.layout.owners(candidates))
         rule = self.worker.usual_rule(rate_of(self.config, round))
@@ -431,7 +431,7 @@ class Trainer:
         check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:
-        """Have the system read samples of the round to come while this one's are trained on."""
+        """Let the operating system read samples of the next round during this one's training."""
         if self.worker.index is None or not len(plan.coming):
             return
         fresh = self.store.unannounced(plan.coming)
@@ -455,7 +455,7 @@ class Trainer:
         return RankWork(report, len(members), len(tasks))
 
     def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
-        """The mediators' models travel from client to client (Astraea, Algorithm 1)."""
+        """Pass the mediators' models from client to client (Astraea, Algorithm 1)."""
         topology, workers = self.config.topology, self.layout.workers
         costs = self.worker.sizes[plan.clients].astype(np.float64)
         if topology.placement == "mediator":
@@ -478,7 +478,7 @@ class Trainer:
         rule: LocalRule,
         total: Accumulator,
     ) -> WorkReport:
-        """One gradient of all sampled rows, clients not looped over: the cost is that of the rows (FedSampling)."""
+        """Compute one gradient of all drawn samples at once, at the cost of the samples (FedSampling)."""
         if not len(sampled.rows):
             return WorkReport()
         owners, weights = self.worker.row_weights(plan, sampled)
@@ -486,6 +486,6 @@ class Trainer:
 
 
 def evaluation_cost(config: Config, store: ShardStore) -> float:
-    """What evaluating the model costs rank 0, in gradients of one sample."""
+    """Return the cost of evaluating the model on rank 0, in gradients of one sample."""
     parts = config.evaluation.parts(store.part_samples("val") > 0)
     return sum(map(store.part_samples, parts)) / FORWARDS_PER_GRADIENT

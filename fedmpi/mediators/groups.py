@@ -1,4 +1,4 @@
-"""The mediators of a round, and how close to the target their pooled classes come (Astraea, Algorithm 3)."""
+"""Mediators of a round, and the divergence of their pooled classes from the target (Astraea, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedmpi.mpi import Cluster
 
 
 class MediatorGroups:
-    """Groups the participants of every round, or all N clients once for the run.
+    """Grouping of the selected clients of every round, or of all N clients once for the run.
 
     Groups made once are a function of the class counts and of the stream (SCHEDULE, 0): a resumed run makes the same.
-    The participants of a round are those of their members that are there.
+    The selected clients of a round are those of their members that are available.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class MediatorGroups:
         self._static: Ints | None = None
 
     def group(self, t: int, clients: Ints) -> tuple[Ints, dict[str, Any]]:
-        """The mediator of every participant (m,), and the divergences for the record (Fig 7).
+        """Return the mediator of every selected client (m,), and the divergences for the record (Fig 7).
 
-        `kl_...` are those of the mediators' pooled data, `kl_client_...` those of the participants alone, and
-        `kl_client_before_...` those of the participants before their data were augmented.
+        `kl_...` are those of the mediators' pooled data, `kl_client_...` those of the single clients, and
+        `kl_client_before_...` those of the clients before their data were augmented.
         """
         counts = self.class_counts[clients]
         mediators = self._standing(clients) if self.part.reschedule == "static" else self._made(t, counts)
@@ -61,7 +61,7 @@ class MediatorGroups:
         return mediators, facts
 
     def _standing(self, clients: Ints) -> Ints:
-        """The groups of all N clients, without those of whom nobody is there; the others keep their order."""
+        """Return the groups of all N clients without empty ones; the others keep their order."""
         if self._static is None:
             self._static = self._made(0, self.class_counts)
         mediators: Ints = np.unique(self._static[clients], return_inverse=True)[1].astype(np.int64)
@@ -76,8 +76,8 @@ class MediatorGroups:
 
 
 def checked_mediators(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
-    """The mediators (m,) that a scheduling of the user's own returned, numbered without gaps."""
-    with naming(part, t):  # what no array can be made of
+    """Check and renumber without gaps the mediators (m,) that a custom scheduling returned."""
+    with naming(part, t):  # objects that cannot be converted to an array
         mediators = np.asarray(found)
     if mediators.shape != (participants,) or not np.issubdtype(mediators.dtype, np.integer):
         raise refuse_result(
@@ -97,7 +97,7 @@ def checked_mediators(part: Part, found: Any, participants: int, most: int, t: i
 def mediator_groups(
     config: Config, cluster: Cluster, store: ShardStore, rebalancing: Rebalancing | None, streams: Streams
 ) -> MediatorGroups | None:
-    """The grouping of participants into mediators, on rank 0 of a topology that has them."""
+    """Return the grouping of clients into mediators, on rank 0 of a topology that has them."""
     if config.topology.kind != "mediators" or not cluster.is_server:
         return None
     test_counts = np.bincount(store.test()[1], minlength=store.description.classes)

@@ -1,15 +1,15 @@
-"""The relay of a round: the mediators' models move from client to client, data stay where they are.
+"""Relay of a round: the mediators' models move from client to client, the data do not move.
 
 Duan et al. 2019 (Astraea), Algorithm 1, `MediatorUpdate` and line 6. Every rank derives the same plan. A mediator's
 model visits its clients in cyclic order of their ids, E_m times. The starting points of the mediators are spread evenly
-over their rings: worker k owns a contiguous range of ids, so the mediators start on different workers and go round like
-a wavefront. Nothing of the order depends on the number of workers, and no client is always the last that a model sees.
+over their rings. Worker k owns a contiguous range of ids, so the mediators start on different workers and move like a
+wavefront. The order does not depend on the number of workers, and no client is always the last for a model.
 
 A *leg* is a run of consecutive visits at clients of one worker. The legs of a round are ordered by simulating a list
-schedule with planned costs. Why following it cannot deadlock: the simulation appends one leg after another to a total
-order; a leg is appended after the leg that hands it the model (same mediator) and after all earlier legs of its worker.
-Every worker follows that order, and sending never waits. So the first leg of the total order that is not done yet has
-all it needs, whatever the true durations are: somebody can always go on.
+schedule with planned costs. Following it cannot deadlock: the simulation appends one leg after another to a total
+order, each after the leg that hands it the model (same mediator) and after all earlier legs of its worker. Every worker
+follows that order, and sending never waits. So the first unfinished leg of the total order can always run, for any true
+durations: some worker can always continue.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Leg:
     """Consecutive visits of one mediator's model at clients of one worker."""
 
     mediator: int
-    worker: int  # Who trains
-    # Visited one after another; a client appears again when its next epoch follows without a change of worker
+    worker: int  # Worker that trains
+    # Visited sequentially; a client appears again if its next epoch follows without a change of worker
     clients: tuple[int, ...]
     epochs: tuple[int, ...]  # Mediator epoch, 0 ... E_m - 1, of each visit
-    previous: int | None  # The workers that hand over and take over the model; None at the ends of the relay
+    previous: int | None  # Workers that hand over and take over the model; None at the ends of the relay
     following: int | None
     start: float  # Simulated times, in the unit of the costs
     finish: float
@@ -48,18 +48,18 @@ class Leg:
 
 @dataclass(frozen=True)
 class RelayPlan:
-    """The relays of a round."""
+    """Relays of a round."""
 
     legs: tuple[Leg, ...]  # All legs in the total order that every worker follows
     workers: int
 
     def of(self, worker: int | None) -> list[Leg]:
-        """The legs of one worker, in the order in which it runs them; none for a rank that only serves."""
+        """Return the legs of one worker in running order; none for a rank that only serves."""
         return [leg for leg in self.legs if leg.worker == worker]
 
     @property
     def hops(self) -> int:
-        """How often a model goes from one worker to another."""
+        """Number of moves of a model between workers."""
         return sum(leg.previous is not None for leg in self.legs)
 
     @property
@@ -74,7 +74,7 @@ class RelayPlan:
         return busy / (self.workers * self.makespan) if self.makespan else float("nan")
 
     def members(self) -> dict[int, tuple[int, ...]]:
-        """The workers of every mediator, sorted."""
+        """Return the workers of every mediator, sorted."""
         workers: dict[int, set[int]] = {}
         for leg in self.legs:
             workers.setdefault(leg.mediator, set()).add(leg.worker)
@@ -82,12 +82,12 @@ class RelayPlan:
 
 
 def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
-    """The ring of every mediator: its clients in cyclic order of their ids, started at evenly spread points.
+    """Return the ring of every mediator: its clients in cyclic order of their ids, from evenly spread starts.
 
     Parameters
     ----------
     clients : int64 (c,)
-        Participants, sorted.
+        Selected clients, sorted.
     mediators : int64 (c,)
         Mediator of each, 0 ... M - 1.
 
@@ -102,7 +102,7 @@ def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
 
 
 def place_mediators(costs: Floats, mediators: Ints, workers: int) -> Ints:
-    """Give whole mediators to workers, the costliest first, each to the worker with the least to do.
+    """Assign whole mediators to workers, the costliest first, each to the worker with the least work.
 
     For `topology.placement = "mediator"`: that worker maps the shards of all of the mediator's clients.
     """
@@ -125,7 +125,7 @@ def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs:
 
 @dataclass(frozen=True)
 class _Visits:
-    """A leg before its time is known."""
+    """Leg before its time is known."""
 
     mediator: int
     worker: int
@@ -135,7 +135,7 @@ class _Visits:
 
 
 def _chain(mediator: int, ring: Ints, owners: Ints, costs: Floats, epochs: int) -> list[_Visits]:
-    """The legs of one mediator: its ring E_m times, cut where the worker changes."""
+    """Return the legs of one mediator: its ring E_m times, cut at changes of the worker."""
     visits, workers = np.tile(ring, epochs), np.tile(owners, epochs)
     cost, epoch = np.tile(costs, epochs), np.repeat(np.arange(epochs), len(ring))
     cuts = np.flatnonzero(np.diff(workers)) + 1
@@ -152,7 +152,7 @@ def _chain(mediator: int, ring: Ints, owners: Ints, costs: Floats, epochs: int) 
 
 
 def _simulate(chains: list[list[_Visits]], workers: int) -> list[Leg]:
-    """List scheduling: always start the leg that can start first; among equals the mediator with most work left."""
+    """Schedule the leg that can start first; in a tie that of the mediator with the most work left."""
     legs: list[Leg] = []
     done = np.zeros(len(chains), np.int64)
     ready, free = np.zeros(len(chains)), np.zeros(workers)
@@ -189,12 +189,12 @@ def _timed(chain: list[_Visits], position: int, start: float) -> Leg:
 
 @dataclass
 class RelayReport:
-    """What one rank did for the mediators in a round."""
+    """Work of one rank for the mediators in a round."""
 
-    work: WorkReport  # Every participant counts once, with its samples; steps and losses count in every mediator epoch
-    visits: int = 0  # Visits at clients of this rank that had rows to train on, all mediator epochs
-    hops: int = 0  # Models that this rank handed to another one
-    # Time spent on training and handing over, and time spent waiting for sub-communicators and models
+    work: WorkReport  # Counts every client once, with its samples; steps and losses count in every mediator epoch
+    visits: int = 0  # Visits at clients of this rank that had samples to train on, all mediator epochs
+    hops: int = 0  # Models handed over by this rank to another one
+    # Seconds of training and handing over, and of waiting for sub-communicators and models
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
 
@@ -210,29 +210,29 @@ def run_relay(
     total: Accumulator,
     keep_optimizer: bool = False,
 ) -> RelayReport:
-    """Run this rank's legs of the round; called by all ranks with the same plan, by one that only serves too.
+    """Run this rank's legs of the round; called by all ranks with the same plan, including one that only serves.
 
     Parameters
     ----------
     cluster : Cluster
-        Gives this rank's worker index and the mediators' sub-communicators.
+        Provides this rank's worker index and the mediators' sub-communicators.
     engine : SequentialEngine
         Trains one client on the mediator's model.
     plan : RelayPlan
         The round's relays.
     tasks : mapping of int to ClientTask
-        This rank's participants that have rows, by client. The coefficient of a mediator's Δ_m is the sum of its
-        clients' coefficients, so n_m/n when theirs are n_k/n.
+        This rank's selected clients that have samples, by client. The coefficient of a mediator's Δ_m is the sum of its
+        clients' coefficients, so n_m/n if theirs are n_k/n.
     start : Tensor (d,)
-        The global model w; left as it is.
+        The global model w; not changed.
     rule : LocalRule
         E local epochs (or steps) at every visit.
     round : int
         Keys the random streams, with the mediator epoch as the visit.
     total : Accumulator
-        Gains n_m/n · Δ_m, Δ_m = w_m - w, once a mediator, on the worker that its relay ends at.
+        Accumulates n_m/n · Δ_m, Δ_m = w_m - w, once per mediator, on the last worker of its relay.
     keep_optimizer : bool
-        Hand Adam's state on with the model; otherwise it starts afresh at every visit.
+        Hand Adam's state over with the model; otherwise it is reset at every visit.
 
     Returns
     -------
@@ -241,7 +241,7 @@ def run_relay(
     Raises
     ------
     ClientFailure
-        Naming the client whose training failed.
+        If the training of a client failed; names the client.
     """
     began = time.perf_counter()
     relay = _Relay(cluster, engine, plan, start, keep_optimizer)
@@ -262,7 +262,7 @@ def run_relay(
 
 
 class _Relay:
-    """The model in hand: taken from the previous worker, trained, given to the next."""
+    """Model of a mediator: taken from the previous worker, trained, given to the next."""
 
     def __init__(
         self, cluster: Cluster, engine: SequentialEngine, plan: RelayPlan, start: Tensor, keep_optimizer: bool
@@ -274,7 +274,7 @@ class _Relay:
         self.state = AdamState.fresh(engine.model) if keep_optimizer else None
 
     def take_over(self, leg: Leg) -> None:
-        """Receive the mediator's model, or begin with the global one."""
+        """Receive the mediator's model, or start with the global one."""
         if leg.previous is None:
             self.model.copy_(self.start)
             self.weight = 0.0
@@ -291,7 +291,7 @@ class _Relay:
             self.state.steps = int(header[1])
 
     def hand_over(self, leg: Leg) -> None:
-        """Send the mediator's model, its weight so far and, if it persists, the optimizer's state; nothing waits."""
+        """Send the mediator's model, its weight so far and, if it persists, the optimizer's state, without waiting."""
         assert leg.following is not None
         group = self.groups[leg.mediator]
         receiver = group.ranks.index(self.cluster.worker_rank(leg.following))
@@ -303,7 +303,7 @@ class _Relay:
     def visit(
         self, leg: Leg, tasks: Mapping[int, ClientTask], rule: LocalRule, round: int, report: RelayReport
     ) -> None:
-        """Train the leg's clients one after another on the model."""
+        """Train the leg's clients sequentially on the model."""
         for client, epoch in zip(leg.clients, leg.epochs, strict=True):
             task = tasks.get(client)
             if task is None:
@@ -317,7 +317,7 @@ class _Relay:
             report.visits += 1
 
     def close(self, leg: Leg, rule: LocalRule, total: Accumulator) -> float:
-        """Add n_m/n · Δ_m to the round's sum; returns n_m/n."""
+        """Add n_m/n · Δ_m to the round's sum; return n_m/n."""
         if self.weight:
             delta = self.model.sub_(self.start)
             with named_client(leg.clients[-1], self.cluster.rank):
@@ -330,7 +330,7 @@ class _Relay:
 
 
 def _groups(cluster: Cluster, plan: RelayPlan) -> dict[int, RankGroup]:
-    """The sub-communicators of this worker's mediators; every rank asks for those of all mediators, in their order."""
+    """Return the sub-communicators of this worker's mediators; every rank requests those of all, in their order."""
     members = {mediator: workers for mediator, workers in plan.members().items() if len(workers) > 1}
     groups = cluster.groups([[cluster.worker_rank(worker) for worker in workers] for workers in members.values()])
     return {mediator: group for mediator, group in zip(members, groups, strict=True) if group is not None}

@@ -1,4 +1,4 @@
-"""Which clients share a mediator: Astraea's greedy rescheduling, exchanges beyond it, random groups as control.
+"""Grouping of clients into mediators: Astraea's greedy rescheduling, exchanges beyond it, random groups as control.
 
 Duan et al. 2019 (Astraea), Algorithm 3. Pure functions: class counts in, the mediator of every client out.
 """
@@ -12,15 +12,15 @@ from fedmpi.common.registry import register, resolve
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.statistics import pooled_counts, target_distribution
 
-TIE = 1e-12  # divergences closer than this are equal up to rounding: the lower client wins
+TIE = 1e-12  # divergences closer than this are equal up to floating-point rounding: the lower client wins
 MOST_SWEEPS = 10
-EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one core, and one sweep at least
+EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one core; at least one sweep
 
 
 def assign_mediators(
     kind: str, class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None = None
 ) -> Ints:
-    """The mediator of every online client.
+    """Return the mediator of every online client.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ def assign_mediators(
     class_counts : int64 (c, C)
         Class counts of the online clients, in the order of their ids.
     most : int
-        γ >= 1, the most clients of one mediator.
+        γ >= 1, the largest number of clients of one mediator.
     generator : Generator
         Stream of (SCHEDULE, round); used by "random" only.
     target : float64 (C,), optional
-        Class distribution to come close to; uniform when None.
+        Class distribution to approximate; uniform if None.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def assign_mediators(
     Raises
     ------
     UserError
-        If the clients hold a class that the target says does not exist: every divergence would be infinite.
+        If a client has a class that the target excludes: every divergence would be infinite.
     """
     mediators: Ints = resolve("scheduling", kind).object(class_counts, most, generator, target)
     return mediators
@@ -51,24 +51,24 @@ def assign_mediators(
 
 @register("scheduling", name="greedy")
 def greedy_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """One mediator after another is filled with the client that brings it closest to the target (Astraea)."""
+    """Fill one mediator after another with the client that brings it closest to the target (Astraea)."""
     return greedy(class_counts, most, target)
 
 
 @register("scheduling", name="exchange")
 def exchanged_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Greedy groups, then clients of different mediators change places as long as that gains."""
+    """Make greedy groups, then swap clients between mediators as long as the divergence falls."""
     return exchange(class_counts, greedy(class_counts, most, target), target)
 
 
 @register("scheduling", name="random")
 def grouped_at_random(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Random groups, as a control."""
+    """Make random groups, as a control."""
     return random_groups(len(class_counts), most, generator)
 
 
 def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
-    """Astraea's Algorithm 3: fill one mediator after another with the client that brings it closest to the target.
+    """Fill one mediator after another with the client that brings it closest to the target (Astraea, Algorithm 3).
 
     P_m + P_i of line 7 is read as the pooled class counts of the mediator and the client. Ties go to the client with
     the lower index. Time O(c² C); the paper states O(c²).
@@ -80,7 +80,7 @@ def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
     most : int
         γ.
     target : float64 (C,), optional
-        Uniform when None.
+        Uniform if None.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
 
 
 def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
-    """Rows chosen for one mediator, in the order of the choice."""
+    """Return the rows chosen for one mediator, in the order of the choice."""
     pooled = np.zeros(counts.shape[1])
     members: list[int] = []
     taken = np.zeros(len(counts), bool)
@@ -115,10 +115,10 @@ def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
 
 
 def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, sweeps: int | None = None) -> Ints:
-    """Swap clients of different mediators as long as that lowers the sum of the divergences (beyond the paper).
+    """Swap clients of different mediators while that lowers the sum of the divergences (beyond the paper).
 
-    The greedy pass leaves the worst clients to the last mediators; swaps even that out. The group sizes stay, and
-    the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C).
+    The greedy pass leaves the worst clients to the last mediators; swaps reduce that. The group sizes do not change,
+    and the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C).
 
     Parameters
     ----------
@@ -127,10 +127,10 @@ def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, 
     mediators : int64 (c,)
         A first grouping.
     target : float64 (C,), optional
-        Uniform when None.
+        Uniform if None.
     sweeps : int, optional
-        Most passes over the clients; it ends earlier when no swap gains. By default ten, fewer for large cohorts
-        (two for 1,000 clients with 100 classes).
+        Most passes over the clients; it ends earlier if no swap helps. By default ten, fewer for large cohorts (two for
+        1,000 clients with 100 classes).
 
     Returns
     -------
@@ -153,7 +153,7 @@ def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, 
 
 
 def _swap_best(client: int, counts: Floats, mediators: Ints, pooled: Floats, log_target: Floats) -> bool:
-    """Swap a client with the client of another mediator that gains most, in place; whether any gains."""
+    """Swap a client with the best client of another mediator, in place; return whether that helps."""
     own = mediators[client]
     moved = counts - counts[client]
     before = _divergence(pooled, log_target)
@@ -169,14 +169,14 @@ def _swap_best(client: int, counts: Floats, mediators: Ints, pooled: Floats, log
 
 
 def random_groups(clients: int, most: int, generator: np.random.Generator) -> Ints:
-    """Mediators with ≤ γ clients drawn at random, the control of Algorithm 3; int64 (clients,)."""
+    """Draw mediators with ≤ γ clients at random, the control of Algorithm 3; int64 (clients,)."""
     mediators = np.empty(clients, np.int64)
     mediators[generator.permutation(clients)] = np.arange(clients) // most
     return mediators
 
 
 def _log_target(class_counts: Ints, target: Floats | None) -> Floats:
-    """Logarithms of the target's probabilities, 0 for classes that nobody holds."""
+    """Return logarithms of the target's probabilities, 0 for classes without samples."""
     target = target_distribution(class_counts.shape[1]) if target is None else target
     held = np.asarray(class_counts).sum(axis=0) > 0
     impossible = np.flatnonzero(held & (target == 0))
@@ -189,7 +189,7 @@ def _log_target(class_counts: Ints, target: Floats | None) -> Floats:
 
 
 def _divergence(counts: Floats, log_target: Floats) -> Floats:
-    """D_KL of rows of whole counts (..., C) from the target; rows without samples count as the worst distribution.
+    """Return D_KL of rows of integer counts (..., C) from the target; empty rows count as the worst distribution.
 
     Σ p log(p/q) = (Σ s log s - Σ s log q) / T - log T with p = s/T. log(max(s, 1)) equals log s for s >= 1 and makes
     the terms of missing classes vanish; this is half the time of `xlogy`, in the loop that decides the time of a plan.

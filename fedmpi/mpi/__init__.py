@@ -1,4 +1,4 @@
-"""All that touches MPI: the ranks, typed collectives, sums, relays, polite waiting, and the end of a job."""
+"""MPI layer: ranks, typed collectives, sums, relays, polite waiting, and the end of a job."""
 
 from fedmpi.mpi.collectives import BytesMoved
 from fedmpi.mpi.device import choose_device

@@ -1,10 +1,10 @@
-"""The barrier of a node in memory that its ranks share: how far each has come, and semaphores that wake those waiting.
+"""Shared-memory barrier of a node: the progress of each rank, and semaphores that wake waiting ranks.
 
-A rank that waits asks the board and not MPI: it sleeps until the last one it waits for wakes it. Polling MPI instead
-wakes every waiting rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on, and a barrier of MPI
-is over only when all have run in turns: with more ranks than cores both cost milliseconds per round. The semaphores are
-the C library's own (`sem_init` with `pshared`): no file, nothing that is left behind. Rank 0 hands small messages to
-the others on pages of the same memory: one meeting instead of a broadcast, whose turns would cost as much.
+A waiting rank uses the board instead of MPI: it sleeps until the last rank that it waits for wakes it. Polling MPI
+instead wakes every waiting rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on. A barrier of
+MPI ends only when all have run in turns: with more ranks than cores both cost milliseconds per round. The semaphores
+are the C library's own (`sem_init` with `pshared`): no file remains. Rank 0 passes small messages to the others on
+pages of the same memory: one meeting instead of a broadcast, whose turns would cost as much.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 BYTES = 64
-"""That a semaphore takes: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
+"""Bytes of a semaphore: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
 CALLS = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
 
 
 log = logging.getLogger(__name__)
 LINE = 64 + BYTES
-"""Bytes of a rank: its numbers in a cache line of their own, then its semaphore."""
+"""Bytes of a rank: its numbers in a separate cache line, then its semaphore."""
 COME, WANTED = 0, 1
-"""Numbers of a rank: how far it has come, and how far all others must have come to wake it (0: it is awake)."""
+"""Indices of a rank's numbers: its progress, and the progress of all others that wakes it (0: it is awake)."""
 PAGE, PAGES = 1 << 20, 2
-"""Bytes of a page for messages, a plan of 60,000 participants, and their number."""
+"""Bytes of a page for messages (a plan of 60,000 clients), and number of pages."""
 LONGEST_REST = 0.05
-"""Seconds after which a sleeper looks by itself, and lets MPI go on with what it may have begun."""
+"""Seconds after which a sleeping rank checks by itself, and lets MPI progress."""
 
 
 class _Time(ctypes.Structure):
@@ -46,7 +46,7 @@ class _Time(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The C library, where it has all of `CALLS`: glibc from 2.30 on has."""
+    """Return the C library if it has all of `CALLS`: glibc from 2.30 on has."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
     except OSError:
@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def semaphores_work() -> bool:
-    """Whether this system has such semaphores."""
+    """Check whether this operating system has such semaphores."""
     library = _library()
     if library is None:
         return False
@@ -65,7 +65,7 @@ def semaphores_work() -> bool:
 
 
 class Semaphore:
-    """One semaphore; its memory belongs to the caller and lives longer."""
+    """Semaphore in memory that belongs to the caller and outlives it."""
 
     def __init__(self, memory: Bytes, made: bool):
         library = _library()
@@ -77,23 +77,23 @@ class Semaphore:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def post(self) -> None:
-        """Wake who waits, or who will wait next."""
+        """Wake the waiting rank, or the next one to wait."""
         self._library.sem_post(self._address)
 
     def reset(self) -> None:
-        """Forget what was posted."""
+        """Reset the semaphore."""
         while self._library.sem_trywait(self._address) == 0:
             pass
 
     def wait(self, seconds: float) -> None:
-        """Sleep until it is posted, at most so long; a signal ends the sleep, too."""
+        """Sleep until it is posted, at most so many seconds; a signal also ends the sleep."""
         until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + round(1e9 * seconds)
         limit = _Time(until // 10**9, until % 10**9)
         self._library.sem_clockwait(self._address, time.CLOCK_MONOTONIC, ctypes.byref(limit))
 
 
 class Board:
-    """All ranks of a node build it together, and come to the same places in the same order."""
+    """Barrier that all ranks of a node build together and pass in the same order."""
 
     def __init__(self, node: MPI.Intracomm):
         from mpi4py import MPI
@@ -107,7 +107,7 @@ class Board:
         lines: Bytes = np.ndarray((node.size, LINE), np.uint8, cast(bytes, memory))
         self._pages: Bytes = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory), lines_bytes)
         if node.rank == 0:
-            self._pages[:] = 0  # takes the memory now: where none is left in the middle of a run, writing is deadly
+            self._pages[:] = 0  # allocates the memory now: a lack of memory during a run would end the process
         numbers = lines.view(np.int64)
         self._come, self._wanted = numbers[:, COME], numbers[:, WANTED]
         self._place = self._shared = 0
@@ -117,9 +117,9 @@ class Board:
         node.Barrier()
 
     def come(self, places: int = 1) -> None:
-        """Mark this rank as arrived at its next `places` meeting points; in all but the last it has nothing to do."""
+        """Mark this rank as arrived at its next `places` meeting points; it has no work in all except the last."""
         self._place += places
-        self._window.Sync()  # what this rank has written is seen by whoever sees that it has come
+        self._window.Sync()  # makes this rank's data visible to every rank that sees its arrival
         self._come[self._rank] = self._place
         self._window.Sync()
         everybody = int(self._come.min())
@@ -127,7 +127,7 @@ class Board:
             self._semaphores[rank].post()
 
     def wait(self, long: bool = False) -> None:
-        """Wait until all ranks have come to where this one is; where it is known to take `long`, asleep at once."""
+        """Wait until all ranks have come to this rank's place; if it is known to take `long`, asleep at once."""
         self._node.Iprobe()
         wait_until(self._all_here, pause=self._rest, long=long)
         self._window.Sync()
@@ -138,22 +138,22 @@ class Board:
         self.wait()
 
     def share(self, message: Bytes | None) -> Bytes | None:
-        """Rank 0's message on all ranks of the node, or None on all where it is longer than a page; collective.
+        """Return rank 0's message on all ranks of the node, or None on all if it is longer than a page; collective.
 
-        Messages use the pages in turns: whoever writes the next one but one has met all who read the one before.
+        Messages alternate between the pages: the writer of the next but one has met all readers of the previous one.
         """
         page = self._pages[self._shared % PAGES]
         self._shared += 1
         if message is not None:
             length = min(len(message), PAGE)
-            page[:8].view(np.int64)[0] = len(message)  # with which a message begins
+            page[:8].view(np.int64)[0] = len(message)  # the message begins with its length
             page[8:length] = message[8:length]
         self.meet()
         length = int(page[:8].view(np.int64)[0])
         return page[:length].copy() if length <= PAGE else None
 
     def close(self) -> None:
-        """Give the memory back; collective."""
+        """Free the memory; collective."""
         self._semaphores = []
         self._pages = np.empty((PAGES, 0), np.uint8)
         self._window.Unlock_all()
@@ -174,7 +174,7 @@ class Board:
 
 
 def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board | None:
-    """The board of this node, where every node can have one; the same kind of answer on all ranks of the world."""
+    """Return the board of this node if every node can have one; all ranks of the world agree."""
     from mpi4py import MPI
 
     if not _everywhere(world, semaphores_work() and not lacking):

@@ -1,14 +1,14 @@
-"""Typed collectives: arrays over MPI as they lie in memory, sums, the job's communicators, and polite waiting.
+"""Typed collectives: arrays over MPI as stored in memory, sums, the job's communicators, and polite waiting.
 
 An array is sent as a small int64 header and its bytes, without pickling. Messages longer than `CHUNK` bytes are cut,
 since most MPI libraries count in 32-bit integers.
 
-A rank that waits must leave its core to the ranks that compute, and a blocking MPI call spins. Therefore a tiny
-non-blocking operation is polled: first eagerly (a short wait costs microseconds), for a millisecond giving way to
-whoever wants the core, then with sleeps of a tenth of the time waited so far, at most 2 ms; ranks of one node sleep
-until they are woken instead (`board.py`). A poll tests several times: a barrier takes several steps, each within a
-test. Only when everybody has arrived is the blocking collective called. Large non-blocking collectives are never polled
-with sleeps: they only progress inside the test. Python's signal handlers run between polls.
+A waiting rank must leave its core to the computing ranks, and a blocking MPI call spins. Therefore a tiny non-blocking
+operation is polled: first eagerly (a short wait costs microseconds), for a millisecond yielding to other processes,
+then with sleeps of a tenth of the time waited so far, at most 2 ms. Ranks of one node sleep until they are woken
+instead (`board.py`). A poll tests several times: a barrier takes several steps, each within a test. The blocking
+collective is called only once all ranks have arrived. Large non-blocking collectives are never polled with sleeps: they
+only progress inside the test. Python's signal handlers run between polls.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LONGEST_SLEEP = 2e-3
 
 
 def header_of(array: AnyArray) -> Ints:
-    """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
+    """Encode dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
     if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
         raise TypeError(f"cannot send {array.dtype} with {array.ndim} dimensions: numbers with up to {DIMENSIONS}")
     header = np.zeros(HEADER, np.int64)
@@ -61,23 +61,23 @@ def header_of(array: AnyArray) -> Ints:
 
 
 def dtype_and_shape(header: Ints) -> tuple[np.dtype, tuple[int, ...]]:
-    """What `header_of` wrote."""
+    """Decode the result of `header_of`."""
     return DTYPES[header[0]], tuple(int(length) for length in header[2 : 2 + header[1]])
 
 
 def size_in_bytes(header: Ints) -> int:
-    """Bytes of the array that the header describes."""
+    """Return the bytes of the array that the header describes."""
     dtype, shape = dtype_and_shape(header)
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def as_bytes(array: AnyArray) -> Bytes:
-    """The array's values as uint8, without a copy if it is contiguous."""
+    """Return the array's values as uint8, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def packed(arrays: Sequence[AnyArray]) -> Bytes:
-    """Arrays as one message: its length, their number, their headers and their bytes."""
+    """Pack arrays into one message: its length, their number, their headers and their bytes."""
     headers = np.array([header_of(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)
     length = START + headers.nbytes + sum(array.nbytes for array in arrays)
     parts = (np.array([length, len(arrays)], np.int64), headers, *arrays)
@@ -85,7 +85,7 @@ def packed(arrays: Sequence[AnyArray]) -> Bytes:
 
 
 def unpacked(message: Bytes) -> list[AnyArray]:
-    """Arrays of their own out of a message."""
+    """Unpack copies of the arrays in a message."""
     number = int(message[:START].view(np.int64)[1])
     headers = message[START : START + 8 * HEADER * number].view(np.int64).reshape(number, HEADER)
     arrays, begin = [], START + headers.nbytes
@@ -97,7 +97,7 @@ def unpacked(message: Bytes) -> list[AnyArray]:
 
 
 def broadcast_message(comm: MPI.Intracomm, message: Bytes | None) -> Bytes:
-    """Rank 0's message on every rank; the others pass None. All ranks have arrived when this is called."""
+    """Return rank 0's message on every rank; the others pass None. All ranks must have arrived."""
     length = np.array([0 if message is None else len(message)], np.int64)
     comm.Bcast(length, root=0)
     received = np.empty(length[0], np.uint8) if message is None else message
@@ -107,7 +107,7 @@ def broadcast_message(comm: MPI.Intracomm, message: Bytes | None) -> Bytes:
 
 
 def from_bytes(payload: Bytes, header: Ints) -> AnyArray:
-    """An array of its own out of its bytes."""
+    """Make a new array from its bytes."""
     dtype, shape = dtype_and_shape(header)
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[:] = payload
@@ -115,7 +115,7 @@ def from_bytes(payload: Bytes, header: Ints) -> AnyArray:
 
 
 def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None:
-    """Every rank's array on rank 0, in rank order; None elsewhere. All ranks have arrived when this is called."""
+    """Return every rank's array on rank 0, in rank order; None elsewhere. All ranks must have arrived."""
     headers = np.empty((comm.size, HEADER), np.int64)
     comm.Allgather(header_of(array), headers)
     sizes = np.array([size_in_bytes(header) for header in headers], np.int64)
@@ -138,9 +138,9 @@ def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None
 def exchange_parts(
     comm: MPI.Intracomm, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
 ) -> None:
-    """Neighbouring parts of `outgoing`, one a rank, into neighbouring parts of `incoming` (Alltoallv).
+    """Send neighbouring parts of `outgoing`, one per rank, into neighbouring parts of `incoming` (Alltoallv).
 
-    All ranks have arrived when this is called.
+    All ranks must have arrived.
     """
     from mpi4py import MPI
 
@@ -184,53 +184,53 @@ def _sleep(longest: float, waited: float) -> None:
 
 
 def meet(comm: MPI.Intracomm) -> None:
-    """Wait politely until every rank of `comm` has come here (a barrier)."""
+    """Wait politely until every rank of `comm` has called this (a barrier)."""
     wait_until(comm.Ibarrier().Test)
 
 
 @dataclass
 class BytesMoved:
-    """Bytes that this rank handed to MPI or took from it since the start; headers of a few words are not counted."""
+    """Bytes sent or received by this rank through MPI since the start; headers of a few words are not counted."""
 
     broadcast: int = 0  # Payload of the broadcasts (sent by rank 0, received by the others)
     gather: int = 0  # Payload of the gathers (received by rank 0 from the others, sent by the others)
-    allreduce: int = 0  # Length of the buffers given to Allreduce, between ranks or between the leaders of the nodes
-    window: int = 0  # Bytes of the other ranks' slots that this rank read in the node-local shared memory
+    allreduce: int = 0  # Length of the buffers passed to Allreduce, between ranks or between the leaders of the nodes
+    window: int = 0  # Bytes of the other ranks' slots that this rank read in the node-local shared-memory window
     relay: int = 0  # Bytes sent to another member of a group
-    exchange: int = 0  # Bytes that this rank sent to others in exchanges of all with all
+    exchange: int = 0  # Bytes sent by this rank in all-to-all exchanges
 
     @property
     def total(self) -> int:
-        """All kinds together, in bytes."""
+        """Total of all kinds, in bytes."""
         return sum(self.as_tuple())
 
     def __add__(self, other: BytesMoved) -> BytesMoved:
         return BytesMoved(*(one + more for one, more in zip(self.as_tuple(), other.as_tuple(), strict=True)))
 
     def facts(self) -> dict[str, dict[str, int]]:
-        """The summary's entry `mpi_bytes`: every kind, and all together."""
+        """Return the summary's entry `mpi_bytes`: every kind, and the total."""
         return {"mpi_bytes": {**asdict(self), "total": self.total}}
 
     def as_tuple(self) -> tuple[int, ...]:
-        """The counters in the order of the attributes."""
+        """Return the counters in the order of the attributes."""
         return astuple(self)
 
 
 @dataclass(frozen=True)
 class Communicators:
-    """Built and freed by all ranks together."""
+    """Communicators of a job, built and freed by all ranks together."""
 
     world: MPI.Intracomm  # All ranks; the ranks that share memory with this one
     node: MPI.Intracomm
-    leaders: MPI.Intracomm | None  # The first rank of every node, on those ranks
+    leaders: MPI.Intracomm | None  # First rank of every node, on those ranks
     nodes: int  # Number of nodes
-    core_masks: NDArray[np.bool_]  # (ranks on the node, cores): The cores that each rank of this node may use
-    largest_node: int  # The most ranks on a node, and the fewest cores that the ranks of a node have together
+    core_masks: NDArray[np.bool_]  # (ranks on the node, cores): Cores that each rank of this node may use
+    largest_node: int  # Largest number of ranks on a node, and smallest number of cores of a node's ranks together
     fewest_cores: int
 
     @classmethod
     def split(cls, comm: MPI.Intracomm) -> Communicators:
-        """Make them out of COMM_WORLD."""
+        """Make the communicators from COMM_WORLD."""
         from mpi4py import MPI
 
         world = comm.Dup()
@@ -252,14 +252,14 @@ class Communicators:
         )
 
     def free(self) -> None:
-        """Give them back to MPI; collective."""
+        """Free the communicators; collective."""
         for comm in (self.leaders, self.node, self.world):
             if comm is not None:
                 comm.Free()
 
 
 def count_nodes(comm: MPI.Intracomm) -> int:
-    """How many nodes the ranks are on; collective."""
+    """Count the nodes of the ranks; collective."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
@@ -269,7 +269,7 @@ def count_nodes(comm: MPI.Intracomm) -> int:
 
 
 def maximum(comm: MPI.Intracomm, value: int) -> int:
-    """The largest of the ranks' integers, on all ranks; waits politely."""
+    """Return the largest of the ranks' integers, on all ranks, after a polite wait."""
     from mpi4py import MPI
 
     meet(comm)
@@ -279,7 +279,7 @@ def maximum(comm: MPI.Intracomm, value: int) -> int:
 
 
 def total(comm: MPI.Intracomm, value: int) -> int:
-    """The sum of the ranks' integers, on all ranks; waits politely."""
+    """Return the sum of the ranks' integers, on all ranks, after a polite wait."""
     meet(comm)
     summed = np.empty(1, np.int64)
     comm.Allreduce(np.array([value], np.int64), summed)
@@ -287,7 +287,7 @@ def total(comm: MPI.Intracomm, value: int) -> int:
 
 
 def meet_members(world: MPI.Intracomm, ranks: tuple[int, ...], tag: int) -> None:
-    """Wait politely until all these ranks of the world have come here; no other rank takes part."""
+    """Wait politely until all these ranks of the world have called this; no other rank takes part."""
     nothing = np.empty(0, np.uint8)
     first, others = ranks[0], ranks[1:]
     if world.rank == first:
@@ -303,7 +303,7 @@ def meet_members(world: MPI.Intracomm, ranks: tuple[int, ...], tag: int) -> None
 
 
 def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:
-    """Replace the values by their sums over the ranks, in pieces that 32-bit counts can name."""
+    """Replace the values by their sums over the ranks, in pieces that fit 32-bit counts."""
     from mpi4py import MPI
 
     for part in pieces(len(values)):
@@ -311,6 +311,6 @@ def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:
 
 
 def pieces(length: int) -> Iterator[slice]:
-    """Cuts that 32-bit counts can name."""
+    """Yield slices that fit 32-bit counts."""
     for start in range(0, length, MOST_VALUES):
         yield slice(start, start + MOST_VALUES)

@@ -1,11 +1,11 @@
-"""Rows of values dealt out to the ranks by columns: each rank keeps its columns of every row, whoever made the row.
+"""Rows of values distributed over the ranks by columns: each rank stores its columns of every rank's rows.
 
-A row leaves its maker as soon as it is there, a part for every rank. The next one waits until all ranks have begun to
-receive those before, unless they are small, so that no rank ever holds more than one large row, or a few megabytes of
-small ones, beside its columns. Parts are taken in by a thread while a rank computes, where MPI allows calls from
-several threads, and else whenever it comes here. Sends are synchronous: once a rank's own have left and everybody says
-so in a barrier, everything has arrived (the consensus of Hoefler et al. 2010, "Scalable communication protocols for
-dynamic sparse data exchange", NBX).
+A row is sent by its maker as soon as it is computed, one part to every rank. The next one waits until all ranks have
+begun to receive the previous ones, unless they are small. So no rank stores more than one large row, or a few megabytes
+of small ones, beside its columns. If MPI allows calls from several threads, a thread receives parts while a rank
+computes, otherwise they are received at every call of this module. Sends are synchronous: once a rank's own are sent
+and all ranks confirm this in a barrier, everything has arrived (the consensus of Hoefler et al. 2010, "Scalable
+communication protocols for dynamic sparse data exchange", NBX).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
 HEAD = np.dtype([("label", np.int64), ("factor", np.float64)])
 SLAB_BYTES = 48 << 20
-"""Memory for rows is asked for in pieces of at least this size, so that it lies together; what of it is not yet written
-to takes no memory."""
+"""Smallest size of the contiguous pieces in which memory for rows is allocated; unwritten parts take no memory."""
 UNDER_WAY_BYTES = 4 << 20
-"""Rows that together are no larger may be under way at once: waiting for the receivers takes longer than they do."""
+"""Largest total size of rows sent at once: for small rows, waiting for the receivers takes longer than sending."""
 MESSAGE_BYTES = 512
-"""What a message takes beside its values, about."""
+"""Approximate bytes of a message beside its values."""
 
 
 class DealtRows:
-    """The rows of a round, this rank's columns of them."""
+    """Rows of a round, as this rank's columns of them."""
 
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._comm = None if world is None else world.Dup()
@@ -53,13 +52,13 @@ class DealtRows:
         self._receiving = False
 
     def open(self, borders: Ints, dtype: np.dtype[Any]) -> None:
-        """Start with no rows; all ranks do so with the same arguments before any of them adds one."""
+        """Start without rows; all ranks do so with the same arguments before any of them adds one."""
         self._end_thread()
         self._borders, self._dtype = borders, dtype
         length = self._length(self._rank)
         if self._slabs and self._slabs[0].shape[1] != length:
             self._slabs = []
-        del self._slabs[-(-self._rows // self._slab_rows) :]  # memory that the last round had no use for
+        del self._slabs[-(-self._rows // self._slab_rows) :]  # memory that the last round did not need
         self._slab_rows, self._rows = max(1, -(-SLAB_BYTES // length)), 0
         if self._comm is not None and calls_from_threads():
             self._receiving = True
@@ -67,7 +66,7 @@ class DealtRows:
             self._thread.start()
 
     def add(self, label: int, factor: float, values: NDArray[np.floating]) -> None:
-        """Deal out a row; returns once it may be overwritten."""
+        """Distribute a row; return once it may be overwritten."""
         head = np.array([(label, factor)], HEAD).view(np.uint8)
         size = values.nbytes + MESSAGE_BYTES * len(self._borders)
         if self._under_way + size > UNDER_WAY_BYTES:
@@ -103,12 +102,12 @@ class DealtRows:
         self._end_thread()
 
     def heads(self) -> tuple[Ints, Floats]:
-        """Labels and factors of the rows that have arrived, int64 (m,) and float64 (m,)."""
+        """Return labels and factors of the received rows, int64 (m,) and float64 (m,)."""
         found = [row[: HEAD.itemsize].view(HEAD)[0] for row in self._kept()]
         return np.array([head["label"] for head in found], np.int64), np.array([head["factor"] for head in found])
 
     def rows(self) -> list[NDArray[np.floating]]:
-        """This rank's columns of all rows, in the order of `heads`: m arrays (own columns,), not to be written to."""
+        """Return this rank's columns of all rows, in the order of `heads`: m read-only arrays (own columns,)."""
         return [row[HEAD.itemsize :].view(self._dtype) for row in self._kept()]
 
     def close(self) -> None:
@@ -124,7 +123,7 @@ class DealtRows:
             yield self._slabs[place // self._slab_rows][place % self._slab_rows]
 
     def _length(self, rank: int) -> int:
-        """Bytes of a row's part for a rank, its head included."""
+        """Return the bytes of a row's part for a rank, including its header."""
         return HEAD.itemsize + int(self._borders[rank + 1] - self._borders[rank]) * self._dtype.itemsize
 
     def _new_row(self) -> Bytes:
@@ -140,7 +139,7 @@ class DealtRows:
         row[HEAD.itemsize :].view(self._dtype)[:] = part
 
     def _let_leave(self) -> None:
-        """Wait until all rows have left, and take in what comes meanwhile: two ranks may wait for one another."""
+        """Wait until all rows are sent, and receive meanwhile: two ranks may wait for one another."""
 
         def left() -> bool:
             self._take_in()
@@ -151,7 +150,7 @@ class DealtRows:
         self._under_way = 0
 
     def _take_in(self) -> None:
-        """Receive the parts that are there."""
+        """Receive the parts that have arrived."""
         if self._comm is None:
             return
         from mpi4py import MPI

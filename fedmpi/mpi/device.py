@@ -1,4 +1,4 @@
-"""What of the machine belongs to a rank: CPU cores, threads and the device."""
+"""Resources of a rank: CPU cores, threads and the device."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ log = logging.getLogger(__name__)
 MOST_CORES = 4096
 LEAST_SECONDS_OF_LOAD = 0.2
 MOST_THREADS = "FEDMPI_MOST_THREADS"
-"""The variable by which a sweep tells the ranks of runs side by side how many threads there is room for."""
+"""Environment variable with a sweep's thread limit for the ranks of simultaneous runs."""
 
 
 def core_mask() -> NDArray[np.bool_]:
-    """The cores that this process may run on, bool (4096,)."""
+    """Return the cores that this process may run on, bool (4096,)."""
     mask = np.zeros(MOST_CORES, bool)
     mask[[core for core in os.sched_getaffinity(0) if core < MOST_CORES]] = True
     return mask
 
 
 def cores_allowed() -> int:
-    """Cores that this process may keep busy at once: its affinity, limited by the quota of its control group."""
+    """Return the cores that this process may use at once: its affinity, limited by the quota of its control group."""
     import joblib  # type: ignore[import-untyped]
 
     return int(joblib.cpu_count())
 
 
 def fair_threads(masks: NDArray[np.bool_], node_rank: int, allowed: int, environ: Mapping[str, str]) -> int:
-    """Threads for one of the ranks of a node.
+    """Return the number of threads for one of the ranks of a node.
 
-    A core that several ranks may use is divided among them, so that ranks bound to cores of their own keep them whole.
-    An explicit OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK and FEDMPI_MOST_THREADS are upper limits.
+    A core that several ranks may use is divided among them; ranks bound to separate cores keep them whole. An explicit
+    OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK and FEDMPI_MOST_THREADS are upper limits.
     """
     if explicit := explicit_threads(environ):
         return explicit
@@ -57,27 +57,27 @@ def fair_threads(masks: NDArray[np.bool_], node_rank: int, allowed: int, environ
 
 
 def explicit_threads(environ: Mapping[str, str]) -> int:
-    """OMP_NUM_THREADS, or 0 where it is not set to a number."""
+    """Return OMP_NUM_THREADS, or 0 if it is not set to a number."""
     explicit = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(explicit) if explicit.isdigit() else 0
 
 
 class Load:
-    """What some cores work, and what this process does of it, from the making of this object on."""
+    """Core seconds used by all processes and by this one since the object was made."""
 
     def __init__(self, mask: NDArray[np.bool_]):
         self._mask = mask
         self._busy, self._own, self._since = busy_seconds(mask), time.process_time(), time.monotonic()
 
     def seconds(self) -> tuple[float, float, float]:
-        """Seconds since the start (a few tenths at least), and core seconds of all processes and of this one."""
+        """Return seconds since the start (a few tenths at least), and core seconds of all processes and of this one."""
         time.sleep(max(0.0, LEAST_SECONDS_OF_LOAD - (time.monotonic() - self._since)))
         passed = time.monotonic() - self._since
         return passed, busy_seconds(self._mask) - self._busy, time.process_time() - self._own
 
 
 def busy_seconds(mask: NDArray[np.bool_]) -> float:
-    """What the cores of the mask have worked since the machine started, in seconds, by /proc/stat; 0 without one."""
+    """Return the busy seconds of the mask's cores since the machine started, by /proc/stat; 0 without one."""
     try:
         with open("/proc/stat") as file:
             lines = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
@@ -89,15 +89,15 @@ def busy_seconds(mask: NDArray[np.bool_]) -> float:
 
 
 def threads_beside_others(fair: int, cores: int, others: float, ranks: int) -> int:
-    """Threads of a rank where other processes keep `others` of the node's `cores` busy: its share of those left.
+    """Return a rank's threads if other processes keep `others` of the node's `cores` busy: its share of the rest.
 
-    Threads that wait for one another on a core that something else uses make a step many times slower, not by a share.
+    Threads that wait for one another on a shared core make a step many times slower, not only by a share.
     """
     return max(1, min(fair, int((cores - others) / ranks + 0.5)))
 
 
 def choose_device(request: str, node_rank: int) -> torch.device:
-    """The device of a rank."""
+    """Choose the device of a rank."""
     import torch
 
     if request in ("auto", "cuda"):

@@ -1,18 +1,18 @@
-"""Groups of ranks that hand arrays around: the sub-communicators of mediators (Astraea, Algorithm 1).
+"""Groups of ranks that pass arrays: the sub-communicators of mediators (Astraea, Algorithm 1).
 
-Sending never blocks, so no order of sends and receives can deadlock as long as each receive has its send; receiving
-waits politely.
+Sending never blocks, so no order of sends and receives can deadlock if each receive has its send. Receiving waits
+politely.
 
-MPI moves messages within its own calls: between hosts, a message that needs a handshake would wait until its sender is
-done with the client it trains and calls MPI again. So a thread tests what is under way. MPI calls a message sent as
-soon as its array may be overwritten, when the last bytes may still wait for room in the connection: the thread goes on
-making MPI work, ever more seldom, until the round ends.
+MPI moves messages only within its own calls. Between hosts, a message that needs a handshake would wait until its
+sender has trained the client and calls MPI again. So a thread tests the pending sends. MPI reports a message as sent
+once its array may be overwritten, even if the last bytes still wait for room in the connection. The thread therefore
+continues to make MPI work, less and less often, until the round ends.
 
-MPI can hold only so many communicators (MPICH: 2,048 per process), and making or freeing one takes all of its members.
-So all ranks get all groups of a round and work out alike which of them have a communicator: those used last,
-`MOST_COMMUNICATORS` in the whole job at most. All free and then make them in one common order, so that the first one
-that is not done yet has all its members waiting for it: it cannot deadlock. Groups beyond that number exchange their
-messages over one communicator of all ranks.
+MPI supports only a limited number of communicators (MPICH: 2,048 per process), and making or freeing one takes all of
+its members. So all ranks get all groups of a round and compute equally which of them have a communicator: the most
+recently used, at most `MOST_COMMUNICATORS` in the whole job. All ranks free and then make them in one common order, so
+that the first unfinished one has all its members waiting for it: it cannot deadlock. Groups beyond that number exchange
+their messages over one communicator of all ranks.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from fedmpi.mpi.collectives import CHUNK, BytesMoved, as_bytes, meet, meet_membe
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# A large message progresses only inside the test when it does not travel by one copy between processes: sleep little.
+# A large message progresses only inside the test unless it is sent by one copy between processes: sleep little.
 LONGEST_SLEEP_IN_MESSAGE = 200e-6
 TESTS_PER_PUSH = 16  # over TCP each moves a part of the message
 SLEEP_BESIDE_WORK = 1e-3
-"""Between two pushes while the sender computes, or longer when it does not get a core or Python's lock at once.
+"""Seconds between two pushes while the sender computes; longer if it does not get a core or Python's lock at once.
 
 Waiting took 1.5 to 2.3 % of a core, moving 40 MB over TCP 3.1 to 4.4 % (MPICH, 2 busy cores, the thread's CPU time by
 wall time).
 """
 LONGEST_SLEEP_AFTER = 32e-3
-"""Between two pushes when MPI calls all messages sent; the sleeps before it double. Then they take 0.2 to 0.3 % of a
-core (MPICH and Open MPI, 2 busy cores)."""
+"""Longest sleep between two pushes once MPI reports all messages as sent; earlier sleeps double. Then they take 0.2 to
+0.3 % of a core (MPICH and Open MPI, 2 busy cores)."""
 
 
 Ranks = tuple[int, ...]
 MOST_COMMUNICATORS = 1024
-"""Of all ranks together: whatever contexts two members hold, one is left for both of them."""
+"""Largest number of communicators over all ranks: one context is left for any two members."""
 TAGS = 32768  # the MPI standard promises tags up to 32,767
 
 
 class PendingSends:
-    """The sends of this rank that are under way."""
+    """Unfinished sends of this rank."""
 
     def __init__(self, progress: Callable[[], object] | None):
         self._progress = progress
@@ -63,7 +63,7 @@ class PendingSends:
         self._changed = threading.Condition()
 
     def take(self, sends: list[tuple[MPI.Request, Bytes]]) -> None:
-        """See to these requests, and keep their arrays as long as they are read."""
+        """Track these requests, and keep their arrays as long as they are read."""
         with self._changed:
             self._sending += sends
             self._flushed, self._sleep = False, SLEEP_BESIDE_WORK
@@ -75,12 +75,12 @@ class PendingSends:
             threading.Thread(target=self._push_along, name="fedmpi-sends", daemon=True).start()
 
     def push(self) -> bool:
-        """Test what is under way; whether MPI calls everything sent."""
+        """Test the pending sends; return whether MPI reports everything as sent."""
         with self._changed:
             return self._test()
 
     def flush(self) -> None:
-        """Wait politely until MPI calls everything sent; who calls this goes on to call MPI, which sees to the rest."""
+        """Wait politely until MPI reports everything as sent; the caller's next MPI calls do the rest."""
         wait_until(self.push, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
         with self._changed:
             self._flushed = True
@@ -102,8 +102,8 @@ class PendingSends:
 
 
 def progress_beside_work(comm: MPI.Intracomm | None) -> Callable[[], object] | None:
-    """A call that makes MPI work, for a thread beside the sender's work; None where MPI
-    allows none, or does not run.
+    """Return a call that makes MPI progress, for a thread beside the sender's work; None if MPI does not allow one or
+    is not running.
     """
     if comm is None or not calls_from_threads():
         return None
@@ -111,16 +111,14 @@ def progress_beside_work(comm: MPI.Intracomm | None) -> Callable[[], object] | N
 
 
 def calls_from_threads() -> bool:
-    """Whether MPI allows calls from several threads at the same time."""
+    """Check whether MPI allows calls from several threads at the same time."""
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 class RankGroup:
-    """Exactly these ranks, over a communicator of their own or one that they share with
-    others; see `Cluster.groups`.
-    """
+    """Group of exactly these ranks, over a separate or a shared communicator; see `Cluster.groups`."""
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class RankGroup:
     ):
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
-        self._addresses = tuple(range(self.size) if addresses is None else addresses)  # the members' ranks in `comm`
+        self._addresses = tuple(range(self.size) if addresses is None else addresses)  # members' ranks in `comm`
         self._shared = addresses is not None
         self.rank = 0 if comm is None else self._addresses.index(comm.Get_rank())
         self._comm = comm
@@ -169,7 +167,7 @@ class RankGroup:
         return array
 
     def close(self) -> None:
-        """Free the communicator if it is their own; the group is of no more use. All members do it in one order."""
+        """Free the group's own communicator, if any; all members do so in the same order."""
         if self._comm is not None and not self._closed:
             self._pending.flush()
             if not self._shared:
@@ -195,11 +193,11 @@ class RankGroup:
 
 
 class Recent:
-    """Which groups have a communicator: those used last. Ranks that admit the same groups agree about it."""
+    """Groups that have a communicator: the most recently used. Ranks that admit the same groups agree on them."""
 
     def __init__(self, most: int):
         self._most = most
-        self._held: dict[Ranks, None] = {}  # the one used longest ago first
+        self._held: dict[Ranks, None] = {}  # least recently used first
 
     def __contains__(self, ranks: Ranks) -> bool:
         return ranks in self._held
@@ -221,7 +219,7 @@ class Recent:
 
 
 class Groups:
-    """The groups that this rank is in."""
+    """Groups that this rank is in."""
 
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._world = world
@@ -233,7 +231,7 @@ class Groups:
         self._common: MPI.Intracomm | None = None
 
     def get(self, wanted: Sequence[Ranks], rank: int) -> list[RankGroup | None]:
-        """The groups of these ranks, None for those that this rank is not in; see `Cluster.groups`."""
+        """Return the groups of these ranks, None for those without this rank; see `Cluster.groups`."""
         for ranks in wanted:
             if not ranks or len(set(ranks)) < len(ranks):
                 raise ValueError(f"the ranks {ranks} are no group: each rank once, and at least one")
@@ -249,7 +247,7 @@ class Groups:
         return [self._find(ranks) if rank in ranks else None for ranks in wanted]
 
     def end_round(self) -> None:
-        """Let everything sent leave."""
+        """Finish all sends."""
         self._pending.flush()
 
     def close(self) -> None:
@@ -288,7 +286,7 @@ class Groups:
         return comm
 
     def _share(self) -> None:
-        """Make the communicator of the groups that have none of their own, when they first occur; collective."""
+        """Make the shared communicator of further groups, when they first occur; collective."""
         if self._common is None and self._world is not None:
             meet(self._world)
             self._common = self._world.Dup()

@@ -1,8 +1,8 @@
-"""How this process was launched, the start of MPI within a time limit, and the end of a job.
+"""Launch of this process, the start of MPI within a time limit, and the end of a job.
 
 A launcher of one MPI family with the library of another gives N single processes that each believe to be the whole job,
-or an abort inside MPI's start; both become one clear sentence. Ranks that wait in the start for ever end with a
-sentence, to be started again. A job ends for all ranks together with one code, or at once by abort.
+or an abort inside MPI's start; both lead to one clear message. Ranks that wait in the start forever end with a message,
+to be started again. A job ends for all ranks together with one code, or at once by abort.
 """
 
 from __future__ import annotations
@@ -28,43 +28,44 @@ from fedmpi.mpi.collectives import wait_until
 MISSING_MPI = "install an MPI with `pip install 'fedmpi[mpi]'` and launch with the mpiexec of the same environment"
 
 TAKEN_BY_MPI = (signal.SIGUSR1, signal.SIGHUP)
-"""By MPICH as it starts, the latter by its library UCX."""
+"""Signals that MPICH uses from its start on, the latter through its library UCX."""
 KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, *TAKEN_BY_MPI)
 
 
-# The variables that speak about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a
-# batch script; SLURM_STEP_NUM_TASKS belongs to a step, and inside an mpiexec it counts the launcher's own helpers, so
-# it comes last.
+# Variables about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a batch script.
+# SLURM_STEP_NUM_TASKS belongs to a step, and inside an mpiexec it counts the launcher's own helpers, so it comes last.
 MPIEXEC_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 SRUN_VARIABLES = (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),)
 NOT_STARTED = 76
-"""Exit code of a job whose MPI did not start in time; the next start may well succeed."""
+"""Exit code of a job whose MPI did not start in time; the next start may succeed."""
 VARIABLE = "FEDMPI_START_SECONDS"
 MARK = "FEDMPI_NOT_STARTED"
-"""Names a file that is made then, for job scripts: launchers that kill the other ranks report other codes."""
+"""Environment variable that names a file to make in that case: launchers that kill the other ranks report other
+codes."""
 SECONDS, SECONDS_PER_RANK = 120.0, 1.0
 SECONDS_FOR_RANK_0 = 1.0
-"""Rank 0 speaks for all: the others leave so much later, unless the launcher ends them before."""
-# An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
+"""Seconds by which the other ranks end later than rank 0, which prints the message for all."""
+# An abort can discard the rank's last output: give the launcher time to pass it on.
 SECONDS_FOR_LAST_WORDS = 0.3
 SECONDS_FOR_ABORT = 2.0
 
 
 class LauncherMismatch(UserError):
-    """The launcher started several processes but MPI did not join them; every process sees the same."""
+    """Error if the launcher started several processes but MPI did not join them; every process raises it."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """One of several processes, as the launcher's environment variables say."""
 
-    size: int  # Number of processes started together, and this one's place among them
+    size: int  # Number of processes started together, and this one's index among them
     rank: int
-    variable: str  # The variable that says so
+    variable: str  # Variable that contains this
 
 
 def read_launches(environ: Mapping[str, str]) -> list[Launch]:
-    """The launchers that claim this process: those of mpiexec (or srun with PMI) if any speaks, else srun's."""
+    """Return the launchers that claim this process: those of mpiexec (or srun with PMI) if there are any, else
+    srun's."""
     for family in (MPIEXEC_VARIABLES, SRUN_VARIABLES):
         found = [
             Launch(int(environ[size]), int(environ[rank]), size)
@@ -77,7 +78,7 @@ def read_launches(environ: Mapping[str, str]) -> list[Launch]:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """The launch of this process, or None when it was started by itself (or with no launcher that we know)."""
+    """Return the launch of this process, or None if it is standalone (or from an unknown launcher)."""
     launches = read_launches(os.environ if environ is None else environ)
     return launches[0] if launches else None
 
@@ -107,9 +108,9 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
 
 @contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Afterwards Python's own signal handlers are in force again; signals that MPI takes meanwhile wait until then.
+    """Restore Python's own signal handlers afterwards; signals that MPI takes meanwhile are delayed.
 
-    SIGHUP ends the process again where it did before.
+    SIGHUP ends the process again if it did before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
@@ -127,7 +128,7 @@ def kept_handlers() -> Iterator[None]:
 
 
 def library_version() -> str:
-    """What the MPI library that mpi4py loads says of itself, without starting it; "" where there is none."""
+    """Return the version text of the MPI library that mpi4py loads, without starting it; "" if there is none."""
     try:
         return str(_import_mpi().Get_library_version())
     except (ImportError, RuntimeError):
@@ -135,7 +136,7 @@ def library_version() -> str:
 
 
 def check_process_manager(environ: Mapping[str, str], library: str) -> None:
-    """Refuse an MPICH without PMIx under a launcher that speaks nothing else: its start would abort the process."""
+    """Reject an MPICH without PMIx under a launcher that supports only PMIx: its start would abort the process."""
     only_pmix = "PMIX_RANK" in environ and "PMI_RANK" not in environ
     if only_pmix and library.startswith("MPICH") and "pmix" not in library.lower():
         raise LauncherMismatch(
@@ -146,11 +147,11 @@ def check_process_manager(environ: Mapping[str, str], library: str) -> None:
 
 
 def check_world_size(launches: list[Launch], size: int, library: str) -> None:
-    """Compare the size of COMM_WORLD with what the launchers say."""
+    """Compare the size of COMM_WORLD with the launchers' sizes."""
     if not launches or any(launch.size == size for launch in launches):
         return
     if size > 1 and launches[0].variable == "SLURM_STEP_NUM_TASKS":
-        return  # another launcher on top of srun, or a job of several components: MPI did join the processes
+        return  # another launcher on top of srun, or a job of several programs: MPI did join the processes
     raise LauncherMismatch(
         f"{_launched(launches)}, but mpi4py loaded {short_version(library)}, which sees {size}: launcher and MPI "
         "library do not belong together; launch with the mpiexec beside this Python, or with `srun --mpi=pmi2` (MPICH) "
@@ -159,7 +160,7 @@ def check_world_size(launches: list[Launch], size: int, library: str) -> None:
 
 
 def short_version(library: str) -> str:
-    """`"MPICH 5.0.2"` out of the library's own, longer words."""
+    """Extract `"MPICH 5.0.2"` from the library's longer text."""
     words = library.split(",")[0].split("\n")[0].replace("Version:", " ").split()
     return " ".join(words)
 
@@ -167,7 +168,7 @@ def short_version(library: str) -> str:
 def _import_mpi() -> ModuleType:
     import mpi4py
 
-    # The version is asked before MPI starts, so that a start that would abort the process can be refused with a reason.
+    # The version is read before MPI starts, to reject with a reason a start that would abort the process.
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = True
     from mpi4py import MPI
@@ -185,9 +186,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def initialise(mpi: ModuleType) -> None:
-    """`MPI_Init_thread` for several threads, during which the other threads of this process run.
+    """Call `MPI_Init_thread` for several threads while the other threads of this process run.
 
-    mpi4py's own call keeps Python's lock until all ranks have come: neither a signal's thread nor a limit could act.
+    mpi4py's own call keeps Python's lock until all ranks have arrived: no signal thread or time limit could act.
     """
     call = getattr(ctypes.CDLL(mpi.__file__), "MPI_Init_thread", None)
     if call is None:  # an mpi4py with the library's functions hidden inside it
@@ -198,11 +199,11 @@ def initialise(mpi: ModuleType) -> None:
     if error:
         raise RuntimeError(f"MPI_Init_thread failed with error {error}")
     for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):
-        comm.Set_errhandler(mpi.ERRORS_RETURN)  # errors become exceptions of mpi4py's, as after its own call
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # errors raise mpi4py's exceptions, as after its own call
 
 
 def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
-    """Seconds that MPI may take to start with so many ranks; 0 for as long as it likes."""
+    """Return the time limit in seconds for starting MPI with so many ranks; 0 for none."""
     given = environ.get(VARIABLE)
     if given is None:
         return SECONDS + SECONDS_PER_RANK * ranks
@@ -217,7 +218,7 @@ def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
 
 @contextmanager
 def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
-    """What is done within takes at most so many seconds, or this process ends with `NOT_STARTED` and a sentence."""
+    """Limit the duration of the context in seconds; beyond it, end the process with `NOT_STARTED` and a message."""
     if not seconds:
         yield
         return
@@ -238,7 +239,7 @@ def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:
             mark.touch()
     if rank:
         time.sleep(SECONDS_FOR_RANK_0)
-    with suppress(OSError):  # a closed terminal must not keep the job from ending
+    with suppress(OSError):  # a closed terminal must not prevent the end of the job
         sys.stderr.write(
             f"rank {rank}: error: MPI did not start within {seconds:g} s: not all of {ranks} ranks came, or they "
             f"missed one another; start again ({VARIABLE} sets the limit, 0 for none)\n"
@@ -248,10 +249,9 @@ def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
-    """Wait politely for the other ranks to end, and compare how.
+    """Wait politely for the other ranks to end, and compare the way they end.
 
-    Every rank that ends in order calls this once. It uses COMM_WORLD, on which nothing else in fedmpi
-    communicates.
+    Every rank that ends in order calls this once. It uses COMM_WORLD, on which nothing else in fedmpi communicates.
     """
     mpi = running_mpi()
     if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
@@ -264,7 +264,7 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
 
 
 def abort_job(code: int) -> NoReturn:
-    """End every rank of the job now with this non-zero exit code; a process alone ends as by `sys.exit`."""
+    """End every rank of the job now with this non-zero exit code; a standalone process ends as by `sys.exit`."""
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         with suppress(*UNWRITABLE):
@@ -276,9 +276,9 @@ def abort_job(code: int) -> NoReturn:
 
 
 def abort_anyway(code: int) -> NoReturn:
-    """`abort_job` from any thread, also where the main one hangs within MPI: then this process leaves as it is.
+    """End the job from any thread, also if the main one hangs within MPI: this process then exits at once.
 
-    The launcher ends the others when one leaves with a code other than 0 (srun with `--kill-on-bad-exit`).
+    The launcher ends the others if one exits with a code other than 0 (srun with `--kill-on-bad-exit`).
     """
     with suppress(Exception):
         sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""`Cluster`: this process among the ranks of the job, with the few exchanges that a federated round needs.
+"""`Cluster`: the ranks of the job, with the few exchanges that a federated round needs.
 
-Rank 0 is the server, the others are workers; a single process is both. Collectives are called by all ranks in the same
+Rank 0 is the server, the others are workers; a single process is both. All ranks call collectives in the same
 order.
 """
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """The ranks of the job as one of them sees them; built by `Cluster.connect`."""
+    """Ranks of the job from the view of one of them; built by `Cluster.connect`."""
 
     def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
         self._comms = comms
@@ -78,7 +78,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, reduction: Reduction = "auto") -> Cluster:
-        """Join the job that this process was launched in; without MPI, a job of one process."""
+        """Join the job that this process was launched in; without MPI, make a job of one process."""
         mpi = start_mpi()
         if mpi is None:
             log.info("one process: no MPI is installed")
@@ -93,18 +93,18 @@ class Cluster:
         return cluster
 
     def worker_rank(self, worker: int) -> int:
-        """The rank of the worker with this index."""
+        """Return the rank of the worker with this index."""
         return worker if self.size == 1 else worker + 1
 
     def barrier(self) -> None:
-        """Wait politely until all ranks have come here."""
+        """Wait politely until all ranks have called this."""
         if self._board is not None and self.nodes == 1:
             self._board.meet()
         elif self._comms is not None:
             meet(self._comms.world)
 
     def broadcast(self, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
-        """Rank 0's arrays on all ranks."""
+        """Return rank 0's arrays on all ranks."""
         if self.is_server and arrays is None:
             raise ValueError("rank 0 broadcasts: it has to give arrays")
         if self._comms is None:
@@ -120,7 +120,7 @@ class Cluster:
         return list(arrays) if self.is_server and arrays is not None else received
 
     def gather(self, array: AnyArray) -> list[AnyArray] | None:
-        """Every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""
+        """Return every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""
         if self._comms is None:
             return [array]
         self.barrier()
@@ -140,33 +140,34 @@ class Cluster:
         self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
 
     def dealt_rows(self) -> DealtRows:
-        """The exchange by which each rank gets its columns of all ranks' rows, until `close`; first call collective."""
+        """Return the exchange that gives each rank its columns of all ranks' rows, until `close`; first call
+        collective."""
         if self._dealt is None:
             self._dealt = DealtRows(None if self._comms is None else self._comms.world, self._moved)
         return self._dealt
 
     def maximum(self, value: int) -> int:
-        """The largest of the ranks' integers, on all ranks."""
+        """Return the largest of the ranks' integers, on all ranks."""
         return value if self._comms is None else maximum(self._comms.world, value)
 
     def sum_buffer(self, count: int, dtype: DTypeLike) -> AnyArray:
-        """This rank's slot of a buffer that the next `reduce` sums.
+        """Return this rank's slot of a buffer that the next `reduce` sums.
 
         The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
-        slot, with whatever was last written into it. Slots live until `close`.
+        slot with its last content. Slots are valid until `close`.
         """
         return np.asarray(self._use_sum(count, dtype, None).slot)
 
     def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
-        """`sum_buffer` for values made on a device: the slot as a tensor there, or in host memory where sums go
-        there.
+        """Return `sum_buffer` for values made on a device: the slot as a tensor there, or in host memory if sums are
+        computed there.
         """
         import torch
 
         return torch.as_tensor(self._use_sum(count, dtype, device).slot)
 
     def reduce(self) -> AnyArray:
-        """The sum over all ranks of the slots last asked for, the same bits on every rank.
+        """Return the sum over all ranks of the slots last requested, bit-identical on every rank.
 
         On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
         library's.
@@ -176,27 +177,27 @@ class Cluster:
         return result
 
     def reduce_tensor(self) -> torch.Tensor:
-        """`reduce` as a tensor that lies where that of `sum_tensor` does; not to be written to."""
+        """Return `reduce` as a read-only tensor in the same memory as that of `sum_tensor`."""
         import torch
 
         return torch.as_tensor(self._reduced().result)
 
     def groups(self, wanted: Sequence[Sequence[int]]) -> list[RankGroup | None]:
-        """The sub-communicators of exactly these ranks, in this order; None for those that this rank is not in.
+        """Return the sub-communicators of exactly these ranks, in this order; None for those without this rank.
 
-        Called by all ranks with the same groups. They are of use until the next call: those used last keep their
-        communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
-        beyond that share one communicator, so messages between two ranks take different tags in different groups.
+        Called by all ranks with the same groups. They are valid until the next call: the most recently used ones keep
+        their communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
+        beyond that share one communicator, so messages between two ranks need different tags in different groups.
         """
         return self._groups.get([tuple(int(rank) for rank in ranks) for ranks in wanted], self.rank)
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """What this rank has handed to MPI and taken from it so far (a copy)."""
+        """Copy of this rank's counters of bytes sent and received through MPI so far."""
         return replace(self._moved)
 
     def share_bytes(self) -> BytesMoved:
-        """`bytes_moved` summed over all ranks, on all ranks; collective."""
+        """Return `bytes_moved` summed over all ranks, on all ranks; collective."""
         if self._comms is None:
             return self.bytes_moved
         counts = np.array(self._moved.as_tuple(), np.int64)
@@ -206,19 +207,19 @@ class Cluster:
         return BytesMoved(*(int(count) for count in summed))
 
     def threads_for_rank(self) -> int:
-        """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
+        """Return the threads that this rank may keep busy: its fair share of the node's cores, at least one."""
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
 
     def cores_of_others(self) -> float:
-        """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""
+        """Return the cores of this node kept busy by processes of other jobs since this one began; collective."""
         passed, busy, own = self._load.seconds()
         if self._comms is not None:
             own = total(self._comms.node, round(1e6 * own)) / 1e6
         return max(0.0, (busy - own) / passed)
 
     def device(self, request: str = "auto") -> torch.device:
-        """The torch device of this rank, made the current one; see `resources.choose_device`."""
+        """Return the torch device of this rank, made the current one; see `resources.choose_device`."""
         device = choose_device(request, self.node_rank)
         if device.type == "cuda":
             import torch
@@ -229,8 +230,8 @@ class Cluster:
     def close(self) -> None:
         """Free buffers, groups and communicators; collective.
 
-        What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
-        safe only if the sender closes (or reduces) before it ends.
+        Results of `sum_buffer`, `reduce` and `groups` become invalid. Unfinished messages of a group are safe only if
+        the sender closes (or reduces) before it ends.
         """
         if self._dealt is not None:
             self._dealt.close()
@@ -246,7 +247,7 @@ class Cluster:
         self._board = None
 
     def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
-        """The sum of this kind, built when first asked for, which the next `reduce` sums."""
+        """Return the sum of this kind, built at its first use, which the next `reduce` sums."""
         dtype = np.dtype(dtype)
         if dtype not in SUM_DTYPES:
             raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
@@ -279,7 +280,7 @@ class Cluster:
 
 
 def who_runs() -> str:
-    """The processes that were launched together, in words, as soon as MPI has started; collective."""
+    """Describe the processes that were launched together, as soon as MPI has started; collective."""
     launch = read_launch()
     mpi = start_mpi() if launch is not None and launch.size > 1 else None
     if mpi is None:
@@ -289,7 +290,7 @@ def who_runs() -> str:
 
 
 def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:
-    """Let rank 0 alone do something that may raise a UserError; collective."""
+    """Run something on rank 0 alone that may raise a UserError; collective."""
     result, refusal, kind = None, "", UserError
     if cluster.is_server:
         try:

@@ -1,19 +1,19 @@
-"""Sums over all ranks: in the shared memory of a node, by MPI's Allreduce, or of tensors on their device.
+"""Sums over all ranks: in a node's shared memory, by MPI's Allreduce, or for tensors on their device.
 
-In the window every rank of a node writes its slot. `reduce` then runs, on each node, its barriers at the node's board
-where there is one:
+In the window every rank of a node writes its slot. On each node, `reduce` then runs the following steps, with its
+barriers at the node's shared-memory barrier if there is one:
 
 1. barrier A: all slots of the node are filled, and all ranks have finished reading the previous sum;
 2. every rank sums its slice over all slots, in rank order, into the result, block by block within the cache;
-3. barrier B: the result is complete, and nobody reads the slots any more: their owners may overwrite them;
+3. barrier B: the result is complete, and the slots are no longer read: their owners may overwrite them;
 4. with several nodes: one leader per node sums the results in place by Allreduce; barrier C releases the others.
 
 Nobody writes the result before barrier A of the next call, so it may be read until the reader itself calls `reduce`
-again. A server that only serves, on a node with fewer cores than ranks, does not sum: it marks both barriers at once
-and sleeps until the result is complete, for it would take a core from those it waits for.
+again. On a node with fewer cores than ranks, a server that only serves does not sum, because it would take a core from
+the ranks that it waits for. It marks both barriers at once and sleeps until the result is complete.
 
-On GPUs Allreduce takes an MPI that reads device memory (CUDA-aware); without one, updates are staged through host
-memory. MPI is the one transport; NCCL is not used.
+On GPUs Allreduce needs an MPI that reads device memory (CUDA-aware); without one, updates are staged through host
+memory. MPI is the only transport; NCCL is not used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 BLOCK = 32 << 10
 CACHE_LINE = 64
 log = logging.getLogger(__name__)
-# Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
+# Measured with MPICH: shared memory wins from 70,000 float32 on if every rank has a core. With more ranks than cores
 # and no board the barriers can cost more than Allreduce, which pays from about a million bytes on.
 WINDOW_FROM_BYTES = 128 << 10
 WINDOW_FROM_BYTES_CROWDED = 1 << 20
@@ -60,25 +60,25 @@ SPARE_SHARED_MEMORY = 8 << 20
 
 
 class Sum(Protocol):
-    """A buffer that is summed over the ranks again and again."""
+    """Buffer that is repeatedly summed over the ranks."""
 
     @property
     def slot(self) -> AnyArray | torch.Tensor:
-        """What this rank adds, (count,)."""
+        """This rank's summand, (count,)."""
 
     @property
     def result(self) -> AnyArray | torch.Tensor:
-        """The sum over the ranks, (count,)."""
+        """Sum over the ranks, (count,)."""
 
     def reduce(self) -> None:
         """Sum the slots of all ranks into the result; collective."""
 
     def close(self) -> None:
-        """Give the memory back; collective. Slot and result are of no more use."""
+        """Free the memory; collective. Slot and result become invalid."""
 
 
 class AllreduceSum:
-    """The sum by MPI Allreduce, called when all ranks have arrived; of a single process (None) a copy."""
+    """Sum by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy."""
 
     def __init__(self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, moved: BytesMoved):
         self.slot, self.result = np.zeros(count, dtype), np.zeros(count, dtype)
@@ -96,24 +96,24 @@ class AllreduceSum:
 
 
 def padded(nbytes: int) -> int:
-    """Bytes of a region, in whole cache lines and at least one."""
+    """Return bytes of a region, in whole cache lines and at least one."""
     return max(1, -(-nbytes // CACHE_LINE)) * CACHE_LINE
 
 
 def bytes_on_node(nbytes: int, ranks_on_node: int) -> int:
-    """Shared memory that a node needs: a slot a rank, and the result."""
+    """Return the shared memory that a node needs: one slot per rank, and the result."""
     return padded(nbytes) * (ranks_on_node + 1)
 
 
 def slice_of(rank: int, ranks: int, count: int) -> slice:
-    """The part of `count` values that a rank sums: equal parts, cut so that no cache line has two writers."""
+    """Return a rank's slice of `count` values: equal parts, cut so that no cache line has two writers."""
     width = -(-count // ranks)
     width = -(-width // CACHE_LINE) * CACHE_LINE
     return slice(min(rank * width, count), min((rank + 1) * width, count))
 
 
 class WindowSum:
-    """See the module's text for the protocol; all ranks of a node build it together and then call `clear`."""
+    """Sum in a node's shared memory, by the module's protocol; all ranks of a node build it, then call `clear`."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class WindowSum:
         self._board = board
         region = padded(count * dtype.itemsize)
         mine = region * (2 if self._node.rank == 0 else 1)
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # a rank's slot lies in memory near to it
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # a rank's slot is in memory near to it
         self._window = MPI.Win.Allocate_shared(mine, 1, info=info, comm=self._node)
         info.Free()
         self._window.Lock_all(MPI.MODE_NOCHECK)
@@ -142,7 +142,7 @@ class WindowSum:
         self._slice = slice_of(self._node.rank - first, self._node.size - first, 0 if self._spared else count)
 
     def clear(self) -> None:
-        """Zero everything, which also takes the memory now and not in the middle of a run; collective on the node."""
+        """Zero everything, which allocates the memory now and not during a run; collective on the node."""
         self.slot[:] = 0
         self.result[self._slice] = 0
         self._synchronise()
@@ -223,7 +223,7 @@ def build_sum(
     board: Board | None = None,
     server_away: bool = False,
 ) -> Sum:
-    """A buffer that is summed over the ranks; all ranks build it together and the choice is logged."""
+    """Build a buffer that is summed over the ranks; collective, and the choice is logged."""
     if comms is not None:
         for value in (count, dtype.num):
             if maximum(comms.world, value) != -maximum(comms.world, -value):
@@ -246,18 +246,19 @@ def build_sum(
 
 
 def shared_memory_lacks(nbytes: int) -> bool:
-    """Whether this node's shared memory lacks room for so many bytes; writing beyond it is deadly (SIGBUS)."""
+    """Check whether this node's shared memory lacks room for so many bytes; writing beyond it ends the process
+    (SIGBUS)."""
     try:
         room = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return False  # the library keeps its shared memory elsewhere, and says itself when that fails
+        return False  # the library stores its shared memory elsewhere, and reports a failure itself
     return room.f_bavail * room.f_frsize < nbytes + SPARE_SHARED_MEMORY
 
 
 def _share_memory(
     comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved, board: Board | None, away: bool
 ) -> WindowSum | str:
-    """The window, or why some node has none; the same kind of answer on every rank."""
+    """Return the window, or the reason why some node has none; all ranks agree."""
     from mpi4py import MPI
 
     need = bytes_on_node(count * dtype.itemsize, comms.node.size)
@@ -276,7 +277,7 @@ def _share_memory(
 
 
 class DeviceSum:
-    """The sum of tensors on their device; MPI is given their addresses."""
+    """Sum of tensors on their device; MPI receives their addresses."""
 
     def __init__(
         self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
@@ -302,7 +303,7 @@ class DeviceSum:
         pass
 
     def _finish_kernels(self) -> None:
-        """MPI knows no stream: what writes the slot or reads the last result has to be done before it starts."""
+        """Finish kernels that write the slot or read the last result, because MPI does not know their stream."""
         if self.slot.is_cuda:
             import torch
 
@@ -310,13 +311,13 @@ class DeviceSum:
 
 
 def cuda_aware() -> bool:
-    """Whether the MPI library that mpi4py has loaded reads and writes GPU memory, by its own account.
+    """Return whether the loaded MPI library reports that it reads and writes GPU memory.
 
-    Open MPI and MPICH answer MPIX_Query_cuda_support; MPICH from 4 on, and what is made of it, MPIX_GPU_query_support.
+    Open MPI and MPICH answer MPIX_Query_cuda_support; MPICH from 4 on and its derivatives MPIX_GPU_query_support.
     """
     from mpi4py import MPI
 
-    library = ctypes.CDLL(MPI.__file__)  # loaded long since; symbols of the libraries it is linked to are found, too
+    library = ctypes.CDLL(MPI.__file__)  # already loaded; symbols of the libraries it is linked to are found too
     ask = getattr(library, "MPIX_Query_cuda_support", None)
     if ask is not None and ask():
         return True
@@ -325,7 +326,7 @@ def cuda_aware() -> bool:
 
 
 def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: bool, library: str) -> tuple[bool, str]:
-    """Decide whether tensors are summed where they lie."""
+    """Decide whether tensors are summed on their device."""
     if ranks == 1:
         return wanted == "device" or accelerators == 1, "there is one process"
     if wanted == "device":
@@ -343,7 +344,7 @@ def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: b
 
 
 def agree_on_device(comms: Communicators | None, wanted: Reduction, device: torch.device | None, library: str) -> bool:
-    """`sums_on_device` for all ranks together, logged by rank 0 where there is anything to decide; collective."""
+    """Apply `sums_on_device` for all ranks together, logged by rank 0 if there is a choice; collective."""
     kind = "cpu" if device is None else device.type
     if comms is None:
         return sums_on_device(wanted, 1, int(kind != "cpu"), True, library)[0]

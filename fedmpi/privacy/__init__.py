@@ -1,1 +1,1 @@
-"""Private sizes and private updates: mechanisms, what they cost, what they add up to."""
+"""Private sizes and private updates: mechanisms, their cost, and their total privacy loss."""

@@ -1,20 +1,20 @@
-"""Private sizes: how clients answer the size query under ε-local differential privacy, how the server estimates the
-total from the answers, and what privacy a run has spent.
+"""Private sizes: private size reports under ε-local differential privacy, the server's estimate of the total, and the
+privacy loss of a run.
 
 k-ary randomised response (FedSampling, Eq 1, 2, 21), Duchi's and the piecewise mechanism (Wang et al. 2019, "Collecting
-and Analyzing Multidimensional Data with Local Differential Privacy", Algorithms 1 and 2) on sizes rescaled from
-[1, M − 1] to [−1, 1]. Each knows its own likelihoods and variance in closed form.
+and Analyzing Multidimensional Data with Local Differential Privacy", Algorithms 1 and 2) on sizes rescaled from [1, M −
+1] to [−1, 1]. Each has closed-form likelihoods and variance.
 
-The estimate is Ñ, and p = K/Ñ (FedSampling, Eq 2). Private answers run from 1 to M − 1, so an empty client answers 1,
+The estimate is Ñ, and p = K/Ñ (FedSampling, Eq 2). Private reports range from 1 to M − 1, so an empty client reports 1,
 and the estimate is floored at the number of clients queried, as in the authors' published code. Exact sizes are summed
-as they are.
+without change.
 
-Randomised answers hide n_k from the server only if nothing else reveals it: weights made of n_k, draws by size, class
+Randomised reports hide n_k from the server only if nothing else reveals it: weights made of n_k, draws by size, class
 counts (whose sum is n_k).
 
-ε adds up over the answers of a client (Dwork and Roth 2014, Theorem 3.16). A memoised answer is drawn once and
-repeated, which reveals nothing new: it is paid for once. A client whose size gets known otherwise, because it answers
-unclipped above M − 1 or because n_k is used openly elsewhere, has no guarantee: its ε is infinite from then on.
+ε adds up over the reports of a client (Dwork and Roth 2014, Theorem 3.16). A memoised report is drawn once and
+repeated, which reveals nothing new and is counted once. A client whose size is revealed otherwise, by an unclipped
+report above M − 1 or by an open use of n_k elsewhere, has no guarantee: its ε is infinite from then on.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
 CLIPPING_WORTH_A_WARNING = 0.05
 EMPTY_WORTH_A_WARNING = 0.05
 SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
-"""The samplers that are known not to look at the clients' sizes."""
+"""Samplers that do not use the clients' sizes."""
 WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
 
 
 class Mechanism(Protocol):
-    """A way to answer the size query; sizes lie in 1 … M − 1 (see `clip_sizes`)."""
+    """Randomised size report; sizes are in 1 … M − 1 (see `clip_sizes`)."""
 
     @property
     def epsilon(self) -> float:
-        """ε of one answer; infinite for the exact answer."""
+        """ε of one report; infinite for the exact report."""
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
-        """Every client's answer, float64 (N,), drawn in client order."""
+        """Return every client's report, float64 (N,), drawn in client order."""
 
     def total(self, answers: Floats) -> float:
-        """The unbiased estimate of Σ sizes from the answers."""
+        """Return the unbiased estimate of Σ sizes from the reports."""
 
     def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Probability (or density) of every answer given every size, float64 (sizes, answers)."""
+        """Return the probability (or density) of every report given every size, float64 (sizes, answers)."""
 
     def variance(self, sizes: Ints) -> Floats:
-        """What each client contributes to the variance of `total`, float64 (N,)."""
+        """Return each client's contribution to the variance of `total`, float64 (N,)."""
 
 
 @dataclass(frozen=True)
 class Exact:
-    """The true size, without privacy."""
+    """True size, without privacy."""
 
     @property
     def epsilon(self) -> float:
@@ -85,28 +85,28 @@ class Exact:
 
 @dataclass(frozen=True)
 class PrivateAnswer:
-    """What private mechanisms have in common."""
+    """Common parameters of private mechanisms."""
 
-    epsilon: float  # ε > 0 of one answer
+    epsilon: float  # ε > 0 of one report
     threshold: int  # M ≥ 3
 
 
 @dataclass(frozen=True)
 class RescaledAnswer(PrivateAnswer):
-    """An unbiased answer to the size rescaled from [1, M − 1] to [−1, 1]."""
+    """Unbiased report of the size rescaled from [1, M − 1] to [−1, 1]."""
 
     def total(self, answers: Floats) -> float:
-        """Σ of the answers, back in samples: N·M/2 + (M/2 − 1)·Σ answers."""
+        """Return Σ of the reports, in samples: N·M/2 + (M/2 − 1)·Σ answers."""
         return answers.size * self.threshold / 2 + (self.threshold / 2 - 1) * float(answers.sum())
 
     def rescaled(self, sizes: Ints) -> Floats:
-        """Sizes 1 … M − 1 on [−1, 1]."""
+        """Rescale sizes 1 … M − 1 to [−1, 1]."""
         return (sizes.astype(np.float64) - self.threshold / 2) / (self.threshold / 2 - 1)
 
 
 @dataclass(frozen=True)
 class RandomisedResponse(PrivateAnswer):
-    """The true size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1)."""
+    """True size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1)."""
 
     @property
     def truth_probability(self) -> float:
@@ -120,7 +120,7 @@ class RandomisedResponse(PrivateAnswer):
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         truthful, answers = np.empty(sizes.size, bool), np.empty(sizes.size)
-        for part in blocks(sizes.size):  # `answers` holds what is drawn first until the answers take its place
+        for part in blocks(sizes.size):  # `answers` first stores the random numbers, then the reports
             np.less(generator.random(out=answers[part]), self.truth_probability, out=truthful[part])
         for part in blocks(sizes.size):
             answers[part] = generator.integers(1, self.threshold, part.stop - part.start)
@@ -128,27 +128,27 @@ class RandomisedResponse(PrivateAnswer):
         return answers
 
     def total(self, answers: Floats) -> float:
-        """Ñ = (R − (1 − α) M N / 2) / α (Eq 2), R the sum of the N answers."""
+        """Return Ñ = (R − (1 − α) M N / 2) / α (Eq 2), R the sum of the N reports."""
         alpha = self.truth_probability
         return (float(answers.sum()) - (1 - alpha) * self.threshold * answers.size / 2) / alpha
 
     def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Eq 17 and 18: α + (1 − α)/(M − 1) for the true size, (1 − α)/(M − 1) for every other."""
+        """Return Eq 17 and 18: α + (1 − α)/(M − 1) for the true size, (1 − α)/(M − 1) for every other."""
         alpha, others = self.truth_probability, self.threshold - 1
         possible = (answers >= 1) & (answers <= others) & (answers == np.floor(answers))
         likelihood: Floats = (alpha * (sizes[:, None] == answers) + (1 - alpha) / others) * possible
         return likelihood
 
     def variance(self, sizes: Ints) -> Floats:
-        """Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M − 2)/12:
-        Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
+        """Return Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M −
+        2)/12: Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
         truth, lie, m, n = self.truth_probability, self.lie_probability, self.threshold, sizes.astype(np.float64)
         return lie * (truth * (n - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
 
 
 @dataclass(frozen=True)
 class Duchi(RescaledAnswer):
-    """One of two values ±(e^ε + 1)/(e^ε − 1), the rescaled size in the mean (Duchi et al. 2018)."""
+    """One of two values ±(e^ε + 1)/(e^ε − 1) with the rescaled size as its mean (Duchi et al. 2018)."""
 
     @property
     def magnitude(self) -> float:
@@ -164,8 +164,8 @@ class Duchi(RescaledAnswer):
         return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
 
     def variance(self, sizes: Ints) -> Floats:
-        """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with
-        ((e^ε + 1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
+        """Return ((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with ((e^ε +
+        1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
         t = self.rescaled(sizes)
         return (1 / math.sinh(self.epsilon / 2) ** 2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
@@ -175,7 +175,7 @@ class Duchi(RescaledAnswer):
 
 @dataclass(frozen=True)
 class Piecewise(RescaledAnswer):
-    """A number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2)."""
+    """Number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2)."""
 
     @property
     def bound(self) -> float:
@@ -184,11 +184,11 @@ class Piecewise(RescaledAnswer):
 
     @property
     def window_probability(self) -> float:
-        """The chance to answer inside the window, e^{ε/2}/(e^{ε/2} + 1)."""
+        """Probability of a report inside the window, e^{ε/2}/(e^{ε/2} + 1)."""
         return 1 / (1 + math.exp(-self.epsilon / 2))
 
     def window(self, sizes: Ints) -> tuple[Floats, Floats]:
-        """Ends l and r = l + C − 1 of each size's window."""
+        """Return ends l and r = l + C − 1 of each size's window."""
         c = self.bound
         left = (c + 1) / 2 * self.rescaled(sizes) - (c - 1) / 2
         return left, left + c - 1
@@ -197,19 +197,19 @@ class Piecewise(RescaledAnswer):
         left, right = self.window(sizes)
         inside = generator.random(sizes.size) < self.window_probability
         place = generator.random(sizes.size)
-        outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1, whatever the size
+        outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1 for any size
         outside = np.where(outside < left, outside, outside + (right - left))
         return np.where(inside, left + place * (right - left), outside)
 
     def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
+        """Return the density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
         left, right = self.window(sizes)
         inside = (answers >= left[:, None]) & (answers <= right[:, None])
         density = math.exp(self.epsilon / 2) * math.tanh(self.epsilon / 4) / 2
         return density * np.where(inside, 1.0, math.exp(-self.epsilon)) * (np.abs(answers) <= self.bound)
 
     def variance(self, sizes: Ints) -> Floats:
-        """t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
+        """Return t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
         s = math.exp(self.epsilon / 2)
         t = self.rescaled(sizes)
         return (t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)) * (self.threshold / 2 - 1) ** 2
@@ -223,7 +223,7 @@ MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
 
 
 def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
-    """The mechanism of a configuration."""
+    """Make the mechanism of a configuration."""
     if mechanism == "exact":
         return Exact()
     if mechanism not in MECHANISMS:
@@ -239,45 +239,45 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
 
 
 def clip_sizes(sizes: Ints, threshold: int) -> Ints:
-    """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1)); an empty client answers 1."""
+    """Clip sizes to 1 … M − 1 (FedSampling §3.3: min(n, M − 1)); an empty client reports 1."""
     return np.clip(sizes, 1, threshold - 1)
 
 
 @dataclass(frozen=True)
 class SizeEstimate:
-    """The server's estimate of the total size of the clients asked."""
+    """Server's estimate of the total size of the queried clients."""
 
-    # Ñ: exact sizes as they are, private answers floored at the number of clients asked, each of whom answers as if it
-    # held a sample at least
+    # Ñ: exact sizes without change; private reports floored at the number of queried clients, because each reports at
+    # least one sample
     total: float
     raw: float  # Ñ before the floor; may be negative
-    true_total: int  # The sum of the true sizes: known to the simulation, not to the server
-    asked: int  # Number of clients asked
-    empty: int  # Clients asked that hold no sample
-    clipped_fraction: float  # Share of the clients asked whose size lies above M − 1
-    floored: bool  # Whether the floor was needed
-    epsilon: float  # ε of one answer; infinite for exact sizes
-    # Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip
+    true_total: int  # Sum of the true sizes: known to the simulation, not to the server
+    asked: int  # Number of clients queried
+    empty: int  # Queried clients without samples
+    clipped_fraction: float  # Share of the queried clients whose size is above M − 1
+    floored: bool  # True if the floor was needed
+    epsilon: float  # ε of one report; infinite for exact sizes
+    # Clients whose report reveals their size: all with exact sizes, those above M − 1 if they do not clip
     unprotected: int
     law: Mechanism = field(repr=False)  # The mechanism
-    answered: Ints = field(repr=False)  # (asked,): The sizes that were answered about, clipped where they were
+    answered: Ints = field(repr=False)  # (asked,): Reported sizes, after clipping
 
     @property
     def standard_deviation(self) -> float:
-        """Of `raw`, in samples, by the mechanism's closed form for the true sizes."""
+        """Standard deviation of `raw`, in samples, by the mechanism's closed form for the true sizes."""
         return math.sqrt(float(self.law.variance(self.answered).sum()))
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """A reason why data-level sampling does not do what was asked, and the setting to change."""
+    """Reason why data-level sampling does not work as configured, and the setting to change."""
 
     kind: str  # "probability", "clipping", "unclipped" or "empty"; a run warns once per kind
     message: str  # One sentence for the log
 
 
 def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Generator:
-    """The generator of a round's answers; with `memoise` that of round 0 always, so that every answer is permanent."""
+    """Return the generator of a round's reports; with `memoise` that of round 0, so every report is permanent."""
     return streams.generator(Purpose.SIZE_ANSWER, 0 if memoise else round)
 
 
@@ -290,9 +290,9 @@ def estimate_total(
     clip: bool = True,
     asked: Ints | None = None,
 ) -> SizeEstimate:
-    """Ask the clients for their sizes and estimate the total.
+    """Query the clients' sizes and estimate the total.
 
-    Answers are drawn for all clients in index order, so that a client's answer does not depend on who else is asked.
+    Reports are drawn for all clients in index order, so a client's report does not depend on the others queried.
     """
     if not clip and mechanism in ("duchi", "piecewise"):
         raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
@@ -320,14 +320,14 @@ def estimate_total(
 
 
 def sampling_probability(wanted: int, total: float) -> float:
-    """p = min(1, K/Ñ) (FedSampling, Eq 8, capped)."""
+    """Return p = min(1, K/Ñ) (FedSampling, Eq 8, capped)."""
     return min(1.0, wanted / total) if total > 0 else 1.0
 
 
 def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tuple[Saturation, ...]:
-    """Why this round's data-level sampling is off or biased; empty when all is well."""
+    """Return reasons why this round's data-level sampling is ineffective or biased; empty if there are none."""
     found = []
-    if size_estimate.true_total and wanted >= size_estimate.total:  # else nobody is there who could be sampled
+    if size_estimate.true_total and wanted >= size_estimate.total:  # otherwise there is nobody to sample from
         found.append(
             Saturation(
                 "probability",
@@ -365,7 +365,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
 
 
 def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
-    """Why the estimate is not above K, and what helps: too many wanted, too many clipped, or mostly noise."""
+    """Explain why the estimate is not above K, and what helps: K too large, too many clipped, or mostly noise."""
     answered_total = float(size_estimate.answered.sum())
     if wanted >= size_estimate.true_total:
         return f"the {size_estimate.asked} clients asked hold no more: lower samples.wanted"
@@ -382,11 +382,11 @@ def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
 
 @dataclass(frozen=True)
 class Exposure:
-    """A setting that tells the server sizes."""
+    """Setting that reveals sizes to the server."""
 
     setting: str  # The key and its value
-    all_clients: bool  # Whether it tells the sizes of all clients, not only of the participants
-    remedy: str  # What to set instead
+    all_clients: bool  # True if it reveals the sizes of all clients, not only of the selected ones
+    remedy: str  # Setting to use instead
 
     @property
     def message(self) -> str:
@@ -399,7 +399,7 @@ class Exposure:
 
 
 def exposure(config: Config) -> Exposure | None:
-    """The setting that tells most sizes beside a private `samples.size_estimate`; None where nothing does."""
+    """Return the setting that reveals most sizes beside a private `samples.size_estimate`; None if nothing does."""
     part, weights = config.participation, config.aggregation.weights
     by_samples = config.aggregation.population == "samples"
     if part.clients not in SEES_NO_SIZES:
@@ -432,17 +432,17 @@ def exposure(config: Config) -> Exposure | None:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """The ledger after a round."""
+    """State of the ledger after a round."""
 
-    epsilon_round: float  # The largest ε a client spent in this round (0 when all answers were repeats)
-    # The largest ε a client has spent so far, and the mean over all clients; infinite once one is unprotected
+    epsilon_round: float  # Largest ε spent by a client in this round (0 if all reports were repeats)
+    # Largest ε spent by a client so far, and the mean over all clients; infinite once one is unprotected
     epsilon_max: float
     epsilon_mean: float
-    unprotected: int = 0  # Clients whose size is known by now, whatever they answered
+    unprotected: int = 0  # Clients whose size is known by now, independently of their reports
 
 
 class PrivacyLedger:
-    """What every client has spent on answering the size query."""
+    """Privacy loss of every client through its size reports."""
 
     def __init__(self, clients: int, epsilon: float, memoise: bool = False):
         self.epsilon = epsilon
@@ -451,7 +451,7 @@ class PrivacyLedger:
         self._exposed = np.zeros(clients, bool)
 
     def record(self, asked: Ints | None, exposed: Ints | None = None) -> LedgerEntry:
-        """Enter one query."""
+        """Add one query."""
         answering = slice(None) if asked is None else asked
         before = self._answers[answering]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)
@@ -471,17 +471,17 @@ class PrivacyLedger:
         return LedgerEntry(spent, *so_far)
 
     def spent(self) -> Floats:
-        """ε spent so far by every client, float64 (N,)."""
+        """Return ε spent so far by every client, float64 (N,)."""
         if math.isinf(self.epsilon):
             return np.where((self._answers > 0) | self._exposed, math.inf, 0.0)
         return np.where(self._exposed, math.inf, self._answers * self.epsilon)
 
     def state(self) -> dict[str, Ints]:
-        """The ledger as arrays, for a checkpoint."""
+        """Return the ledger as arrays, for a checkpoint."""
         return {"answers": self._answers.copy(), "exposed": np.flatnonzero(self._exposed)}
 
     def load(self, state: dict[str, Ints]) -> None:
-        """Take over the ledger of a checkpoint."""
+        """Restore the ledger of a checkpoint."""
         self._answers = state["answers"].copy()
         self._exposed[:] = False
         self._exposed[state["exposed"]] = True

@@ -1,10 +1,10 @@
-"""Client-level differential privacy: clip every client's update, add Gaussian noise at the server, account for it.
+"""Client-level differential privacy: clipping of every client's update, Gaussian noise at the server, accounting.
 
-McMahan et al. 2018 ("Learning Differentially Private Recurrent Language Models"), with their fixed denominator: what is
-released is (Σ Δ_k + N(0, σ² C²)) / W, ‖Δ_k‖ ≤ C, where W is known before the round and does not depend on who returns.
-Two populations are neighbours if one client's data is replaced by other data (N is public): the sum moves by at most
-2 C, so the noise multiplier that counts is σ / 2. The accounting is dp-accounting's, an optional dependency. It holds
-only where the replaced client changes nothing but its own clipped update.
+McMahan et al. 2018 ("Learning Differentially Private Recurrent Language Models"), with their fixed denominator: the
+server releases (Σ Δ_k + N(0, σ² C²)) / W, ‖Δ_k‖ ≤ C, where W is known before the round and does not depend on the
+returned updates. Two populations are neighbours if one client's data is replaced by other data (N is public): the sum
+changes by at most 2 C, so the effective noise multiplier is σ / 2. The accounting uses dp-accounting, an optional
+dependency. It is valid only if the replaced client changes nothing except its own clipped update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedmpi.models.flat import FlatModel
 
 CHUNK = 2**20
 SENSITIVITY = 2.0
-"""How far one replaced client moves the sum of clipped updates, in clipping norms: its own leaves, another's comes."""
+"""Largest change of the sum of clipped updates by one replaced client, in clipping norms: one leaves, one comes."""
 ORDERS = (
     *(1 + tenth / 10 for tenth in range(1, 30)),
     *(quarter / 4 for quarter in range(16, 32)),
@@ -33,16 +33,16 @@ ORDERS = (
     *range(34, 65, 3),
     *(72, 80, 96, 128, 192, 300, 512, 1024),
 )
-"""Rényi orders, as dense as ε needs to come within 3 % of the library's longer default list."""
+"""Rényi orders, dense enough for an ε within 3 % of the library's longer default list."""
 KEPT_BITS = 7
-"""Leading bits of the number of clients present that are kept where it changes from round to round."""
+"""Number of leading bits kept of the number of available clients if it changes from round to round."""
 LEAST, MOST = 1e-100, 1e6
-"""Multipliers below the least count as none. Above the most a round is charged without sampling, where the bound for
-samples leaves the range of floats; ε is next to nothing then."""
+"""Bounds of the multipliers. Below the least a multiplier counts as 0. Above the most a round is charged without
+sampling, where the bound for samples exceeds the range of floats; ε is negligible then."""
 
 
 def clip(update: torch.Tensor, norm: float) -> tuple[torch.Tensor, bool]:
-    """Scale an update, in place, so that its Euclidean norm is at most `norm`."""
+    """Scale an update in place so that its Euclidean norm is at most `norm`."""
     length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
     if not np.isfinite(length):
         raise FloatingPointError("the update is not finite: training diverged; lower local.lr")
@@ -55,7 +55,7 @@ def clip(update: torch.Tensor, norm: float) -> tuple[torch.Tensor, bool]:
 def add_noise(
     update: torch.Tensor, streams: Streams, round: int, noise_multiplier: float, norm: float, coefficient: float = 1.0
 ) -> torch.Tensor:
-    """Add the server's Gaussian noise, in place; every rank draws the same.
+    """Add the server's Gaussian noise in place; every rank draws the same.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def add_noise(
     norm : float
         C, the clipping norm.
     coefficient : float
-        c = 1/W, the same for every client and whoever returns: the noise is N(0, (σ C c)²) in every coordinate.
+        c = 1/W, equal for every client, whoever returns an update: the noise is N(0, (σ C c)²) per coordinate.
 
     Returns
     -------
@@ -89,9 +89,9 @@ def add_noise(
 class GaussianAccountant:
     """ε(δ) of the rounds so far, for replacing one client's data.
 
-    Rényi divergences of the rounds add up (Mironov 2017). A round is the Gaussian mechanism with multiplier σ / 2, of
-    a uniform sample of fixed size without replacement where the cohort is such a sample and stays secret (Wang, Balle
-    and Kasiviswanathan 2019, Theorem 27, or the bound without sampling where that is smaller).
+    Rényi divergences of the rounds add up (Mironov 2017). A round is the Gaussian mechanism with multiplier σ / 2. If
+    the cohort is a secret uniform sample of fixed size without replacement, it is that of such a sample (Wang, Balle
+    and Kasiviswanathan 2019, Theorem 27, or the bound without sampling if that is smaller).
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class GaussianAccountant:
     Raises
     ------
     UserError
-        If dp-accounting is not installed, or of a version that hides its divergences, or a number is out of range.
+        If dp-accounting is not installed, or its version hides the divergences, or a number is out of range.
     """
 
     def __init__(self, noise_multiplier: float, delta: float, clients: int):
@@ -117,10 +117,10 @@ class GaussianAccountant:
         self._library = _dp_accounting()
         self.noise_multiplier, self.delta, self.clients = noise_multiplier, delta, clients
         self._spent = np.zeros(len(ORDERS))
-        _divergences(noise_multiplier / SENSITIVITY, 1, 1)  # a library that cannot do it says so before the first round
+        _divergences(noise_multiplier / SENSITIVITY, 1, 1)  # detects an unsuitable library before the first round
 
     def spend(self, drawn: int, present: int) -> None:
-        """Enter a round."""
+        """Add a round."""
         if not 0 <= drawn <= present:
             raise ValueError(f"cannot draw {drawn} of {present} clients")
         if present < self.clients:
@@ -130,7 +130,7 @@ class GaussianAccountant:
             self._spent += _divergences(multiplier, *((1, 1) if drawn == present else (drawn, present)))
 
     def epsilon(self) -> float:
-        """ε so far at the given δ."""
+        """Return ε so far at the given δ."""
         if not self._spent.any():
             return 0.0
         if np.isinf(self._spent).all():
@@ -138,25 +138,25 @@ class GaussianAccountant:
         return float(self._library.rdp.compute_epsilon(ORDERS, self._spent, self.delta)[0])
 
     def state(self) -> dict[str, Floats]:
-        """The Rényi divergences so far and their orders, for a checkpoint."""
+        """Return the Rényi divergences so far and their orders, for a checkpoint."""
         return {"orders": np.array(ORDERS), "spent": self._spent.copy()}
 
     def load(self, state: dict[str, Floats]) -> None:
-        """Take over the divergences of a checkpoint."""
+        """Restore the divergences of a checkpoint."""
         if not np.array_equal(state["orders"], ORDERS):
             raise UserError("the checkpoint's privacy account is of another version of fedmpi: resume with that one")
         self._spent = state["spent"].copy()
 
 
 def _leading(number: int) -> int:
-    """The number with all but its leading `KEPT_BITS` bits set to zero."""
+    """Return the number with all bits except its leading `KEPT_BITS` set to zero."""
     dropped = max(0, number.bit_length() - KEPT_BITS)
     return number >> dropped << dropped
 
 
 @lru_cache(maxsize=4096)
 def _divergences(multiplier: float, drawn: int, present: int) -> Floats:
-    """Rényi divergences at every order of one Gaussian round on `drawn` of `present` clients; computed once."""
+    """Return Rényi divergences at every order of one Gaussian round on `drawn` of `present` clients; cached."""
     if multiplier < LEAST:
         return np.full(len(ORDERS), np.inf)
     dp = _dp_accounting()
@@ -168,7 +168,7 @@ def _divergences(multiplier: float, drawn: int, present: int) -> Floats:
 
 
 def _curve(event: Any) -> Floats:
-    """The library's divergences of one event; they have no public name there."""
+    """Return the library's divergences of one event; they have no public name there."""
     dp = _dp_accounting()
     composed = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE).compose(event)
     curve: Floats | None = getattr(composed, "_rdp", None)
@@ -189,32 +189,32 @@ def _dp_accounting() -> Any:
 
 
 def adds_noise(config: Config) -> bool:
-    """Whether updates are clipped and the server adds noise, so that an ε is reported."""
+    """Return whether updates are clipped and the server adds noise, so that an ε is reported."""
     return config.privacy.clip_norm is not None and config.privacy.noise_multiplier > 0
 
 
 def planned_participants(config: Config, clients: int) -> int:
-    """W, what the sum of clipped updates is divided by: the participants wanted, or N where all take part.
+    """Return W, the divisor of the sum of clipped updates: the number of clients to select, or N if all are.
 
-    Known before any round, whoever is there and returns (McMahan et al. 2018, the estimator with fixed denominator).
+    Known before any round, independent of availability (McMahan et al. 2018, the estimator with fixed denominator).
     """
     part = config.participation
     return clients if part.clients == "all" else cohort_size(clients, part.count, part.fraction)
 
 
 def draws_in_secret(config: Config) -> bool:
-    """Whether a round's cohort is a uniform sample that depends on nobody's data and shows in nothing but the sum.
+    """Return whether a round's cohort is a secret uniform sample that depends on nobody's data.
 
-    Otherwise a round is charged as if everybody took part. That is so where
+    Only the sum may reveal it. Otherwise a round is charged as if all clients were selected. That is so if
 
-    - everybody takes part;
-    - who is there follows from the clients' labels;
-    - clients keep what transport lost (error feedback): a round then depends on who was drawn before;
-    - the participants' own size answers set p: they say something about who was drawn.
+    - all clients are selected;
+    - availability follows from the clients' labels;
+    - clients keep the transport's losses (error feedback): a round then depends on earlier cohorts;
+    - the selected clients' own size reports set p: they reveal something about the cohort.
 
-    Independent availability and drop-outs leave the draw uniform among those present. Over-selection draws more: all
-    who are asked count as drawn. The first m of them to arrive are a function of the sample that one replaced client
-    changes by one place.
+    Independent availability and drop-outs leave the draw uniform among the available clients. Over-selection draws
+    more: all invited clients count as drawn. The first m of them to arrive are a function of the sample that one
+    replaced client changes by one place.
     """
     part, samples = config.participation, config.samples
     asks_cohort = samples.rule == "bernoulli" and samples.asked == "participants"
@@ -223,7 +223,7 @@ def draws_in_secret(config: Config) -> bool:
 
 
 def check_buffers(config: Config, model: FlatModel) -> None:
-    """Refuse noise for a model whose buffers would be released without it."""
+    """Reject noise for a model whose buffers would be released without it."""
     if adds_noise(config) and model.has_buffers:
         raise UserError(
             f"model.name = {config.model.name!r} has buffers that clients change (batch norm); noise "

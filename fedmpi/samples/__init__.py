@@ -1,1 +1,1 @@
-"""Which of the participants' rows are used."""
+"""Data samplers: the samples of the selected clients that are used."""

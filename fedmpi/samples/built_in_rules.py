@@ -1,7 +1,7 @@
-"""Which rows of the participants are used in a round: Bernoulli(p) per sample, a fixed ratio, or exactly K of all.
+"""Built-in data samplers: Bernoulli(p) per sample, a fixed ratio, or exactly K of all samples of a round.
 
-The samples of a cohort lie on one axis, client after client in index order; rules return sorted positions on it.
-Streams belong to fixed blocks of that axis, so that drawing a part gives the same rows as drawing the whole.
+The samples of a cohort form one axis, client after client in index order; rules return sorted positions on it. Streams
+belong to fixed blocks of that axis, so that drawing a part gives the same samples as drawing the whole.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ RATIO_BLOCK = 2**10
 
 @row_rule(name="all", pooled=True)
 def all_rows(pool: Pool) -> Ints:
-    """All samples of every participant."""
+    """Use all samples of every selected client."""
     return np.arange(pool.start, pool.stop)
 
 
 @row_rule(name="bernoulli", pooled=True)
 def bernoulli(pool: Pool) -> Ints:
-    """Each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
+    """Draw each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
     return bernoulli_rows(pool.streams, pool.round, pool.sizes, pool.probability, pool.start, pool.stop)
 
 
 @row_rule(name="ratio", pooled=True)
 def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
-    """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
+    """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
 
 @row_rule(name="exact", pooled=True)
 def exact(pool: Pool) -> Ints:
-    """Exactly K of the pooled samples: the batch of centralised training."""
+    """Draw exactly K of the pooled samples: the batch of centralised training."""
     assert pool.wanted is not None
     return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
 
@@ -55,10 +55,10 @@ def exact(pool: Pool) -> Ints:
 def bernoulli_rows(
     streams: Streams, round: int, sizes: Ints, probability: float, start: int = 0, stop: int | None = None
 ) -> Ints:
-    """Every sample independently with the same probability (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
+    """Draw every sample independently with the same probability (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
 
-    The gaps between sampled positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
-    unsampled samples cost nothing.
+    The gaps between drawn positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
+    samples that are not drawn cost nothing.
 
     Parameters
     ----------
@@ -67,16 +67,16 @@ def bernoulli_rows(
     round : int
         The round.
     sizes : int64 (m,)
-        Samples of each participant, in index order.
+        Samples of each selected client, in index order.
     probability : float
         p, between 0 and 1.
     start, stop : int
-        The part [start, stop) of the cohort's axis that is wanted; the whole by default.
+        The requested part [start, stop) of the cohort's axis; the whole by default.
 
     Returns
     -------
     int64 (r,)
-        Sorted positions on the cohort's axis: those of the whole that lie in [start, stop).
+        Sorted positions on the cohort's axis: those of the whole within [start, stop).
     """
     _check_fraction("probability", probability)
     total = int(sizes.sum())
@@ -96,11 +96,11 @@ def bernoulli_rows(
 def ratio_rows(
     streams: Streams, round: int, sizes: Ints, ratio: float, start: int = 0, stop: int | None = None
 ) -> Ints:
-    """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
+    """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
 
-    A client of n samples keeps r·n distinct ones, chosen uniformly; r·n is rounded down or up at random so that its
-    mean is exact. Hence every sample is used with probability exactly r, and a client with r·n < 1 sometimes with none.
-    Streams are (SAMPLES, round, b) for the b-th 1024 participants.
+    A client of n samples uses r·n distinct ones, chosen uniformly; r·n is rounded down or up at random so that its mean
+    is exact. Hence every sample is used with probability exactly r, and a client with r·n < 1 sometimes uses none.
+    Streams are (SAMPLES, round, b) for the b-th 1024 selected clients.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def ratio_rows(
 
 
 def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int = 0, stop: int | None = None) -> Ints:
-    """Exactly `count` distinct samples, uniformly from the pool: the batch of centralised training."""
+    """Draw exactly `count` distinct samples, uniformly from the pool: the batch of centralised training."""
     if count < 0:
         raise ValueError(f"cannot draw {count} samples")
     total = int(sizes.sum())
@@ -141,20 +141,20 @@ def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int
 
 
 def used_counts(positions: Ints, offsets: Ints) -> Ints:
-    """How many of each participant's rows are used, int64 (m,): sorted `positions` between successive `offsets`."""
+    """Count the used samples of each client, int64 (m,): sorted `positions` between successive `offsets`."""
     counts: Ints = np.diff(np.searchsorted(positions, offsets))
     return counts
 
 
 def holders(positions: Ints, offsets: Ints) -> tuple[Ints, Ints]:
-    """Who has any of the sorted `positions`, at the cost of the positions however many participants there are."""
+    """Return the clients with any of the sorted `positions`, at the cost of the positions, not of the clients."""
     places = np.searchsorted(offsets, positions, side="right") - 1
     starts = np.flatnonzero(np.diff(places, prepend=-1))
     return places[starts], np.diff(starts, append=len(places))
 
 
 def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
-    """Positions on the cohort's axis as local rows of the participants that have any."""
+    """Split positions on the cohort's axis into local rows of the clients that have any."""
     members, counts = holders(positions, offsets)
     local = positions - np.repeat(offsets[members], counts)
     ends = np.cumsum(counts).tolist()
@@ -162,7 +162,7 @@ def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
 
 
 def _kept(generator: np.random.Generator, probability: float, length: int) -> Ints:
-    """Sorted positions of 0 … length − 1, each kept independently."""
+    """Draw sorted positions of 0 … length − 1, each independently."""
     expected = probability * length
     draws = int(expected + 4 * np.sqrt(expected)) + 8
     parts, last = [], -1
@@ -175,10 +175,10 @@ def _kept(generator: np.random.Generator, probability: float, length: int) -> In
 
 
 def _distinct(generator: np.random.Generator, sizes: Ints, counts: Ints) -> Ints:
-    """Simple random samples without replacement of many clients at once, as sorted positions on their common axis.
+    """Draw simple random samples without replacement for many clients, as sorted positions on their common axis.
 
-    Draws with replacement, drops repeats and tops up: by symmetry every set of the right size is equally likely. Where
-    more than half is wanted, what is left out is drawn instead, so that the cost stays proportional to the rows drawn.
+    Draws with replacement, drops repeats and tops up: by symmetry every set of the right size is equally likely. If
+    more than half is requested, the complement is drawn instead, so the cost stays proportional to the result.
     """
     offsets = offsets_of(sizes)
     inverted = 2 * counts > sizes
@@ -198,12 +198,12 @@ def _distinct(generator: np.random.Generator, sizes: Ints, counts: Ints) -> Ints
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:
-    """The concatenation of start, start + 1, …, start + length − 1 of every pair."""
+    """Concatenate start, start + 1, …, start + length − 1 of every pair."""
     return np.arange(lengths.sum()) + np.repeat(starts - offsets_of(lengths)[:-1], lengths)
 
 
 def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) -> Ints:
-    """ratio · sizes, each rounded down or up with the probability that keeps its mean."""
+    """Round ratio · sizes down or up, each with the probability that keeps its mean."""
     wanted = ratio * sizes
     counts: Ints = np.floor(wanted).astype(np.int64)
     counts += generator.random(sizes.size) < wanted - counts

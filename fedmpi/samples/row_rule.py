@@ -1,9 +1,9 @@
-"""The row rule of a run at work: which of the participants' rows are used in a round.
+"""Data sampler of a run: it chooses the samples of the selected clients that are used in a round.
 
-A rule is asked client by client (`RowClient`) by the rank that trains the client, or, where it was decorated with
-`row_rule(pooled=True)`, for the samples of the whole cohort at once (`Pool`): they lie on one axis, client after client
-in index order. A pooled rule draws any part of the axis alone as it would draw that part of the whole, so that a rank's
-cost is that of its rows; it knows no labels, and the server can repeat its draws.
+A rule is called client by client (`RowClient`) by the rank that trains the client. A rule decorated with
+`row_rule(pooled=True)` is called for the samples of the whole cohort at once (`Pool`): they form one axis, client after
+client in index order. A pooled rule draws any part of the axis as in a draw of the whole, so that a rank's cost is that
+of its samples. It sees no labels, and the server can repeat its draws.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedmpi.common.types import Ints
 
 @dataclass(frozen=True)
 class RowClient:
-    """What a row rule is told of a participant.
+    """Input of a data sampler for one selected client.
 
     Attributes
     ----------
     index, round : int
     labels : int64 (n,)
-        Of all its samples, in their order; read-only.
+        Labels of all its samples, in their order; read-only.
     generator : Generator
         Keyed by seed, purpose, round and client: the same on any rank.
     expected : float
-        Rows wanted of it: its share of samples.wanted by its size, all n where that is not set.
+        Requested samples: its share of samples.wanted by its size, all n if that is not set.
     """
 
     index: int
@@ -44,20 +44,20 @@ class RowClient:
 
 @dataclass(frozen=True)
 class Pool:
-    """What a pooled row rule is told of the cohort.
+    """Input of a pooled data sampler: the cohort.
 
     Attributes
     ----------
     round : int
     sizes : int64 (m,)
-        Samples of each participant, in index order.
+        Samples of each selected client, in index order.
     start, stop : int
-        The part [start, stop) of the axis whose positions are wanted.
+        The requested part [start, stop) of the axis.
     probability : float
-        p, with which the server wants a sample used: K over the samples of all clients that are there (bernoulli: over
-        their estimate), at most 1; 1 where samples.wanted is not set.
+        p, the server's sampling probability: K over the samples of all available clients (bernoulli: over their
+        estimate), at most 1; 1 if samples.wanted is not set.
     wanted : int or None
-        K, samples.wanted.
+        K, samples.wanted, the sample budget.
     streams : Streams
         The run's streams.
     """
@@ -71,12 +71,12 @@ class Pool:
     streams: Streams
 
     def generator(self, block: int) -> np.random.Generator:
-        """The generator of a block of the axis, keyed by seed, purpose, round and block: the same on any rank."""
+        """Return a block's generator, keyed by seed, purpose, round and block: the same on any rank."""
         return self.streams.generator(Purpose.SAMPLES, self.round, block)
 
 
 class RowRule:
-    """Which rows of the participants are used.
+    """Choice of the selected clients' samples.
 
     Parameters
     ----------
@@ -86,9 +86,9 @@ class RowRule:
         Its options.
     streams : Streams
     wanted : int or None
-        K, samples.wanted.
+        K, samples.wanted, the sample budget.
     labels : callable, optional
-        labels(client): int64 (n,), for rules that are asked client by client.
+        labels(client): int64 (n,), for rules that are called client by client.
     """
 
     def __init__(
@@ -107,18 +107,18 @@ class RowRule:
 
     @property
     def uses_all(self) -> bool:
-        """Whether every row of every participant is used."""
+        """True if every sample of every selected client is used."""
         return self.part.name == "all"
 
     def positions(
         self, round: int, sizes: Ints, probability: float = 1.0, start: int = 0, stop: int | None = None
     ) -> Ints:
-        """The sorted positions on the cohort's axis that a pooled rule draws of its part [start, stop), int64 (r,).
+        """Return the sorted positions on the cohort's axis that a pooled rule draws in [start, stop), int64 (r,).
 
         Raises
         ------
         PartFailure
-            The rule raised an exception, or returned anything else.
+            The rule raised an exception, or returned an invalid result.
         """
         stop = int(sizes.sum()) if stop is None else stop
         pool = Pool(round, sizes, start, stop, probability, self.wanted, self.streams)
@@ -127,25 +127,25 @@ class RowRule:
         return self._checked(found, start, stop, round, None) if self.part.foreign else found
 
     def rows(self, round: int, clients: Ints, sizes: Ints, total: int) -> SampledRows:
-        """The rows of some participants, asked one after the other.
+        """Draw the samples of some clients sequentially.
 
         Parameters
         ----------
         round : int
         clients, sizes : int64 (q,)
-            They and their numbers of samples.
+            Clients and their numbers of samples.
         total : int
             Samples of the whole cohort.
 
         Returns
         -------
         SampledRows
-            `members` are places in `clients`.
+            `members` are positions in `clients`.
 
         Raises
         ------
         PartFailure
-            The rule raised an exception, or returned no sorted local rows; names round and client.
+            The rule raised an exception, or did not return sorted local rows; names round and client.
         """
         drawn = [
             self._of_client(round, client, size, total)
@@ -173,7 +173,7 @@ class RowRule:
             found = list(found)
         try:
             rows = np.asarray(found)
-        except (TypeError, ValueError, RuntimeError):  # the last from tensors that are no plain ones
+        except (TypeError, ValueError, RuntimeError):  # the last from unusual tensors
             rows = np.asarray(None)
         if rows.ndim == 1 and not rows.size:
             return np.empty(0, np.int64)
@@ -199,16 +199,16 @@ class RowRule:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The sampled rows of a rank's participants, participants without any left out.
+    """Drawn samples of a rank's clients, without clients that have none.
 
     Attributes
     ----------
     members : int64 (q,)
-        Places in the cohort of those that have rows.
+        Cohort positions of the clients that have samples.
     counts : int64 (q,)
-        How many rows each has, at least one.
+        Number of samples of each, at least one.
     rows : int64 (r,)
-        Local rows, participant after participant.
+        Local rows, client after client.
     """
 
     members: Ints
@@ -217,16 +217,16 @@ class SampledRows:
 
     @property
     def largest(self) -> int:
-        """Most rows of one participant."""
+        """Largest number of samples of one client."""
         return int(self.counts.max(initial=0))
 
     def per_client(self) -> list[Ints]:
-        """The rows of each participant, views of `rows`."""
+        """Return the rows of each client, views of `rows`."""
         ends = np.cumsum(self.counts).tolist()
         return [self.rows[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
     def below(self, limits: Ints) -> Ints:
-        """How many rows of each participant lie below its limit (q,); int64 (q,)."""
+        """Count the rows of each client below its limit (q,); int64 (q,)."""
         rows = self.rows < np.repeat(limits, self.counts)
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
         return np.bincount(owners, weights=rows, minlength=len(self.counts)).astype(np.int64)

@@ -1,1 +1,1 @@
-"""What is learned, and how well: metrics and what they are taken on."""
+"""Learning tasks: losses, metrics and evaluation."""

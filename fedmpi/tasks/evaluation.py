@@ -1,8 +1,8 @@
-"""Evaluation of a model on some samples: the mean loss and the run's metrics, of a part or client by client.
+"""Evaluation of a model on some samples: the mean loss and the run's metrics, for a part or per client.
 
-Samples of several clients go through a model together and are summed client by client. A client's sums depend on the
-samples beside its own only in the last bits: `cut` makes parts that follow from the clients alone, so that whoever
-evaluates a part gets the same bits.
+Samples of several clients go through a model together and are summed per client. A client's sums depend on the other
+samples only in the last bits. `cut` makes parts that follow from the clients alone, so that any rank evaluates a part
+with bit-identical results.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from fedmpi.tasks.metrics import Metric, MetricTally
 BUILT_IN = tuple(Metric(resolve("metric", name)) for name in CLASSIFICATION.metrics)
 """Accuracy and macro-F1."""
 OUTPUT_BYTES = 1 << 26
-"""Of the outputs at all positions that are formed at once: of a large vocabulary, a few hundred samples take gigabytes.
+"""Largest number of bytes of outputs computed at once: with a large vocabulary, a few hundred samples take gigabytes.
 """
 
-
 LOSS, SAMPLES, RIGHT, JUDGED = range(4)
-"""Columns of the sums."""
+"""Columns of the sums per client."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What some samples gave."""
+    """Evaluation result of some samples."""
 
     loss: float  # Mean over the samples
-    numbers: dict[str, float]  # What the metrics came to, by name
-    # (C, C): Samples of each true class (rows) by the class predicted, where macro-F1 is among the metrics of a
+    numbers: dict[str, float]  # Values of the metrics, by name
+    # (C, C): Samples of each true class (rows) by the predicted class, if macro-F1 is among the metrics of a
     # classification
     confusion: Ints | None = None
 
     def facts(self, part: str) -> dict[str, float]:
-        """What a record says of them: "test_loss", "val_accuracy", ..."""
+        """Return the entries of a record: "test_loss", "val_accuracy", ..."""
         return {f"{part}_{name}": value for name, value in {"loss": self.loss, **self.numbers}.items()}
 
 
@@ -83,10 +82,10 @@ def evaluation_passes(samples: int, rows: int) -> list[slice]:
 
 
 def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
-    """What the module makes of samples; where it is of the user's own part, its failures are named.
+    """Return the module's outputs for samples; errors of a custom component name it.
 
-    It may compute gradients within (`torch.enable_grad()`): the outputs have none.
-    Memory that is short is nobody's failure: fewer samples may do.
+    It may compute gradients within (`torch.enable_grad()`): the outputs have none. A lack of memory is not reported as
+    an error of the component: fewer samples may fit.
     """
     with nullcontext() if part is None else naming(part):
         try:
@@ -98,14 +97,14 @@ def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
 
 
 def rows_per_pass(description: DataDescription, most: int) -> int:
-    """How many samples to pass through a model at once: `most`, and fewer where each has very many outputs."""
+    """Return the number of samples per pass: `most`, and fewer if each has very many outputs."""
     if description.targets != "tokens":
         return most
     return max(1, min(most, OUTPUT_BYTES // (4 * math.prod(description.output_shape))))
 
 
 def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
-    """What each sample adds to its client's sums."""
+    """Return each sample's contribution to its client's sums."""
     losses = loss.per_sample(outputs, targets).double()
     samples = torch.ones_like(losses)
     if not has_accuracy(loss.kind):
@@ -121,14 +120,14 @@ def sample_scores(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
 
 
 def has_accuracy(kind: TaskKind) -> bool:
-    """Whether such a task has an accuracy."""
+    """Check whether such a task has an accuracy."""
     return "accuracy" in kind.metrics
 
 
 def client_sums(
     module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Part | None = None
 ) -> Floats:
-    """The sums of `sample_scores` over the samples of each client, float64 (k, 4); the module in evaluation mode."""
+    """Return the sums of `sample_scores` over each client's samples, float64 (k, 4); module in evaluation mode."""
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -143,7 +142,7 @@ def client_sums(
 
 
 def cut(counts: Ints, most: int) -> Ints:
-    """Borders of parts of neighbouring clients that have at most `most` samples together, or are a single client."""
+    """Return boundaries of parts of neighbouring clients with at most `most` samples together, or a single client."""
     ends, borders = np.cumsum(counts), [0]
     while (first := borders[-1]) < len(counts):
         before = int(ends[first - 1]) if first else 0

@@ -1,7 +1,7 @@
-"""What a model's outputs cost, sample by sample: built-in losses, and the loss that a run trains and evaluates with.
+"""Per-sample losses of a model's outputs: built-in losses, and the loss that a run trains and evaluates with.
 
-A loss is a function (outputs, targets) -> (b,): one value a sample, of that sample's outputs and target alone. Where
-a sample has many targets, its loss is the mean over those that count.
+A loss is a function (outputs, targets) -> (b,): one value per sample, from that sample's outputs and target alone. If a
+sample has many targets, its loss is the mean over those that count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OF_CLASSES = ("classification", "tokens")
 
 @register("loss", "cross-entropy", tasks=OF_CLASSES)
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """−log of the target's probability under the softmax of the outputs.
+    """Return −log of the target's probability under the softmax of the outputs.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     Returns
     -------
     Tensor (b,)
-        Of tokens the mean over the positions that count, 0 where none does.
+        For tokens the mean over the positions that count, 0 if none does.
     """
     return _over_positions(functional.cross_entropy, outputs, targets)
 
 
 def _over_positions(of_classes: Callable[..., Tensor], outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
-    """A loss of classes (n, C), (n,) -> (n,), of every sample, or its mean over the sample's positions that count."""
+    """Apply a loss of classes (n, C), (n,) -> (n,) per sample, or average it over the sample's positions that count."""
     if targets.dim() == 1:
         return of_classes(outputs, targets, reduction="none", **options)
     flat = of_classes(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED, **options)
@@ -62,7 +62,7 @@ def _over_positions(of_classes: Callable[..., Tensor], outputs: Tensor, targets:
 
 @register("loss", "label-smoothing", tasks=OF_CLASSES)
 def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1) -> Tensor:
-    """Cross-entropy towards a target that leaves a share of its weight to all classes alike (Szegedy et al. 2016, §7).
+    """Return the cross-entropy with part of the target's weight spread over all classes (Szegedy et al. 2016, §7).
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1)
 
 @register("loss", "focal", tasks=OF_CLASSES)
 def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
-    """(1 − p)^γ · −log p with p the target's probability: samples told well already count less (Lin et al. 2017, Eq 4).
+    """Return (1 − p)^γ · −log p, p the target's probability: easy samples count less (Lin et al. 2017, Eq 4).
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
 
 @register("loss", "bce", tasks=("multilabel",))
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each label under the logistic function of its output, the mean over the labels.
+    """Return the cross-entropy of each label under the logistic function of its output, averaged over the labels.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @register("loss", "mse", tasks=("regression",))
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(y − ŷ)², the mean over the numbers of a sample.
+    """Return (y − ŷ)², averaged over the numbers of a sample.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @register("loss", "l1", tasks=("regression",))
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """|y − ŷ|, the mean over the numbers of a sample.
+    """Return |y − ŷ|, averaged over the numbers of a sample.
 
     Parameters
     ----------
@@ -137,13 +137,13 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @register("loss", "huber", tasks=("regression",))
 def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
-    """Half the squared error up to δ, δ(|y − ŷ| − δ/2) beyond (Huber 1964), the mean over the numbers of a sample.
+    """Return half the squared error up to δ, δ(|y − ŷ| − δ/2) beyond (Huber 1964), averaged over a sample's numbers.
 
     Parameters
     ----------
     outputs, targets : Tensor (b, …)
     delta : float
-        δ above 0: the error from which on it grows in proportion.
+        δ above 0: the error above which it grows linearly.
     """
     if not delta > 0:
         raise UserError(f"task.delta = {delta:g}: the Huber loss bends at an error above 0")
@@ -151,7 +151,7 @@ def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
 
 
 class Loss:
-    """The loss of a run: a function per sample, and what training and evaluation make of it."""
+    """Loss of a run: a function per sample, and its means and sums for training and evaluation."""
 
     def __init__(self, part: Part, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
         self.part, self.kind = part, kind
@@ -162,24 +162,24 @@ class Loss:
 
     @property
     def name(self) -> str:
-        """As the configuration names it."""
+        """Name in the configuration."""
         return self.part.name
 
     def begin(self) -> None:
-        """Have a loss of the user's own begin anew, without what earlier calls have left in its attributes."""
+        """Reset a custom loss, without the attributes left by earlier calls."""
         if self.part.foreign:
             self._function = copy.deepcopy(self._first)
 
     @property
     def _holder(self) -> Any:
-        """A loss of the user's own without what binds its arguments: a function, or the object whose method it is."""
+        """Custom loss without bound arguments: a function, or the object whose method it is."""
         function = self._function if self.part.foreign else None
         while isinstance(function, functools.partial):
             function = function.func
         return getattr(function, "__self__", function)
 
     def check_untrained(self) -> None:
-        """Refuse a loss with parameters of its own: an engine trains those of the model."""
+        """Reject a loss with its own parameters: an engine trains those of the model only."""
         holder = self._holder
         named = holder.named_parameters() if isinstance(holder, torch.nn.Module) else ()
         if trained := [name for name, one in named if one.requires_grad]:
@@ -190,9 +190,9 @@ class Loss:
             )
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape."""
+        """Return each sample's loss, (b,), in the outputs' type; outputs of a regression get the targets' shape."""
         outputs = self.kind.aligned(outputs, targets)
-        if self.part.foreign:  # which may change what it is given: the labels are those of the data
+        if self.part.foreign:  # a custom loss may change its arguments, and the labels belong to the data
             outputs = outputs if outputs.requires_grad else outputs.clone()
             targets = targets.clone()
         with naming(self.part):
@@ -204,15 +204,15 @@ class Loss:
         return losses if losses.dtype == outputs.dtype else losses.to(outputs.dtype)
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the samples, ()."""
+        """Return the mean over the samples, ()."""
         return self.per_sample(outputs, targets).mean()
 
     def total(self, outputs: Tensor, targets: Tensor) -> float:
-        """The sum over the samples."""
+        """Return the sum over the samples."""
         return float(self.per_sample(outputs, targets).sum())
 
     def kept_generators(self) -> AbstractContextManager[None]:
-        """Around work that calls the loss many times: whatever a foreign one draws, global generators are as before."""
+        """Restore the global generators after work that calls a custom loss many times."""
         return kept_generators() if self.part.foreign else nullcontext()
 
 
@@ -241,7 +241,7 @@ CROSS_ENTROPY = CrossEntropyLoss(resolve("loss", cross_entropy))
 def task_loss(
     choice: Any = "cross-entropy", options: Mapping[str, Any] | None = None, kind: str = "classification"
 ) -> Loss:
-    """The loss of a run."""
+    """Return the loss of a run."""
     part = resolve("loss", choice)
     if kind == CLASSIFICATION.name and part.object is cross_entropy:
         return CrossEntropyLoss(part, options)
@@ -249,7 +249,7 @@ def task_loss(
 
 
 def made_up_targets(description: DataDescription, samples: int) -> Tensor:
-    """Targets (samples, …) that a loss can be tried on: classes 0, 1, …, C − 1, 0, …; 0 and 1 in turn; numbers."""
+    """Return dummy targets (samples, …) for a trial: classes 0, 1, …, C − 1, 0, …; alternating 0 and 1; numbers."""
     count = samples * math.prod(description.target_shape)
     if description.counted:
         return (torch.arange(count) % description.classes).view(samples, *description.target_shape)
@@ -259,14 +259,14 @@ def made_up_targets(description: DataDescription, samples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What is found out about a loss by trying it."""
+    """Traits of a loss found by trying it."""
 
-    draws: bool = False  # It draws from a global generator of torch, numpy or random
-    couples: bool = False  # A sample's loss depends on the other samples given with it; means nothing where it draws
+    draws: bool = False  # True if it draws from a global generator of torch, numpy or random
+    couples: bool = False  # True if a sample's loss depends on the other samples in the call; has no effect if it draws
 
 
 def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> LossTraits:
-    """Try a loss on some outputs; call it where the global generators are put back afterwards."""
+    """Try a loss on some outputs, in a context that restores the global generators afterwards."""
     if isinstance(loss, CrossEntropyLoss):
         return LossTraits()
     loss.check_untrained()
@@ -285,12 +285,12 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
     with torch.no_grad():
         halves = zip(tried.chunk(2), targets.chunk(2), strict=True)
         parts = torch.cat([loss.per_sample(some, own) for some, own in halves])
-    # an untrained model's outputs may be much alike: only rounding is let pass
+    # an untrained model's outputs may be nearly equal: only rounding is tolerated
     return LossTraits(draws, couples=not torch.allclose(whole, parts, rtol=1e-5, atol=1e-6))
 
 
 def why_loss_alone(traits: LossTraits) -> str | None:
-    """Why clients with this loss are trained one by one, or None where their samples may be joined."""
+    """Explain why clients with this loss are trained sequentially; None if their samples may be joined."""
     if traits.draws:
         return "task.loss draws from a global generator"
     if traits.couples:

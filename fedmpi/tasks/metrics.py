@@ -1,7 +1,7 @@
-"""How right a model's outputs are, batch by batch: built-in metrics, and those that a run evaluates with.
+"""Metrics of a model's outputs, batch by batch: built-in ones, and those that a run evaluates with.
 
-A metric is a function (outputs, targets) -> dict of sums over the samples given, which add up over batches. Recorded
-are the sums divided by the number of samples; a class says otherwise in its method `result`.
+A metric is a function (outputs, targets) -> dict of sums over the given samples, which add up over batches. The record
+contains the sums divided by the number of samples, unless a class has a method `result`.
 
 Metrics of labels and of numbers are defined as in scikit-learn.
 """
@@ -35,22 +35,22 @@ else:
     torch, functional = Later("torch"), Later("torch.nn.functional")
 
 OF_CLASSES = ("classification", "tokens")
-"""Tasks whose metrics see a class and one output a class, of every sample or of every position."""
+"""Tasks whose metrics receive a class and one output per class, for every sample or every position."""
 MOST_CONFUSED = 4096
-"""Classes up to which who is taken for whom is counted."""
+"""Largest number of classes for a confusion matrix."""
 MOST_BINS = 1_000_000
-"""Of a calibration error: far more than any evaluation fills."""
+"""Largest number of bins of a calibration error: far more than any evaluation fills."""
 
 
 @register("metric", "accuracy", tasks=(*OF_CLASSES, "multilabel"))
 def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Share of samples (tokens: of positions) whose largest output is that of their class; of labels: with all right.
+    """Measure the share of samples (or token positions) with the correct class, or with all labels correct.
 
     Parameters
     ----------
     outputs : Tensor (b, C)
     targets : int64 Tensor (b,), or float Tensor (b, C)
-        A label is there where its output is above 0, and its target above 1/2.
+        A label is set if its output is above 0, or its target above 1/2.
     """
     if targets.dim() == 2:
         return {"accuracy": ((outputs > 0) == (targets > 0.5)).all(1).sum()}
@@ -62,8 +62,8 @@ class MacroF1:
     """Unweighted mean over the classes, or labels, of F1 = 2 TP / (2 TP + FP + FN)."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """The confusion matrix (C, C): rows are true classes, columns predicted ones; of labels, and of very many
-        classes, three counts of each."""
+        """Return the confusion matrix (C, C): rows are true classes, columns predicted ones; for labels, and for very
+        many classes, three counts of each."""
         classes = outputs.shape[1]
         if targets.dim() == 2:
             guessed, there = outputs > 0, targets > 0.5
@@ -76,7 +76,7 @@ class MacroF1:
         return {"confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean of the classes' F1."""
+        """Return the mean of the classes' F1."""
         if "confusion" in sums:
             return {"macro_f1": macro_f1(sums["confusion"])}
         return {"macro_f1": mean_f1(sums["right"], sums["guessed"] + sums["there"])}
@@ -84,7 +84,7 @@ class MacroF1:
 
 @register("metric", "top-5", tasks=OF_CLASSES)
 def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Share of samples (of tokens: positions) whose class is among those of the five largest outputs.
+    """Measure the share of samples (or token positions) whose class is among the five largest outputs.
 
     Parameters
     ----------
@@ -96,14 +96,14 @@ def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
 
 @register("metric", "top-k", tasks=OF_CLASSES)
 def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
-    """Share of samples whose class is among those of the k largest outputs.
+    """Measure the share of samples whose class is among the k largest outputs.
 
     Parameters
     ----------
     outputs : Tensor (b, C)
     targets : int64 Tensor (b,)
     k : int
-        1 is accuracy.
+        Number of outputs; 1 is accuracy.
     """
     if k < 1:
         raise UserError(f"task.k = {k}: at least the one largest output is looked at")
@@ -113,26 +113,26 @@ def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
 
 @register("metric", "perplexity", tasks=OF_CLASSES)
 class Perplexity:
-    """exp of the mean over all samples (of tokens: all positions) of −log of the target's probability."""
+    """exp of the mean over all samples (for tokens: all positions) of −log of the target's probability."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Σ −log p of the targets."""
+        """Return Σ −log p of the targets."""
         return {"surprise": functional.cross_entropy(outputs, targets, reduction="none").double().sum()}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """exp(Σ −log p / samples), infinite where no float holds it, NaN where no position counts."""
+        """Return exp(Σ −log p / samples), infinite if it exceeds the range of floats, NaN if no position counts."""
         with np.errstate(over="ignore"):
             return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else math.nan}
 
 
 @register("metric", "calibration-error", tasks=OF_CLASSES)
 class CalibrationError:
-    """How far the largest probability is from the share of right answers (ECE, Guo et al. 2017, Eq 3).
+    """Gap between the largest probability and the share of correct answers (ECE, Guo et al. 2017, Eq 3).
 
     Parameters
     ----------
     bins : int
-        Equal parts of [0, 1] in which the two are compared.
+        Number of equal parts of [0, 1] in which the two are compared.
     """
 
     def __init__(self, *, bins: int = 15):
@@ -141,7 +141,7 @@ class CalibrationError:
         self.bins = bins
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Per bin (bins,): the sum of probabilities, and the number of right answers."""
+        """Return per bin (bins,) the sum of probabilities, and the number of correct answers."""
         probability, guess = outputs.double().softmax(1).max(1)
         place = (probability * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
         empty = torch.zeros(self.bins, dtype=torch.float64, device=outputs.device)
@@ -149,24 +149,24 @@ class CalibrationError:
         return {"probability": empty.index_add(0, place, probability), "right": empty.index_add(0, place, right)}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Σ over the bins of |right − probability| / n, NaN where no position counts."""
+        """Return Σ over the bins of |right − probability| / n, NaN if no position counts."""
         gaps = np.abs(sums["right"] - sums["probability"]).sum()
         return {"calibration_error": float(gaps / samples) if samples else math.nan}
 
 
 def macro_f1(confusion: NDArray[np.integer]) -> float:
-    """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
+    """Return the unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
     return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
 
 
 def mean_f1(right: NDArray[np.integer], involved: NDArray[np.integer]) -> float:
-    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved, NaN where none is."""
+    """Return the mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that occur, NaN if none does."""
     true_positive, present = right.astype(np.float64), involved > 0
     return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else math.nan
 
 
 class Metric:
-    """A metric of a run: its sums over batches, and the numbers that are recorded of them."""
+    """Metric of a run: its sums over batches, and the recorded numbers."""
 
     def __init__(self, part: Part, options: Mapping[str, Any] | None = None):
         self.part = part
@@ -177,8 +177,8 @@ class Metric:
         self.gathers: bool = not part.foreign and getattr(self._metric, "gathers", False)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
-        """The sums over a batch by name: integers as int64, other numbers as float64, on the processor."""
-        if self.part.foreign:  # which may change what it is given
+        """Return the sums over a batch by name, on the CPU: integers as int64, other numbers as float64."""
+        if self.part.foreign:  # a custom metric may change its arguments
             outputs, targets = outputs.clone(), targets.clone()
         with calling(self.part):
             found = self._metric(outputs, targets)
@@ -188,7 +188,7 @@ class Metric:
         return {str(name): self._added_up(str(name), value) for name, value in found.items()}
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
-        """What is recorded of the sums over all samples; NaN of none."""
+        """Return the recorded numbers from the sums over all samples; NaN without samples."""
         own = getattr(as_written(self._metric), "result", None)
         if own is None:
             for name, value in sums.items():
@@ -225,7 +225,7 @@ def _is_number(value: Any) -> bool:
 
 
 class MetricTally:
-    """What some metrics come to over batches."""
+    """Sums of some metrics over batches."""
 
     def __init__(self, metrics: Iterable[Metric], kind: TaskKind = CLASSIFICATION):
         self._sums: list[tuple[Metric, Sums]] = [(metric, {}) for metric in metrics]
@@ -234,7 +234,7 @@ class MetricTally:
         self.samples = self.judged = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """One batch more."""
+        """Add one batch."""
         given = outputs, targets
         judged = self.kind.judged(outputs, targets)
         for metric, sums in self._sums:
@@ -254,11 +254,11 @@ class MetricTally:
         self.judged += len(judged[1])
 
     def sums(self, metric: str) -> Sums:
-        """What a built-in metric has added up so far; {} where it is none of these."""
+        """Return the sums of a built-in metric so far; {} if it is not among the metrics."""
         return next((sums for one, sums in self._sums if one.part.name == metric), {})
 
     def numbers(self) -> dict[str, float]:
-        """What is recorded, by name."""
+        """Return the recorded numbers, by name."""
         found: dict[str, float] = {}
         for metric, sums in self._sums:
             prefix = f"{metric.part.name}."
@@ -282,17 +282,17 @@ def _shapes(sums: Sums) -> str:
 class MeanAveragePrecision:
     """Unweighted mean over the labels of the area under precision and recall, Σ (R_i − R_{i−1}) P_i.
 
-    It is no function of sums: the outputs of all samples are kept until the last, 16 C bytes a sample.
+    It is not a function of sums: the outputs of all samples are kept until the end, 16 C bytes per sample.
     """
 
     gathers = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """The outputs and whether the labels are there, (b, C), to be gathered."""
+        """Return the outputs and whether the labels are set, (b, C), to be gathered."""
         return {"outputs": outputs, "there": targets > 0.5}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean over the labels that some sample has; 0 where none has any."""
+        """Return the mean over the labels that some sample has; 0 if none has any."""
         outputs, there = np.asarray(sums["outputs"]), np.asarray(sums["there"], bool)
         held = np.flatnonzero(there.any(axis=0))
         each = [average_precision(outputs[:, label], there[:, label]) for label in held]
@@ -301,45 +301,45 @@ class MeanAveragePrecision:
 
 @register("metric", "mae", tasks=("regression",))
 class MeanAbsoluteError:
-    """Mean of |y − ŷ|; of several numbers a sample, the mean over them."""
+    """Mean of |y − ŷ|; with several numbers per sample, the mean over them."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Σ |y − ŷ| of each number, (D,)."""
+        """Return Σ |y − ŷ| of each number, (D,)."""
         return {"errors": (outputs.double() - targets.double()).abs().sum(0)}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean over samples and numbers."""
+        """Return the mean over samples and numbers."""
         return {"mae": float(np.mean(sums["errors"] / samples))}
 
 
 @register("metric", "rmse", tasks=("regression",))
 class RootMeanSquaredError:
-    """Root of the mean of (y − ŷ)²; of several numbers a sample, the mean of their roots."""
+    """Root of the mean of (y − ŷ)²; with several numbers per sample, the mean of their roots."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Σ (y − ŷ)² of each number, (D,)."""
+        """Return Σ (y − ŷ)² of each number, (D,)."""
         return {"squares": (outputs.double() - targets.double()).square().sum(0)}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean over the numbers."""
+        """Return the mean over the numbers."""
         return {"rmse": float(np.mean(np.sqrt(sums["squares"] / samples)))}
 
 
 @register("metric", "r2", tasks=("regression",))
 class Determination:
-    """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; of several numbers a sample, the mean over them.
+    """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; with several numbers per sample, the mean over them.
 
-    A number that is the same in all samples has R² = 1 where it is always met, else 0; NaN where an output is NaN.
-    Σ y² − n ȳ² would lose the spread of numbers far from 0: every batch gives its own mean and spread, which are joined
-    by Chan, Golub and LeVeque (1979), Eq 1.3. They are kept until the last, 24 D + 8 bytes a batch.
+    A number that is equal in all samples has R² = 1 if it is always predicted exactly, else 0; NaN if an output is NaN.
+    Σ y² − n ȳ² would lose the variance of numbers far from 0. So every batch gives its own mean and variance, which are
+    joined by Chan, Golub and LeVeque (1979), Eq 1.3. They are kept until the end, 24 D + 8 bytes per batch.
     """
 
     gathers = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Of a batch of b: b (1,), and Σ (y − ŷ)², the mean m of y and Σ (y − m)² of each number, (1, D)."""
+        """Return the batch size b (1,), and Σ (y − ŷ)², the mean m of y and Σ (y − m)² per number, (1, D)."""
         y = targets.double()
-        from_first = y - y[:1]  # exactly 0 of a number that does not change
+        from_first = y - y[:1]  # exactly 0 for a number that does not change
         mean = from_first.mean(0, keepdim=True)
         return {
             "samples": y.new_tensor([len(y)]),
@@ -349,7 +349,7 @@ class Determination:
         }
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean over the numbers."""
+        """Return the mean over the numbers."""
         left = np.asarray(sums["squares"]).sum(0)
         from_first = sums["mean"] - sums["mean"][:1]
         beside = np.average(from_first, axis=0, weights=sums["samples"])
@@ -360,7 +360,7 @@ class Determination:
 
 
 def average_precision(scores: NDArray[np.floating], there: NDArray[np.bool_]) -> float:
-    """Σ (R_i − R_{i−1}) P_i over the thresholds between different scores, from the highest on.
+    """Return Σ (R_i − R_{i−1}) P_i over the thresholds between different scores, from the highest down.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""How updates travel, and what they weigh on the links."""
+"""Transport of updates, and their bytes on the links."""

@@ -1,4 +1,4 @@
-"""Clients that attack, to try aggregation rules with: a fixed share of them, the same on any number of ranks.
+"""Simulated attacks for testing aggregation rules: a fixed share of the clients, equal for any number of ranks.
 
 sign-flip: sends −scale · Δ. noise: sends scale · N(0, I) instead of Δ (Blanchard et al. 2017, §6, Gaussian Byzantines).
 label-flip: trains honestly on labels C − 1 − y (data poisoning: Tolpegin et al. 2020; Fang et al. 2020, §3).
@@ -21,7 +21,7 @@ from fedmpi.data.source import Tensors
 
 
 class FlippableSource(Protocol):
-    """Samples of clients, by client or by position (`ClientData`, `AugmentedData`)."""
+    """Samples of clients, read by client or by position (`ClientData`, `AugmentedData`)."""
 
     @property
     def sizes(self) -> Ints: ...
@@ -37,9 +37,9 @@ class FlippableSource(Protocol):
 
 
 def attackers(config: Config, streams: Streams, clients: int) -> Ints:
-    """The clients that attack in every round they take part in, sorted, int64 (a,).
+    """Return the clients that attack in every round in which they are selected, sorted, int64 (a,).
 
-    `attack.fraction` of them all, rounded half up, drawn uniformly from the stream (ATTACK, 0).
+    They are `attack.fraction` of all clients, rounded half up, drawn uniformly from the stream (ATTACK, 0).
     """
     part = config.attack
     if part.kind == "none":
@@ -49,14 +49,14 @@ def attackers(config: Config, streams: Streams, clients: int) -> Ints:
 
 
 class AttackedUpdates:
-    """What attackers send instead of their updates."""
+    """Manipulated updates of the attackers."""
 
     def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, attackers: Ints, streams: Streams):
         self.kind, self.scale, self.streams = kind, scale, streams
         self._attackers = frozenset(attackers.tolist())
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
-        """What the client sends of its Δ (d,): changed in place."""
+        """Return the update that the client sends instead of Δ (d,), changed in place."""
         if client not in self._attackers:
             return update
         if self.kind == "sign-flip":
@@ -66,7 +66,7 @@ class AttackedUpdates:
 
 
 class FlippedLabels:
-    """The clients' samples as they train on them: an attacker's labels y are C − 1 − y."""
+    """Samples as the clients train on them: an attacker's labels y are C − 1 − y."""
 
     def __init__(self, data: FlippableSource, attackers: Ints):
         self._data = data
@@ -77,12 +77,12 @@ class FlippedLabels:
         self._ends = np.cumsum(data.sizes)
 
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
-        """See `ClientData.load`."""
+        """Load samples; see `ClientData.load`."""
         x, y = self._data.load(client, rows)
         return (x, self.description.classes - 1 - y) if self._attacks[client] else (x, y)
 
     def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
-        """See `ClientData.load_many`."""
+        """Load samples; see `ClientData.load_many`."""
         x, y = self._data.load_many(clients, rows_of)
         counts = [
             int(self.sizes[client]) if rows is None else len(rows)
@@ -91,7 +91,7 @@ class FlippedLabels:
         return x, self._flipped(y, np.repeat(np.asarray(clients, np.int64), counts))
 
     def load_positions(self, positions: Ints) -> Tensors:
-        """See `ClientData.load_positions`."""
+        """Load samples; see `ClientData.load_positions`."""
         x, y = self._data.load_positions(positions)
         return x, self._flipped(y, np.searchsorted(self._ends, positions, side="right"))
 
@@ -101,6 +101,6 @@ class FlippedLabels:
 
 
 def attacked_updates(config: Config, streams: Streams, attackers: Ints) -> AttackedUpdates | None:
-    """What the attackers of a configuration send; None where they send what they have trained."""
+    """Return the manipulation of a configuration's attacks; None if attackers send their trained updates."""
     kind = config.attack.kind
     return AttackedUpdates(kind, config.attack.scale, attackers, streams) if kind in ("sign-flip", "noise") else None

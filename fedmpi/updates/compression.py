@@ -1,6 +1,6 @@
-"""How a client's update travels to the server: rounded, quantised or thinned out, with its size in bits.
+"""Transport of a client's update to the server: rounded, quantised or sparsified, with its size in bits.
 
-Rounding is stochastic, hence unbiased. What a biased transport loses can be kept by the client and sent later (error
+Rounding is stochastic, hence unbiased. The client can keep the losses of a biased transport and send them later (error
 feedback: Seide et al. 2014; Karimireddy et al. 2019).
 """
 
@@ -22,7 +22,7 @@ from fedmpi.mpi import Cluster
 TransportKind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 
 BUCKET = 512
-"""Values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
+"""Number of values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
 LEVELS = 127
 RESIDUALS = ("transport.clients", "transport.residuals")
 """Names of the error feedback's tensors in a checkpoint: clients int64 (c,) and their residuals (c · d,)."""
@@ -33,14 +33,14 @@ LARGEST_FLOAT16 = 65504.0
 
 
 class Transport:
-    """What arrives at the server of the updates that clients send."""
+    """Lossy transport of the clients' updates to the server."""
 
     def __init__(self, kind: TransportKind, fraction: float, error_feedback: bool, streams: Streams):
         self.kind, self.fraction, self.streams = kind, fraction, streams
         self.residuals: dict[int, Tensor] | None = {} if error_feedback else None
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
-        """Turn a client's Δ (d,) into what the server receives, in place; returns it."""
+        """Turn a client's Δ (d,) into the received update, in place, and return it."""
         if self.residuals is None:
             return self._arrive(round, client, update)
         residual = self.residuals.get(client)
@@ -61,7 +61,7 @@ class Transport:
         return round_to_format(update, draws, self.kind)
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
-        """The residuals of all ranks' clients on rank 0, for a checkpoint; collective where there are residuals."""
+        """Gather the residuals of all ranks' clients on rank 0, for a checkpoint; collective if there are residuals."""
         if self.residuals is None:
             return {}
         held = self.residuals
@@ -71,7 +71,7 @@ class Transport:
         return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in named if parts is not None}
 
     def load(self, state: Mapping[str, Tensor], owned: range) -> None:
-        """Take over the residuals of a checkpoint for the clients that are this rank's."""
+        """Restore the residuals of a checkpoint for this rank's clients."""
         if self.residuals is None or not all(name in state for name in RESIDUALS):
             return
         clients, values = (state[name] for name in RESIDUALS)
@@ -80,7 +80,7 @@ class Transport:
 
 
 def upload_bits(kind: TransportKind, fraction: float, values: int) -> Fraction:
-    """Bits per value of an update of d values, places and scales included."""
+    """Return bits per value of an update of d values, positions and scales included."""
     if kind == "topk":
         sent = kept_values(fraction, values)
         return Fraction(sent * (32 + max(1, (values - 1).bit_length())), values)
@@ -90,15 +90,15 @@ def upload_bits(kind: TransportKind, fraction: float, values: int) -> Fraction:
 
 
 def kept_values(fraction: float, values: int) -> int:
-    """How many of d values topk sends."""
+    """Return how many of d values topk sends."""
     return max(1, math.ceil(fraction * values))
 
 
 def keep_largest(update: Tensor, fraction: float) -> Tensor:
-    """Zero all but the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018).
+    """Zero all except the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018).
 
-    Of values equally large, those of lower places are kept. Which of two values nearly as large is kept may depend on a
-    rounding: what arrives of two updates that differ by roundings may differ by the smallest value kept.
+    In a tie, values at lower positions are kept. Rounding can decide between two nearly equal values: the results for
+    two updates that differ by rounding may differ by the smallest value kept.
     """
     magnitudes, count = update.abs(), kept_values(fraction, update.numel())
     smallest = torch.topk(magnitudes, count, sorted=False).values.min()
@@ -129,7 +129,7 @@ def round_to_format(update: Tensor, draws: Tensor, kind: TransportKind) -> Tenso
 
 
 def _round_at_random(values: Tensor, step: Tensor, draws: Tensor) -> None:
-    """To a multiple of `step`, up or down so that the mean is the value itself; in place."""
+    """Round to a multiple of `step`, up or down so that the mean is the value itself; in place."""
     values.div_(step)
     lower = values.floor()
     values.sub_(lower)
@@ -138,7 +138,7 @@ def _round_at_random(values: Tensor, step: Tensor, draws: Tensor) -> None:
 
 
 def check_residuals(clients: int, values: int) -> None:
-    """Refuse error feedback for more clients than memory and checkpoints can hold."""
+    """Reject error feedback for more clients than memory and checkpoints can store."""
     needed = 4 * clients * values
     if needed > RESIDUAL_BYTES:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Bytes that the simulated system would send over its links: clients, mediators, server.
+"""Bytes that the simulated method would send over its links: clients, mediators, server.
 
-Duan et al. 2019 (Astraea), section IV-C and Table III. What MPI really moves is counted by the cluster. In a star the
-"client" links lead to the server. Values travel as 4-byte numbers unless a transport says otherwise.
+Duan et al. 2019 (Astraea), section IV-C and Table III. The cluster counts the bytes actually moved by MPI. In a star
+the "client" links lead to the server. Values are sent as 4-byte numbers unless a transport defines another size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bits = float | Fraction
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """Bytes of one round, or of a part of it; add with +."""
+    """Bytes of one round, or of part of one; add with +."""
 
     client_up: int = 0  # From and to the clients; the other end is their mediator, or the server in a star
     client_down: int = 0
@@ -42,14 +42,14 @@ class RoundTraffic:
 
 
 def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8 * BYTES_PER_VALUE) -> RoundTraffic:
-    """Models of a round in a star."""
+    """Return the traffic of a round's models in a star."""
     return RoundTraffic(
         client_up=returned * _bytes_of(values, upload_bits), client_down=received * values * BYTES_PER_VALUE
     )
 
 
 def further_values(received: int, returned: int) -> RoundTraffic:
-    """What an algorithm sends beside models and updates: so many values to all clients, and so many from them."""
+    """Return the traffic of an algorithm's further values: so many to all clients, and so many from them."""
     return RoundTraffic(client_up=returned * BYTES_PER_VALUE, client_down=received * BYTES_PER_VALUE)
 
 
@@ -61,9 +61,9 @@ def mediator_models(
     upload_bits: Bits = 8 * BYTES_PER_VALUE,
     lost: int = 0,
 ) -> RoundTraffic:
-    """Models of a synchronization round with mediators, as they are really sent.
+    """Return the traffic of a synchronization round's models with mediators, as actually sent.
 
-    Every visit takes the model to a client and back: steps 5 and 6 of the paper's workflow, repeated in each mediator
+    Every visit moves the model to a client and back: steps 5 and 6 of the paper's workflow, repeated in each mediator
     epoch. So `visits` is E_m · c, where the formula of the paper (`astraea_formula`) has c.
 
     Parameters
@@ -71,15 +71,15 @@ def mediator_models(
     values : int
         d.
     visits : int
-        Clients visited, each as often as it was.
+        Number of visits to clients, repetitions included.
     mediators : int
         M.
     optimizer_values : int
-        Values of the optimizer's state that go along from client to client, 0 where it starts afresh.
+        Values of the optimizer's state that are sent from client to client, 0 if it is reset.
     upload_bits : float or Fraction
-        Bits that the transport spends on one value of a mediator's update.
+        Bits of the transport for one value of a mediator's update.
     lost : int
-        Clients that received a mediator's model and did not give it back: they are sent it once, in the first epoch.
+        Clients that received a mediator's model and did not return it: they receive it once, in the first epoch.
     """
     visit = (values + optimizer_values) * BYTES_PER_VALUE
     return RoundTraffic(
@@ -91,53 +91,52 @@ def mediator_models(
 
 
 def class_counts(clients: int, classes: int) -> RoundTraffic:
-    """Every client sends its class counts, once: step 1 of Astraea's workflow, and label-histogram strata."""
+    """Return the traffic of class counts from every client, once: Astraea's step 1, and label-histogram strata."""
     return RoundTraffic(client_up=clients * classes * BYTES_PER_VALUE)
 
 
 def rebalancing(clients: int, classes: int) -> RoundTraffic:
-    """Every client sends its class counts and learns the copies of each class (Astraea, Algorithm 2), once."""
+    """Return the traffic of class counts and numbers of copies per client, once (Astraea, Algorithm 2)."""
     return class_counts(clients, classes) + RoundTraffic(client_down=clients * classes * BYTES_PER_VALUE)
 
 
 def size_answers(asked: int, participants: int) -> RoundTraffic:
-    """A size answer of every client asked; K and the estimate sent to every participant (FedSampling, Algorithm 1)."""
+    """Return the traffic of size reports, and of K and the estimate sent to clients (FedSampling, Algorithm 1)."""
     return RoundTraffic(client_up=asked * BYTES_PER_VALUE, client_down=participants * 2 * BYTES_PER_VALUE)
 
 
 def full_probes(clients: int, values: int) -> RoundTraffic:
-    """Every probed client receives the model and sends a vector of d values: a gradient, or FedSSO's one-step model."""
+    """Return the traffic of full probes: each client gets the model and sends a gradient or one-step model."""
     return RoundTraffic(client_up=clients * values * BYTES_PER_VALUE, client_down=clients * values * BYTES_PER_VALUE)
 
 
 def compressed_probes(clients: int, values: int, levels: int) -> RoundTraffic:
-    """Every probed client receives the model and sends a compressed gradient (FedSTS, IS()).
+    """Return the traffic of probes with compressed gradients (FedSTS, IS()).
 
-    That is d' centres of 4 bytes, d indices of ⌈log2 d'⌉ bits, and the norm.
+    Each sends d' centres of 4 bytes, d indices of ⌈log2 d'⌉ bits, and the norm.
     """
     answer = (levels + 1) * BYTES_PER_VALUE + _bytes_of(values, max(1, (levels - 1).bit_length()))
     return RoundTraffic(client_up=clients * answer, client_down=clients * values * BYTES_PER_VALUE)
 
 
 def fedavg_formula(values: int, clients: int) -> int:
-    """2 c |w|, the bytes of a communication round of FedAvg as the paper counts them (section IV-C)."""
+    """Return 2 c |w|, the paper's bytes of a communication round of FedAvg (section IV-C)."""
     return 2 * clients * values * BYTES_PER_VALUE
 
 
 def astraea_formula(values: int, clients: int, clients_per_mediator: int, mediator_epochs: int = 1) -> int:
-    """2 |w| (⌈c/γ⌉ + c), the bytes of a synchronization round as the paper counts them (section IV-C).
+    """Return 2 |w| (⌈c/γ⌉ + c), the paper's bytes of a synchronization round (section IV-C).
 
-    The paper's formula has no E_m although its text sends the model in every mediator epoch; with `mediator_epochs`
-    given it becomes 2 |w| (⌈c/γ⌉ + E_m c), which is what `mediator_models` counts. The costs of Table III decide for
-    neither: with 4 · 68,873 bytes a model, 215 MB (c = 50, γ = 10, E_m = 2) are 7.1 rounds by the first and 3.7 by the
-    second.
+    The paper's formula has no E_m although its text sends the model in every mediator epoch. With `mediator_epochs` it
+    becomes 2 |w| (⌈c/γ⌉ + E_m c), as counted by `mediator_models`. The costs of Table III match neither: with 4 ·
+    68,873 bytes per model, 215 MB (c = 50, γ = 10, E_m = 2) are 7.1 rounds by the first and 3.7 by the second.
     """
     mediators = -(-clients // clients_per_mediator)
     return 2 * values * BYTES_PER_VALUE * (mediators + mediator_epochs * clients)
 
 
 class TargetCost(NamedTuple):
-    """What it took to reach an accuracy: rounds, and megabytes (10⁶ bytes) on all links."""
+    """Cost to a target accuracy: rounds, and megabytes (10⁶ bytes) on all links."""
 
     rounds: int
     megabytes: float
@@ -146,7 +145,7 @@ class TargetCost(NamedTuple):
 def cost_to_target(
     accuracies: Sequence[float | None], round_bytes: Sequence[int], target: float, initial_bytes: int = 0
 ) -> TargetCost | None:
-    """Rounds and traffic up to the first evaluation that reaches the target (Table III)."""
+    """Return rounds and traffic up to the first evaluation that reaches the target (Table III)."""
     for index, accuracy in enumerate(accuracies):
         if accuracy is not None and accuracy >= target:
             return TargetCost(index + 1, (initial_bytes + sum(round_bytes[: index + 1])) / MEGABYTE)
@@ -154,31 +153,31 @@ def cost_to_target(
 
 
 def _bytes_of(values: int, bits: Bits) -> int:
-    """Whole bytes that hold `values` numbers of `bits` bits."""
+    """Return the whole bytes of `values` numbers of `bits` bits."""
     return -int(-values * bits // 8)
 
 
 class ModelSize(Protocol):
-    """How many values a model has."""
+    """Number of parameters of a model."""
 
     @property
     def size(self) -> int:
-        """All that travel, d."""
+        """Number of all transmitted parameters, d."""
 
     @property
     def trainable(self) -> int:
-        """Those with a gradient."""
+        """Number of parameters with a gradient."""
 
 
 def round_links(
     config: Config, model: ModelSize, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
-    """Bytes of one round on every link."""
+    """Return bytes of one round on every link."""
     values, participants = model.size, len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
     if config.topology.kind == "mediators":
         kept = keeps_moments(config, plan.one_step)
-        moments = 2 * model.trainable if kept else 0  # Adam knows nothing of buffers
+        moments = 2 * model.trainable if kept else 0  # Adam has no moments for buffers
         groups = len(np.unique(plan.mediators))
         total = mediator_models(values, visits, groups, moments, lost=asked - participants)
     else:
@@ -198,12 +197,12 @@ def round_links(
 
 
 def keeps_moments(config: Config, one_step: bool) -> bool:
-    """Whether a mediator sends the optimizer's moments with the model: SGD, which opening rounds use too, has none."""
+    """Return whether a mediator sends the optimizer's moments with the model; SGD, as in probing rounds, has none."""
     return config.topology.keep_optimizer and config.local.optimizer == "adam" and not one_step
 
 
 def paper_formula(config: Config, values: int, participants: int) -> int:
-    """Bytes of a round's models by the formulas of Astraea's section IV-C, which know no E_m."""
+    """Return bytes of a round's models by the formulas of Astraea's section IV-C, which have no E_m."""
     if config.topology.kind == "mediators":
         return astraea_formula(values, participants, config.topology.clients_per_mediator)
     return fedavg_formula(values, participants)
