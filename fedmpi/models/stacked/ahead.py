@@ -74,7 +74,7 @@ class ProductsAhead:
         self._samples, self._order = (), ()
 
     def forward(self, output: Tensor) -> None:
-        """Write the step's products (k, b, outputs); with `Drift` on, `output` contains the samples' products with v."""
+        """Write the step's products (k, b, outputs); with `Drift` on, `output` holds the samples' products with v."""
         products, pairs, earlier, _ = self._of_step(*output.shape[:2])
         drift = self._drift
         if drift.on:
