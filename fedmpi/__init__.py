@@ -1,6 +1,6 @@
 """fedmpi: a parallel simulator for sampling strategies in federated learning.
 
-The public names are imported when they are first asked for, so that the commands start quickly.
+Public names are imported at their first use, so that the commands start quickly.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ _HOMES = {
         ("client_sampler", "combiner", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
     ),
 }
-"""The module of each public name."""
+"""Module of each public name."""
 
-logging.getLogger("fedmpi").addHandler(logging.NullHandler())  # who wants to see the log says so
+logging.getLogger("fedmpi").addHandler(logging.NullHandler())  # users enable the log themselves
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
-    drawn = random.getstate()  # rich draws as it is imported
+    drawn = random.getstate()  # rich draws random numbers while it is imported
     found = getattr(importlib.import_module(_HOMES[name]), name)
     random.setstate(drawn)
     globals()[name] = found

@@ -1,7 +1,7 @@
 """The fedmpi command, also `python -m fedmpi`.
 
-What is loaded before signals are heeded takes milliseconds: a warning of the batch system that arrives earlier ends the
-process, as it would any program. What is loaded before the first line is printed takes a few tenths of a second.
+The imports before signal handlers are installed take milliseconds; an earlier warning of the batch system ends the
+process, as it would any program. The imports before the first printed line take a few tenths of a second.
 """
 
 import sys
@@ -11,7 +11,7 @@ from fedmpi.process.signals import Interrupt, open_descriptors
 
 
 def main() -> None:
-    """Entry point of the console script: run a command; any failure ends all ranks of the job."""
+    """Run a command as the entry point of the console script; any failure ends all ranks of the job."""
     open_descriptors()
     saves = sys.argv[1:2] in (["train"], ["sweep"])
     interrupt = Interrupt() if saves else None
@@ -29,7 +29,7 @@ def _run(interrupt: Interrupt | None) -> int:
 
 
 def _greet() -> None:
-    """The first line of a run, before anything slow is loaded; rank 0 says it."""
+    """Print the first line of a run on rank 0, before anything slow is loaded."""
     from fedmpi import __version__
     from fedmpi.mpi import read_launch, who_runs
 

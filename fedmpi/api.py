@@ -1,11 +1,11 @@
-"""fedmpi from Python: `run`, the `Run` that it gives back, and runs read from their folders.
+"""Python interface of fedmpi: `run`, its result `Run`, and runs loaded from their folders.
 
     import fedmpi
 
     run = fedmpi.run("fedavg", {"rounds": 20, "local.lr": 0.05}, data="digits")
     run.summary["final"]["test_accuracy"]
 
-The command line is this function with printing, signals and exit codes around it.
+The command line adds printing, signals and exit codes to this function.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from fedmpi.records.progress import shown_warnings
 from fedmpi.records.recorder import open_recorder
 
 _one_at_a_time = threading.RLock()
-"""Torch's threads and generators belong to the process: runs of several threads wait for one another."""
+"""Lock for torch's threads and generators, which belong to the process: runs of several threads wait for each other."""
 
 
 class Run:
-    """What a run has come to.
+    """Result of a run.
 
     Attributes
     ----------
     summary : dict
-        Final and best scores, seconds, bytes, versions; as in RUN/summary.json. The same on every rank.
+        Final and best scores, seconds, bytes, versions; as in RUN/summary.json. Identical on every rank.
     folder : Path or None
-        RUN; None where nothing was written.
+        RUN; None if nothing was written.
     ending : {"finished", "ended", "stopped"}
-        All rounds done; ended by `on_round`; or asked to stop, which leaves a checkpoint to go on from in the folder.
+        All rounds done; ended by `on_round`; or stopped on request, with a checkpoint in the folder to resume from.
     """
 
     def __init__(
@@ -82,38 +82,40 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end: with all rounds, or before them because `on_round` ended it."""
+        """Check whether the run has ended, after all rounds or because `on_round` ended it."""
         return self.ending != "stopped"
 
     @cached_property
     def config(self) -> Config:
-        """What was run, complete."""
+        """Return the complete configuration of the run."""
         return self._config()
 
     @cached_property
     def records(self) -> list[Record]:
-        """One a round, as in RUN/metrics.jsonl; read from there, where there is a folder, when first asked for.
+        """Return one record per round, as in RUN/metrics.jsonl.
 
-        Under MPI whole on rank 0 and empty on the others.
+        With a folder, they are read from there at the first access. Under MPI the list is complete on rank 0 and empty on
+        the others.
         """
         return self._records()
 
     @cached_property
     def model(self) -> nn.Module:
-        """The network with the final weights, in evaluation mode, on the processor. The same on every rank."""
+        """Return the network with the final weights, in evaluation mode, on the CPU. It is identical on every rank."""
         return self._model()
 
     @cached_property
     def clients(self) -> Columns:
-        """What was found out about single clients (`evaluation.clients`): columns by name, a row a client and
-        evaluation, as in RUN/clients.parquet; empty where clients were not evaluated.
+        """Return per-client evaluations (`evaluation.clients`): columns by name, one row per client and evaluation.
 
-        Under MPI whole on rank 0 and empty on the others.
+        They are as in RUN/clients.parquet, and empty if clients were not evaluated.
+
+        Under MPI the columns are complete on rank 0 and empty on the others.
         """
         return self._clients()
 
     def frame(self) -> Any:
-        """The records as a pandas table, one row per round."""
+        """Return the records as a pandas table, one row per round."""
         from pandas import DataFrame  # slow to import
 
         return DataFrame(self.records)
@@ -139,33 +141,34 @@ def run(
     progress: bool = False,
     stop: Callable[[], bool] | None = None,
 ) -> Run:
-    """Run a federated system: in a notebook, a script, a thread, or on every rank of an mpiexec.
+    """Run a federated method: in a notebook, a script, a thread, or on every rank of an mpiexec.
 
-    Nothing is printed, and signal handlers stay as they are; torch's number of threads and all global generators are as
-    before when it is done. Runs of several threads of a process wait for one another.
+    Nothing is printed, and signal handlers stay unchanged. torch's number of threads and all global generators are
+    restored afterwards. Runs of several threads of a process wait for one another.
 
     Parameters
     ----------
     config : str, Path, mapping or Config
         A preset's name; a TOML file; keys and values; or a complete configuration.
     overrides : mapping, optional
-        Values by key, as {"rounds": 20, "local.lr": 0.05}, over those of `config`. What chooses a part may be a
-        function or class of your own.
+        Values by key, as {"rounds": 20, "local.lr": 0.05}, which override those of `config`. A component may be given
+        as your own function or class.
     data : str, Path, ClientArrays or function, optional
         `data.shards`: "digits", a folder of shards, or samples in memory.
     model : str, function or nn.Module, optional
         `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
     out : str or Path, optional
-        Folder of the run; without one nothing is written.
+        Folder of the run; without it nothing is written.
     resume : bool
-        Continue the run that `out` holds, if any.
+        Continue the run in `out`, if there is one.
     on_round : callable, optional
-        Called on rank 0 after each round with its record, the evaluation included where it is due; a true value ends
-        the run there, on all ranks.
+        Function called on rank 0 after each round with its record, including the evaluation if it is due. A true result
+        ends the run there, on all ranks.
     progress : bool
-        Show rounds as they are finished, and warnings.
+        Show finished rounds and warnings.
     stop : callable, optional
-        Asked once a round on every rank. Where one says yes, all save a checkpoint and stop: `Run.ending` is "stopped".
+        Function called once per round on every rank. If one returns true, all save a checkpoint and stop: `Run.ending`
+        is "stopped".
 
     Returns
     -------
@@ -174,11 +177,11 @@ def run(
     Raises
     ------
     UserError
-        Wrong input: what, where and what to do.
+        Wrong input; the message names the problem, its place and a remedy.
     PartFailure
-        A part of your own, or `on_round`, raised an exception, which is the cause.
+        A custom component, or `on_round`, raised an exception, which is the cause.
 
-    Under MPI an exception that not all ranks raise alike ends the whole job.
+    Under MPI an exception that not all ranks raise ends the whole job.
 
     Examples
     --------
@@ -200,7 +203,7 @@ def run(
 
 
 def _checked_folder(out: str | Path | None, resume: bool, **functions: Callable[..., Any] | None) -> Path | None:
-    """The folder of the run; UserError where it is missing or something is of another type."""
+    """Return the folder of the run; UserError if it is missing or another argument has a wrong type."""
     if resume and out is None:
         raise UserError("resume needs out, the folder of the run to continue")
     if isinstance(out, str | Path):
@@ -226,7 +229,7 @@ def _connected(
         cluster = Cluster.connect(reduction=config.cluster.reduction)
         after.callback(cluster.close)
         rearm = after.enter_context(stall_timeout(config.cluster.stall_timeout if cluster.size > 1 else 0.0))
-        # before anything takes long:
+        # before anything slow:
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
@@ -235,7 +238,7 @@ def _connected(
 
 @contextmanager
 def _exits_refused() -> Iterator[None]:
-    """Have `sys.exit` fail the run, in an evaluation or wherever else no part is named."""
+    """Make `sys.exit` fail the run, in an evaluation or anywhere else without a named component."""
     try:
         yield
     except SystemExit as left:
@@ -271,7 +274,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
     config, cluster, simulation = experiment.config, experiment.cluster, None
     recorder = open_recorder(cluster, folder, config, resume, experiment.model.module, experiment.data_facts.digest)
     try:
-        with _exits_refused():  # here, so that the log tells what it makes of them
+        with _exits_refused():  # inside the context, so that the log reports the resulting failure
             log_setup(experiment)
             if progress and cluster.is_server:
                 print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
@@ -290,7 +293,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
     history, module = simulation.history, experiment.model.released()
     records, rounds, seen = history.records, history.rounds, history.clients
 
-    kept = recorder.folder.absolute() if recorder is not None else None  # the program may go elsewhere before it asks
+    kept = recorder.folder.absolute() if recorder is not None else None  # the program may change its directory later
 
     return Run(
         summary,
@@ -304,18 +307,18 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, progress: bo
 
 
 def _from_server(cluster: Cluster, values: Any) -> Any:
-    """Rank 0's values, which JSON can hold, on all ranks; collective."""
+    """Send rank 0's JSON-compatible values to all ranks; collective."""
     own = [np.frombuffer(json.dumps(values).encode(), np.uint8)] if cluster.is_server else None
     return json.loads(cluster.broadcast(own)[0].tobytes())
 
 
 def load_run(folder: str | Path) -> Run:
-    """A run from the folder that it left, finished or not.
+    """Return a run from its folder, finished or not.
 
     Raises
     ------
     UserError
-        The folder holds no run, or a file of it is damaged; later, where something is asked for that is not there.
+        The folder contains no run, or a file in it is damaged; later, if missing data are accessed.
     """
     folder = Path(folder)
     path = folder / "config.toml"
@@ -336,18 +339,18 @@ def load_run(folder: str | Path) -> Run:
 
 
 def _config_of(path: Path) -> Config:
-    """The configuration in RUN/config.toml, its shards named where they are now."""
+    """Return the configuration in RUN/config.toml, with the current path of its shards."""
     with sources_of(path):
         return with_found_shards(path, Config.load(path), strict=False)
 
 
 def _records(folder: Path, rounds: int | None) -> list[Record]:
-    """The records of so many rounds in RUN/metrics.jsonl, of an unfinished run those that are there.
+    """Return the records of so many rounds in RUN/metrics.jsonl; for an unfinished run the existing ones.
 
     Raises
     ------
     UserError
-        The file is gone or damaged.
+        The file is missing or damaged.
     """
     records = read_records(folder, rounds)
     if rounds is not None and len(records) < rounds:
@@ -359,9 +362,9 @@ def _records(folder: Path, rounds: int | None) -> list[Record]:
 
 
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:
-    """The network of a finished run: built as its configuration says, with the values of model.safetensors.
+    """Return the network of a finished run: built from its configuration, with the values of model.safetensors.
 
-    Its other parts need not be found: they may have been typed into a notebook.
+    Its other components need not be importable: they may have been typed into a notebook.
     """
     if not summary:
         raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")

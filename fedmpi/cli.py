@@ -1,7 +1,7 @@
 """The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, parts, show,
 inspect, estimate.
 
-Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
+Exit codes: 0 done, 1 other failure, 2 wrong user input (one sentence, no traceback), 75 stopped by a signal after
 saving.
 """
 
@@ -35,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# ClickException of whichever copy of click this typer carries.
+# ClickException of the copy of click that typer uses.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration file.")]
@@ -43,7 +43,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=V
 
 
 def run_command(interrupt: Interrupt | None = None) -> int:
-    """Run the command that the arguments name; returns the exit code."""
+    """Run the command that the arguments name; return the exit code."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, obj=interrupt)
     except CommandLineError as error:
@@ -74,7 +74,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that RUN holds, if any.")] = False,
 ) -> int:
-    """Train: one process, or many under mpiexec or srun.
+    """Train a model: one process, or many under mpiexec or srun.
 
     Example: mpiexec -n 3 fedmpi train --set preset=fedavg --set rounds=20 --out runs/first
     """
@@ -87,10 +87,10 @@ def train(
 
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
-    from fedmpi import api  # slow: a wrong configuration is refused before
+    from fedmpi import api  # slow: after the configuration has been validated
     from fedmpi.records.progress import show_summary
 
-    gc.freeze()  # searching what torch has loaded for garbage takes half a second where a process ends
+    gc.freeze()  # collecting the garbage of torch's import takes half a second at exit
     stop = interrupt.asked if interrupt else None
     run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)
     stopped = run.ending == "stopped"
@@ -112,7 +112,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Of the page.")] = "",
 ) -> None:
-    """Write one page that shows and compares runs: curves, costs, who took part, traffic, privacy; needs no network.
+    """Write one page that shows and compares runs: curves, costs, participation, traffic, privacy; it works offline.
 
     Example: fedmpi report runs/fedavg-0 runs/fedavg-1 runs/fedsampling-0 --out report.html
     """
@@ -128,7 +128,7 @@ def export(
     form: Annotated[str, typer.Option("--format", metavar="FORM", help="safetensors, torchscript or onnx.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file [RUN/model.onnx, .pt].")] = None,
 ) -> None:
-    """Write a run's final model for other programs, and compare what they will compute with it.
+    """Write a run's final model for other programs, and compare its results in their format with the original.
 
     Example: fedmpi export runs/first --format onnx
     """
@@ -144,7 +144,7 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between plain lines.")] = 2.0,
 ) -> None:
-    """Follow a run from another terminal until it ends; Ctrl-C ends the watching, not the run.
+    """Follow a run from another terminal until it ends; Ctrl-C stops the command, not the run.
 
     Example: fedmpi watch runs/first
     """
@@ -170,10 +170,10 @@ def sweep(
         bool, typer.Option("--mix-sources", help="Start runs although others ran with another source of a component.")
     ] = False,
 ) -> int:
-    """Run what a file describes, crossed lists and named variants; started again, it goes on where it was.
+    """Run all runs of a sweep file, with crossed lists and named variants; a restarted sweep resumes.
 
-    Finished runs are passed over. A run that fails stops no other: the exit code is 1 then, and 75 after a signal.
-    With --index under mpiexec or srun the ranks are those of the one run, as with fedmpi train.
+    Finished runs are skipped. A failing run does not stop the others: the exit code is then 1, and 75 after a signal.
+    With --index under mpiexec or srun the ranks belong to the one run, as with fedmpi train.
 
     Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
     """
@@ -223,7 +223,7 @@ def sweep(
 
 
 def _agreed(words: str) -> bool:
-    """Whether the user agrees to start runs with other sources than before; false where no terminal can ask."""
+    """Ask the user whether to start runs with other sources than before; false without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or world_rank() is not None:
         return False
     return typer.confirm(f"{words}. Start the others all the same? `fedmpi compare` keeps them apart.")
@@ -248,7 +248,7 @@ def compare(
 ) -> None:
     """Compare runs: mean ± standard deviation over seeds, differences with corrected intervals, costs to a target.
 
-    Runs on other data are not compared with one another; unfinished and failed ones are named.
+    Runs on other data are not compared with one another; unfinished and failed runs are listed.
 
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
@@ -277,7 +277,7 @@ def compare(
 
 @app.command("presets")
 def list_presets() -> None:
-    """List every published system, with its paper, parts and a runnable example.
+    """List every published method, with its paper, components and a runnable example.
 
     Example: fedmpi presets
     """
@@ -301,7 +301,7 @@ def parts(
     choice: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One part: a name or module:object.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "row rule".')] = None,
 ) -> None:
-    """List everything that a configuration can choose: kind, name, options with their defaults, source.
+    """List all components that a configuration can choose: kind, name, options with their defaults, source.
 
     Example: fedmpi parts --kind "client sampler"
     """
@@ -320,7 +320,7 @@ def check(
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without runs on 1, 2, 3 ranks and a resumed one.")] = False,
 ) -> int:
-    """Try whether a part does what its kind promises: one line per check; exits with 1 if one fails.
+    """Check whether a component satisfies the interface of its kind: one line per check; exits with 1 if one fails.
 
     Example: fedmpi check uniform --kind "client sampler" --quick
     """
@@ -406,7 +406,7 @@ def estimate(
     participants: Annotated[int | None, typer.Option("--participants", metavar="m", help="Ask m clients only.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw errors against M and ε.")] = None,
 ) -> None:
-    """Show how well each private mechanism would know the total size of your clients: choose M and ε before a run.
+    """Show how accurately each private mechanism estimates the total size of your clients: choose M and ε before a run.
 
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
@@ -437,7 +437,7 @@ def submit(
         Path | None, typer.Option("--scripts", metavar="DIR", help="Write the scripts for use by hand there instead.")
     ] = None,
 ) -> None:
-    """Submit a training to SLURM: it resumes by itself after time limits, and its script is kept in RUN.
+    """Submit a training run to SLURM: it resumes automatically after time limits, and RUN contains its script.
 
     Example: fedmpi submit run.toml --nodes 2 --ranks-per-node 8 --time 12:00:00 --array 0-3 --set seed=%a --dry-run
     """
@@ -447,7 +447,7 @@ def submit(
         print("\n".join(map(str, submission.write_scripts(scripts))))
         return
     if config is None and not settings:
-        _load(config, settings)  # refuses
+        _load(config, settings)  # rejects a wrong configuration
     folder = out or Path("runs") / f"{config.stem if config else 'job'}-{time.strftime('%Y%m%d-%H%M%S')}"
     with sources_of(config):
         ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
@@ -462,7 +462,7 @@ def submit(
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> int:
-    """Show what this machine or allocation offers a run, and what is wrong with it; exit code 1 if no run can start.
+    """Show the resources of this machine or allocation, and problems with them; exit code 1 if no run can start.
 
     Example: mpiexec -n 3 fedmpi doctor
     """

@@ -1,1 +1,1 @@
-"""What every room may use: errors, streams of random numbers, the plan, arithmetic, whole-or-absent files."""
+"""Utilities for all packages: errors, random streams, the plan, arithmetic, atomic files."""

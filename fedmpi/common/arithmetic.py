@@ -1,4 +1,4 @@
-"""How torch computes: repeatable where sums are exact, in full float32 in checks, as before when a run has ended."""
+"""Modes of torch's arithmetic: repeatable for exact sums, full float32 for checks, restored after a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FIXED_WORKSPACE = ":4096:8"
 
 
 def repeat_results() -> None:
-    """Have GPUs compute the same bits from the same numbers every time, in float32 without TensorFloat-32.
+    """Make GPUs compute bit-identical results from the same numbers, in float32 without TensorFloat-32.
 
-    Operations that have no such form raise an error that names them. To be called before a GPU is first used. On
-    processors only the mode is set, whose operations repeat their results anyway.
+    Operations without such a form raise an error that names them. Call this before a GPU is first used. On CPUs it only
+    sets the mode; their operations repeat their results anyway.
     """
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, but without loading torch's compiler
@@ -32,7 +32,7 @@ def repeat_results() -> None:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within: float32 products are computed as such, not in TensorFloat-32, whose relative errors are around 1e-3."""
+    """Compute float32 products as such within the context, without TensorFloat-32 (relative errors around 1e-3)."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     _without_tf32()
     try:
@@ -49,8 +49,8 @@ def _without_tf32() -> None:
 
 @contextmanager
 def process_as_before() -> Iterator[None]:
-    """Within: torch's modes are those of a fresh process. Afterwards the process computes and draws as if nothing had
-    run within, whether that ended well or not."""
+    """Give torch's modes of a fresh process within the context. Afterwards, even after an error, the process computes
+    and draws as if nothing had run."""
     threads, debug_mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn
@@ -72,9 +72,9 @@ def process_as_before() -> Iterator[None]:
 
 @contextmanager
 def fresh_modes() -> Iterator[None]:
-    """Within: this thread computes without autocast or inference mode, records gradients, and makes tensors on the CPU.
+    """Disable autocast and inference mode, record gradients, create tensors on the CPU, within this thread's context.
 
-    Other threads that are started within have these modes anyway.
+    Other threads started within the context have these modes anyway.
     """
     casting = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     depth = torch.autocast_increment_nesting() - 1

@@ -1,4 +1,4 @@
-"""Calls of parts: whatever goes wrong inside names the part and its line, and global generators stay as they were."""
+"""Calls of components: failures name the component and its line, and global generators are restored."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fedmpi.common.registry import Part
 log = logging.getLogger("fedmpi")
 
 WATCHED_CALLS = 100
-"""Of a part, in which it is looked whether it draws from a global generator; afterwards that would cost too much."""
+"""Number of calls of a component in which draws from global generators are detected; more would cost too much."""
 
 _calls: WeakKeyDictionary[Part, Counter[str]] = WeakKeyDictionary()
 
 
 @contextmanager
 def calling(part: Part, round: int | None = None, client: int | None = None) -> Iterator[None]:
-    """Around every call of a part.
+    """Guard every call of a component.
 
-    Global generators of random, numpy and torch are as before once a foreign part has been called, whatever it drew;
-    the log warns of one that draws from them.
+    The global generators of random, numpy and torch are restored after a call of a custom component. The log warns if a
+    component draws from them.
     """
     if not part.foreign:
         with naming(part, round, client):
@@ -54,9 +54,9 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
 def naming(
     part: Part, round: int | None = None, client: int | None = None, *, but: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """`calling` without the care for generators: for calls too many to copy their states each time.
+    """Do the same as `calling` without restoring generators, for calls too many to copy their states each time.
 
-    `but` are further exceptions that pass as they are.
+    Further exceptions in `but` pass unchanged.
     """
     try:
         yield
@@ -64,13 +64,13 @@ def naming(
         raise
     except but:
         raise
-    except BaseException as cause:  # sys.exit() in a part must not end the run as if it were done
+    except BaseException as cause:  # a sys.exit() in a component must not end the run as if it were done
         raise failure_of(part, cause, raised(cause), round, client) from cause
 
 
 @contextmanager
 def during(round: int) -> Iterator[None]:
-    """Within: the failure of a part names the round."""
+    """Add the round to failures of a component within the context."""
     try:
         yield
     except PartFailure as failure:
@@ -79,7 +79,7 @@ def during(round: int) -> Iterator[None]:
 
 @contextmanager
 def kept_settings() -> Iterator[None]:
-    """Put back how numbers are made: numpy's handling of errors, torch's default type, whether it records gradients."""
+    """Restore numpy's handling of errors, torch's default type, and the recording of gradients after the context."""
     errors, torch = np.geterr(), sys.modules.get("torch")
     kept = None if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
     try:
@@ -92,7 +92,7 @@ def kept_settings() -> Iterator[None]:
 
 
 def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
-    """Refuse a part of the user's own that cannot be called as its kind is."""
+    """Reject a custom component with a signature that its kind does not allow."""
     if not part.foreign:
         return
     wanted = ", ".join(parameters)
@@ -103,7 +103,7 @@ def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str 
         )
     try:
         inspect.signature(called).bind(*parameters)
-    except ValueError:  # what is written in C may have no signature
+    except ValueError:  # functions written in C may have no signature
         return
     except TypeError as error:
         form = f"def {method or '__call__'}({', '.join(('self', *parameters))})"
@@ -116,12 +116,12 @@ def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str 
 
 
 def refuse_result(part: Part, problem: str, round: int | None = None, client: int | None = None) -> PartFailure:
-    """The failure of a part that returned what nobody can use."""
+    """Build the failure of a component that returned an invalid result."""
     return PartFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
 
 
 def is_complex(found: Any) -> bool:
-    """Whether what a part returned are complex numbers, of which torch and NumPy would keep the real parts."""
+    """Check whether a component's result is complex; torch and NumPy would keep only the real parts."""
     own = getattr(found, "is_complex", None)  # of tensors
     return bool(own()) if callable(own) else isinstance(found, complex | np.ndarray) and np.iscomplexobj(found)
 
@@ -129,7 +129,7 @@ def is_complex(found: Any) -> bool:
 def failure_of(
     part: Part, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
 ) -> PartFailure:
-    """The failure of a part inside which an exception was raised; names its line."""
+    """Build the failure of a component in which an exception was raised, with its line."""
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
@@ -138,7 +138,7 @@ def failure_of(
 
 
 def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """The traceback from the part's own first line on, the caller's left out."""
+    """Return the traceback from the component's own first line on, without the caller's lines."""
     frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
     if part.source is None:
         return frames[1:]
@@ -149,7 +149,7 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
 
 
 def _definition(part: Part) -> str:
-    """ "file:line" where the part begins; the file alone where the line is not known, "" where there is none."""
+    """ "file:line" of the component's definition; the file alone if the line is unknown, "" if there is no file."""
     if part.source is None:
         return ""
     found = part.object.func if isinstance(part.object, partial) else part.object
@@ -160,7 +160,7 @@ def _definition(part: Part) -> str:
 
 
 def _warn_of_draws(part: Part, before: GeneratorStates) -> None:
-    """Log, once for a part, that it has drawn from a global generator since then."""
+    """Warn once per component if it has drawn from a global generator since these states."""
     seen = _calls.setdefault(part, Counter())
     if seen["calls"] >= WATCHED_CALLS:
         return

@@ -1,5 +1,6 @@
-"""The decorators with which a part says what it is: `@client_sampler`, `@row_rule`, `@weights`, `@combiner`,
-`@server_optimizer`. Each works with and without parentheses and leaves the function or class as it was.
+"""Decorators that register components: `@client_sampler`, `@row_rule`, `@weights`, `@combiner`, `@server_optimizer`.
+
+Each works with and without parentheses and returns the function or class unchanged.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Chosen, register
 
 NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
-"""Numbers about clients that the server can keep for a sampler, or have measured of its candidates."""
+"""Numbers about clients that the server can keep for a sampler, or measure for its candidates."""
 
 SERVICES = ("strata", "norms")
-"""What else a sampler can need: strata of the clients, or the norms of their gradients."""
+"""Further requirements of a sampler: strata of the clients, or the norms of their gradients."""
 
 MEASURABLE = ("loss", "accuracy", "gradient_norm")
-"""Those that a model and a client's samples make, whether it trains or not."""
+"""Numbers that depend only on a model and a client's samples, whether it trains or not."""
 
 
 @overload
@@ -30,24 +31,24 @@ def client_sampler(
 def client_sampler(
     chosen: Chosen | None = None, /, *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
 ) -> Any:
-    """Makes a function `(view, *, options) -> Cohort` a choice for `participation.clients`.
+    """Make a function `(view, *, options) -> Cohort` a choice for `participation.clients`.
 
     Parameters
     ----------
     needs : sequence of str
-        Numbers that the server shall keep of past participations (`NUMBERS`): `view.last(name)`, `view.age(name)`; and
-        of `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
+        Numbers of past participations that the server keeps (`NUMBERS`): `view.last(name)`, `view.age(name)`; and of
+        `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
     measures : sequence of str
-        Numbers (`NUMBERS`) to be measured on the current model: the part is then a class with `candidates(view)`, the
-        clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`. For "update_norm" the candidates
-        are trained on trial; "seconds" are those that they would take.
+        Numbers (`NUMBERS`) to be measured on the current model. The component is then a class with `candidates(view)`,
+        the clients to measure, and `draw(view)`, which reads the results from `view.fresh(name)`. For "update_norm" the
+        candidates are trained on trial; "seconds" is the time that they would take.
     name : str, optional
-        For built-in parts.
+        Name of a built-in component.
 
     Notes
     -----
-    A class has `draw(view)`. What it remembers from round to round it names in `state`, a tuple of its attributes, each
-    a NumPy array or a number: these are kept in checkpoints.
+    A class has `draw(view)`. If it keeps values between rounds, it names them in `state`, a tuple of its attributes,
+    each a NumPy array or a number. Checkpoints contain them.
     """
     kept = _names_of_numbers(needs, (*NUMBERS, *SERVICES), "needs")
     fresh = _names_of_numbers(measures, NUMBERS, "measures")
@@ -59,16 +60,16 @@ def row_rule(chosen: Chosen, /) -> Chosen: ...
 @overload
 def row_rule(*, pooled: bool = False, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
 def row_rule(chosen: Chosen | None = None, /, *, pooled: bool = False, name: str | None = None) -> Any:
-    """Makes a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`.
+    """Make a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`.
 
     Parameters
     ----------
     pooled : bool
-        Whether the rule is asked once for the samples of all participants, which lie on one axis, client after client:
-        the function is then `(pool, *, options) -> sorted positions`, those that it wants of [pool.start, pool.stop)
+        True calls the rule once for the samples of all selected clients, concatenated client after client. The function
+        is then `(pool, *, options) -> sorted positions`, the selected ones of [pool.start, pool.stop)
         (`fedmpi.samples.row_rule.Pool`). It costs the same for a million clients as for ten.
     name : str, optional
-        For built-in parts.
+        Name of a built-in component.
     """
     _yes_or_no("row_rule", pooled=pooled)
     return _decorated("row rule", chosen, name, **({"pooled": True} if pooled else {}))
@@ -93,22 +94,22 @@ def weights(
     averages_models: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Makes a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
+    """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
 
-    A class is called in the same way; its method `after(work)`, where it has one, is asked once a client's update is
-    there (`fedmpi.aggregation.weights`).
+    A class is called in the same way. Its optional method `after(work)` is called when a client's update is available
+    (`fedmpi.aggregation.weights`).
 
     Parameters
     ----------
     per_sample : bool or 2
-        Whether a coefficient is the factor of one sample used, or that of the client's update; 2: that of a pair of
-        samples, so that a client counts by the square of the samples used.
+        True if a coefficient is the factor of one sample used, False if it is that of the client's update. 2: the
+        factor of a pair of samples, so that a client counts by the square of the samples used.
     normalised : bool or callable
-        Whether the weighted sum is divided by the total weight; a function of the cohort where that depends on it.
+        True divides the weighted sum by the total weight; a function of the cohort if that depends on the cohort.
     averages_models : bool
-        Whether the next model is Σ c_k w_k, the sum of the models, and not w + Σ c_k (w_k − w).
+        True makes the next model Σ c_k w_k, the sum of the models, instead of w + Σ c_k (w_k − w).
     name : str, optional
-        For built-in parts.
+        Name of a built-in component.
     """
     if per_sample != 2:
         _yes_or_no("weights", per_sample=per_sample)
@@ -124,10 +125,10 @@ def combiner(chosen: Chosen, /) -> Chosen: ...
 @overload
 def combiner(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
 def combiner(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
-    """Makes a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`.
+    """Make a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`.
 
-    A class may have `combine(updates, coefficients, measured)` instead, and `measure(updates)`, whose results are
-    summed over all coordinates before (`fedmpi.aggregation.combiners`).
+    A class may instead have `combine(updates, coefficients, measured)` and `measure(updates)`, whose results are summed
+    over all coordinates first (`fedmpi.aggregation.combiners`).
     """
     return _decorated("combiner", chosen, name)
 
@@ -137,10 +138,10 @@ def server_optimizer(chosen: Chosen, /) -> Chosen: ...
 @overload
 def server_optimizer(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
 def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
-    """Makes a function `(w (d,), update (d,), *, options)` a choice for `aggregation.optimizer`: the server's step.
+    """Make a function `(w (d,), update (d,), *, options)` a choice for `aggregation.optimizer`: the server's step.
 
-    It changes w in place or returns its next value. A class has this as its method `step`, and names in `state` what it
-    remembers (`fedmpi.aggregation.server_optimizers`).
+    It changes w in place or returns its next value. A class does this in its method `step`, and names the values that
+    it keeps in `state` (`fedmpi.aggregation.server_optimizers`).
     """
     return _decorated("server optimizer", chosen, name)
 

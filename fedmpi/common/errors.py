@@ -1,4 +1,4 @@
-"""The errors that speak to the user."""
+"""Errors that are shown to the user."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_SENTENCE, LONGEST_VALUE = 2000, 200
-"""Characters of an error, and of a value in it, beyond which the middle is left out."""
+"""Characters of an error, and of a value in it, above which the middle is left out."""
 UNWRITABLE = (OSError, ValueError, AttributeError)
-"""What writing to a standard stream raises whose end is gone or full, that is closed, or that there is none of."""
+"""Errors of writing to a standard stream that is missing, closed, full, or has no reader."""
 
 
 class UserError(Exception):
-    """The user's input is wrong: one clear sentence saying what, where and what to do. The commands exit with 2.
+    """Wrong user input: one clear sentence with the problem, its place and a remedy. The commands exit with 2.
 
-    It stays on one line, and of a bearable length, whatever the input that it quotes.
+    It is one line of limited length, whatever input it quotes.
     """
 
     def __init__(self, sentence: str):
@@ -22,13 +22,13 @@ class UserError(Exception):
 
 
 def on_one_line(text: str, most: int = LONGEST_SENTENCE) -> str:
-    """A text without line breaks and other control characters, its middle left out where it is long."""
+    """Return a text without line breaks and other control characters; the middle of a long text is left out."""
     line = "".join(" " if character < " " or "\x7f" <= character < "\xa0" else character for character in text)
     return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
 
 
 def shown(value: Any, written: Callable[[Any], str] = str) -> str:
-    """A value of the user's in an error."""
+    """Return a user's value as text for an error."""
     try:
         return on_one_line(written(value), LONGEST_VALUE)
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
@@ -36,9 +36,9 @@ def shown(value: Any, written: Callable[[Any], str] = str) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """The type of an exception and what it says, on one line; some cannot even be asked.
+    """Return the type and text of an exception on one line; the text of some exceptions cannot be read.
 
-    Of an attribute that one of fedmpi's own objects lacks it tells those that there are.
+    If one of fedmpi's own objects lacks an attribute, the existing attributes are listed.
     """
     try:
         return on_one_line(f"{type(error).__name__}: {error}{_attributes(error)}")
@@ -47,45 +47,45 @@ def raised(error: BaseException) -> str:
 
 
 def _attributes(error: BaseException) -> str:
-    """What else could have been asked of the object of ours that lacks an attribute; "" of other errors."""
+    """Return the existing attributes of an object of fedmpi that lacks one; "" for other errors."""
     if not isinstance(error, AttributeError) or type(error.obj).__module__.partition(".")[0] != "fedmpi":
         return ""
     if str(error) != f"{type(error.obj).__name__!r} object has no attribute {error.name!r}":
-        return ""  # its own words, or those of a property within which something was not found
+        return ""  # its own text, or that of a property within which something was not found
     return f" (it has {', '.join(name for name in dir(error.obj) if not name.startswith('_'))})"
 
 
 class MissingFiles(UserError):
-    """Files of the user's that something will read are not there (yet)."""
+    """Error for missing files of the user that a run needs."""
 
 
 class RunFailure(UserError):
-    """A run cannot go on for a reason outside of it, such as a full disk: what, where, what to do. Exit code 1."""
+    """External failure of a run, such as a full disk: the problem, its place and a remedy. Exit code 1."""
 
 
 class RanksDisagree(Exception):
-    """The ranks of a job do not do the work of one run: a sentence that all of them raise. The commands exit with 1."""
+    """Error if the ranks of a job do not do the work of one run; all of them raise it. The commands exit with 1."""
 
 
 class Divergence(FloatingPointError):
-    """Numbers left the range in which anything is learned: a sentence with the advice. The commands exit with 1."""
+    """Numbers left the range in which anything is learned; a sentence with advice. The commands exit with 1."""
 
 
 class ClientFailure(Exception):
-    """An exception inside the work of one client; names the client and the rank.
+    """Exception inside the work of one client; it names the client and the rank.
 
     Parameters
     ----------
     client : int
         Index of the client in the shard folder.
     rank : int
-        The MPI rank that trained it.
+        MPI rank that trained the client.
     cause : BaseException
-        What went wrong.
+        Original exception.
     where : str
-        The user's own line in which it did, "file:line"; "" where there is none.
+        The failing line of the user's code, "file:line"; "" if there is none.
     round : int, optional
-        In which it did, where `cause` does not say so itself.
+        Round of the failure, if `cause` does not name it.
     """
 
     def __init__(self, client: int, rank: int, cause: BaseException, where: str = "", round: int | None = None):
@@ -96,20 +96,20 @@ class ClientFailure(Exception):
 
 
 class PartFailure(Exception):
-    """A part of the user's choice raised an exception, or returned what cannot be used. The commands exit with 1.
+    """Exception raised by a chosen component, or an invalid result of it. The commands exit with 1.
 
     Parameters
     ----------
     kind, name : str
-        Of the part.
+        Kind and name of the component.
     problem : str
-        The exception, or what is wrong with the result.
+        The exception, or the defect of the result.
     where : str
-        File and line; "" where there is none.
+        File and line; "" if there is none.
     trace : str
-        The part's own lines of the traceback.
+        The component's own lines of the traceback.
     round, client : int, optional
-        What it was called for.
+        Round and client of the call.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PartFailure(Exception):
         self.round, self.client = round, client
 
     def during(self, round: int | None = None, client: int | None = None) -> PartFailure:
-        """The same failure, told with the round and the client where it does not name them yet."""
+        """Return the same failure with the round and the client, unless it names them already."""
         round = self.round if self.round is not None else round
         client = self.client if self.client is not None else client
         return PartFailure(self.kind, self.name, self.problem, self.where, self.trace, round, client)

@@ -1,4 +1,4 @@
-"""Fairness of participation and of scores: Gini coefficient, effective share (Kish 1965), counts of use, worst and best
+"""Fairness of participation and of scores: Gini coefficient, effective share (Kish 1965), usage counts, worst and best
 10 % of clients, Jain's index.
 """
 
@@ -16,7 +16,7 @@ SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
 
 @dataclass(frozen=True)
 class Evenness:
-    """How evenly something was used.
+    """Fairness of usage counts.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Evenness:
 
 
 def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
-    """Evenness of usage counts."""
+    """Return the fairness of usage counts."""
     weight = np.ones(len(usage)) if units is None else units.astype(np.float64)
     total_units, total = weight.sum(), float((weight * usage).sum())
     if total == 0:
@@ -49,9 +49,8 @@ def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
 
 
 def gini(values: Ints, weight: Floats | None = None) -> float:
-    """Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 where all are
-    0.
-    """
+    """Return the Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 if
+    all are 0."""
     weight = np.ones(len(values)) if weight is None else weight
     order = np.argsort(values, kind="stable")
     population = weight[order] / weight.sum()
@@ -63,40 +62,40 @@ def gini(values: Ints, weight: Floats | None = None) -> float:
 
 
 class Usage:
-    """Counts how often each client took part and, if wanted, how often each sample was used."""
+    """Counts of the rounds in which each client was selected and, on request, of the use of each sample."""
 
     def __init__(self, clients: int, samples: int = 0):
         self.clients = np.zeros(clients, np.int64)
         self.samples = np.zeros(samples, np.int64)
 
     def record(self, clients: Ints, multiplicity: Ints | None = None) -> None:
-        """Count a round's participants (sorted and unique), each `multiplicity` times."""
+        """Count a round's selected clients (sorted and unique), each `multiplicity` times."""
         self.clients[clients] += 1 if multiplicity is None else multiplicity
 
     def record_samples(self, positions: Ints) -> None:
-        """Count the samples at these global positions, once for every occurrence."""
+        """Count the samples at these global positions, once per occurrence."""
         np.add.at(self.samples, positions, 1)
 
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
-    """How a number spreads over K clients, each counted once but in "weighted".
+    """Return the distribution of a number over K clients; each client counts once, except in "weighted".
 
     Parameters
     ----------
     values : float64 (K,)
-        One a client, K ≥ 1.
+        One value per client, K ≥ 1.
     weights : float64 (K,)
-        Samples of each.
+        Samples of each client.
     best : {"largest", "smallest"}
-        Whether large numbers are good (accuracies) or small ones (losses).
+        "largest" if large numbers are good (accuracies), "smallest" if small ones are (losses).
 
     Returns
     -------
     dict
         "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and
-        of the ⌈K/10⌉ best (the tenths of Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al.
-        1984, 1 where all are the same and 1/K where one has all there is. NaN where a client's is; "std" and "jain"
-        also where one is infinite.
+        of the ⌈K/10⌉ best (Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al. 1984, 1 if all are
+        equal and 1/K if one has everything. NaN if the value of a client is NaN; "std" and "jain" also if one is
+        infinite.
     """
     if np.isnan(values).any():
         return dict.fromkeys(SPREADS, math.nan)

@@ -1,6 +1,4 @@
-"""Files that are whole or absent, also after the power fails: written under a temporary name, synced, renamed, and the
-folder synced.
-"""
+"""Atomic files, even if the power fails: written under a temporary name, synced, renamed; then the folder is synced."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from typing import BinaryIO
 from fedmpi.common.errors import RunFailure, UserError
 
 WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
-"""What file systems answer that cannot sync a folder."""
+"""Error codes of file systems that cannot sync a folder."""
 
 REMEDIES = (
     ((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there"),
     ((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
     ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "see where the folder has gone and put it back"),
 )
-"""What helps, by what the system says."""
+"""Remedy for each error code of the system."""
 
 
 def read_plain(path: Path, most: int | None = None) -> bytes:
-    """The content of a plain file: a fifo, a socket or a device would be waited for, or read, without an end."""
+    """Return the content of a plain file; reading a fifo, a socket or a device might never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -39,17 +37,17 @@ def read_plain(path: Path, most: int | None = None) -> bytes:
 
 
 def plain_or_absent(path: Path) -> bool:
-    """Whether a file may be made or written on here: there is a plain one, or nothing at all."""
+    """Check whether a file may be created or extended at a path: it is a plain file, or does not exist."""
     return os.path.isfile(path) or not os.path.lexists(path)
 
 
 def names_a_file(path: Path) -> bool:
-    """Whether a file can have this path: a plain one or none is there, in a folder that is."""
+    """Check whether a file can have this path: a plain file or nothing is there, in an existing folder."""
     return plain_or_absent(path) and path.parent.is_dir()
 
 
 def named_folder(text: str) -> Path:
-    """The folder that a command line names; UserError for an empty name, which would be the working directory."""
+    """Return the folder named on a command line; UserError for an empty name, which would be the working directory."""
     if not text.strip():
         raise UserError("the name of a folder is empty: give one, or . for the working directory")
     if "\0" in text:
@@ -58,7 +56,7 @@ def named_folder(text: str) -> Path:
 
 
 def refuse_unwritable(folder: Path, writing: bool = False) -> None:
-    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written."""
+    """Reject a folder that is a file or inside one and, if `writing`, one without write permission."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not there.is_dir():
         raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
@@ -67,9 +65,9 @@ def refuse_unwritable(folder: Path, writing: bool = False) -> None:
 
 
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:
-    """Write the parts, one behind the other, as one file: readers see all of it or what was there before.
+    """Write the parts, concatenated, as one file: readers see all of it or the previous content.
 
-    The content reaches the disk before the name does, and the name before this returns.
+    The content reaches the disk before the name, and the name before this function returns.
     """
     with whole_file(path) as file:
         for part in parts:
@@ -78,7 +76,7 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which has its name once all is written; see `write_whole`."""
+    """Give a file to write to, which gets its name once all is written; see `write_whole`."""
     temporary = partial_name(path)
     try:
         with open(temporary, "wb") as file:
@@ -93,12 +91,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def partial_name(path: Path) -> Path:
-    """Where a file is written before it has its name."""
+    """Return the temporary name of a file while it is written."""
     return path.with_name(f".{path.name}.partial")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; their names are on the disk when this returns."""
+    """Make a folder and its missing parents; their names are on the disk when this returns."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -106,14 +104,14 @@ def make_folder(folder: Path) -> None:
 
 
 def make_inner_folder(folder: Path) -> None:
-    """Make a folder in one that is there, as `make_folder`; FileNotFoundError where that one has vanished."""
+    """Make a folder in an existing one, as `make_folder`; FileNotFoundError if that one has vanished."""
     if not folder.is_dir():
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where its file system can do that."""
+    """Write the names in a folder to the disk if its file system supports that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -126,7 +124,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(run: Path) -> Iterator[None]:
-    """Within: a run folder that can no longer be written, such as on a full disk, is said in one sentence."""
+    """Report a run folder that cannot be written any more, e.g. on a full disk, in one sentence within the context."""
     try:
         yield
     except OSError as error:
@@ -137,5 +135,5 @@ def writing(run: Path) -> Iterator[None]:
 
 
 def remedy(error: OSError) -> str:
-    """What helps."""
+    """Return the remedy for an error."""
     return next((words for numbers, words in REMEDIES if error.errno in numbers), "see to the disk")

@@ -1,4 +1,4 @@
-"""The global generators of random, numpy and torch: their states, whether they were drawn from, and back again."""
+"""Global generators of random, numpy and torch: reading, comparing, seeding and restoring their states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GeneratorStates = dict[str, object]
 
 
 def generator_states() -> GeneratorStates:
-    """Where the global generators stand."""
+    """Return the states of the global generators."""
     states: GeneratorStates = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -32,13 +32,13 @@ _SET: dict[str, Callable[[object], object]] = {
 
 
 def put_back(states: GeneratorStates) -> None:
-    """Put the global generators back into these states."""
+    """Restore the global generators to these states."""
     for name, state in states.items():
         _SET[name](state)
 
 
 def drawn_from(before: GeneratorStates) -> list[str]:
-    """The generators that have been drawn from, or seeded, since they stood so."""
+    """Return the generators that were drawn from, or seeded, since these states."""
     after = generator_states()
     return [name for name in before if name in after and not _equal(before[name], after[name])]
 
@@ -56,7 +56,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Put the global generators of random, numpy and torch back to where they stood."""
+    """Restore the global generators of random, numpy and torch after the context."""
     states = generator_states()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The object that "package.module:object" names, imported; what can be wrong with such a path, in sentences."""
+"""Import of the object that "package.module:object" names, with clear errors for wrong paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedmpi.common.own_code import innermost
 
 
 def load(path: str, key: str) -> Any:
-    """The object at "package.module:object"; the working directory is searched last."""
+    """Return the object at "package.module:object"; the working directory is searched last."""
     module_name, _, name = path.partition(":")
     if name.endswith(OBJECT):
         raise UserError(
@@ -58,7 +58,7 @@ def load(path: str, key: str) -> Any:
 
 
 def _within(module: Any, name: str) -> Any:
-    """What a module calls so; with dots, what lies within a class of it, as "Outer.inner"; None where there is none."""
+    """Return a module's object of this name or, with dots, one inside a class, as "Outer.inner"; None if missing."""
     found = module
     for step in name.split("."):
         found = getattr(found, step, None)
@@ -66,6 +66,6 @@ def _within(module: Any, name: str) -> Any:
 
 
 def _line_of(error: BaseException) -> str:
-    """The line of the user's at which an import failed, " (file:line)"."""
+    """Return the line of the user's code at which an import failed, " (file:line)"."""
     line = innermost(traceback.extract_tb(error.__traceback__))
     return f" ({line})" if line else ""

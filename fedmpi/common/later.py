@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used: the commands start without torch, which takes seconds."""
+"""Modules that are imported at their first use: the commands start without torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Later:
-    """Stands for a module until one of its names is asked for.
+    """Stand-in for a module until one of its names is used.
 
-    Where a type checker has to know the module too:
+    If a type checker also needs the module:
 
         if TYPE_CHECKING:
             import torch
@@ -22,5 +22,5 @@ class Later:
 
     def __getattr__(self, attribute: str) -> Any:
         found = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, found)  # found at once from now on
+        setattr(self, attribute, found)  # found directly from now on
         return found

@@ -1,4 +1,4 @@
-"""What an object of a class was made with, read back: what a file must say to make one like it."""
+"""Options with which an object of a class was made, so that a file can describe an equal object."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import MethodType
 from typing import Any, TypeVar
 
 NOTED = "__fedmpi_made_with__"
-"""The attribute in which an object of a marked class keeps the options that its constructor was given."""
+"""Attribute in which an object of a marked class keeps the options of its constructor."""
 OBJECT = "(...)"
-"""What ends the name of an object whose values no file holds: such a name brings nothing back."""
+"""Suffix of the name of an object whose values no file contains; such a name cannot be resolved."""
 DEEPEST = 8
-"""Levels at which attributes of attributes are compared."""
+"""Levels of nested attributes that are compared."""
 
 Made = TypeVar("Made", bound=type)
 
 
 def noting(made: Made) -> Made:
-    """The class, whose objects from now on note what their constructor was given by name."""
+    """Return the class, whose objects from now on record the named arguments of their constructor."""
     plain: Callable[..., None] = made.__init__  # type: ignore[misc]
     if plain is object.__init__:
         return made
@@ -35,10 +35,10 @@ def noting(made: Made) -> Made:
 
 
 def made_with(made: Any, names: list[str]) -> dict[str, Any] | None:
-    """The options with which its class makes an object like this one; None where that cannot be told.
+    """Return the options with which its class makes an object like this one; None if they are unknown.
 
-    They are what the constructor was given, or, in classes that nothing marks, the attributes that have the options'
-    names. An object that its class does not make so again, because it was changed since or made otherwise, has none.
+    They are the recorded arguments of the constructor or, for classes without a mark, the attributes with the options'
+    names. An object that its class would not make again, because it was changed or made differently, has none.
     """
     own = getattr(made, "__dict__", {})
     options = own.get(NOTED)
@@ -52,7 +52,7 @@ def made_with(made: Any, names: list[str]) -> dict[str, Any] | None:
 
 
 def holds_values(chosen: Any) -> bool:
-    """Whether a choice holds values that its name does not bring back: an object, a partial, a function within one."""
+    """Check whether a choice has values that its name does not restore: an object, a partial, a function in one."""
     if isinstance(chosen, partial | MethodType):
         return True
     if not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
@@ -61,9 +61,9 @@ def holds_values(chosen: Any) -> bool:
 
 
 def found_by_name(chosen: Any) -> bool:
-    """Whether the name of a function leads to it, as no lambda's does; of a partial that of what it binds.
+    """Check whether the name of a function leads to it, unlike a lambda's; a partial has the name of its function.
 
-    Of objects, it is their class that has a name.
+    For objects, the name of the class counts.
     """
     named = chosen.func if isinstance(chosen, partial) else chosen
     return not hasattr(named, "__code__") or _leads_to(named)
@@ -81,7 +81,7 @@ def _without_note(made: Any) -> dict[str, Any]:
 
 
 def _alike(one: Any, other: Any, depth: int) -> bool:
-    """Whether two values say the same, as far as that can be seen."""
+    """Check whether two values are equal, as far as that can be determined."""
     if one is other:
         return True
     if type(one) is not type(other) or not depth:
@@ -94,7 +94,7 @@ def _alike(one: Any, other: Any, depth: int) -> bool:
         same = one == other
         if bool(same.all() if hasattr(same, "all") else same):
             return not hasattr(one, "shape") or one.shape == other.shape
-    except Exception:  # of unlike shapes
+    except Exception:  # different shapes
         return False
     compares: Any = type(one).__eq__
     return compares is object.__eq__ and _alike(_without_note(one), _without_note(other), depth - 1)

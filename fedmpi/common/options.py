@@ -1,4 +1,4 @@
-"""The options of a part: the keyword-only parameters of a function or constructor, with types, defaults and words."""
+"""Options of a component: the keyword-only parameters of a function or constructor, with types, defaults and docs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedmpi.common.truth_values import mistaken
 
 
 class _Required:
-    """The default of an option that must be given."""
+    """Default of an option that must be set."""
 
     def __repr__(self) -> str:
         return "required"
@@ -28,20 +28,20 @@ REQUIRED = _Required()
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a part: a keyword-only parameter of its function or constructor."""
+    """One option of a component: a keyword-only parameter of its function or constructor."""
 
     name: str
-    default: Any = REQUIRED  # `REQUIRED` where there is none
-    annotation: Any = Any  # The type of its values; `Any` where its author wrote none
-    doc: str = ""  # What the docstring's section "Parameters" says about it, on one line; "" where it says nothing
+    default: Any = REQUIRED  # `REQUIRED` if there is none
+    annotation: Any = Any  # type of its values; `Any` if its author wrote none
+    doc: str = ""  # description in the docstring's section "Parameters", on one line; "" if there is none
 
     @property
     def type(self) -> str:
-        """The type as its author would write it."""
+        """Return the type as its author would write it."""
         return _type_text(self.annotation)
 
     def converted(self, value: Any) -> Any:
-        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple."""
+        """Return the value as the component receives it: 1 as 1.0 for a float, a list as a tuple."""
         if reason := mistaken(self.annotation, value):
             raise ValueError(reason)
         if self._adapter is None:
@@ -53,7 +53,7 @@ class Option:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any] | None:
-        """What converts values; None where the annotation is no type."""
+        """Return the converter of values; None if the annotation is no type."""
         try:
             return TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
         except (PydanticUserError, NameError, TypeError):
@@ -61,10 +61,10 @@ class Option:
 
 
 def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
-    """The options of a function or class, and whether it takes others of any name (**options)."""
+    """Return the options of a function or class, and whether it accepts others of any name (**options)."""
     try:
         parameters = list(inspect.signature(found).parameters.values())
-    except Exception:  # callables written in C have none, others fail when asked: the call itself complains
+    except Exception:  # callables in C have no signature, others fail: the call itself reports that
         return (), True
     types = _annotations(found)
     docs = parameter_docs(found)
@@ -86,7 +86,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
 
 
 def positional(found: Any) -> dict[str, bool]:
-    """The parameters that are no options because they can be given by place, each with whether it needs a value."""
+    """Return the parameters that are no options because they can be positional, each with whether it is required."""
     try:
         parameters = inspect.signature(found).parameters.values()
     except Exception:  # as in `options_of`
@@ -96,7 +96,7 @@ def positional(found: Any) -> dict[str, bool]:
 
 
 def _annotations(found: Any) -> dict[str, Any]:
-    """The types of the parameters, as objects; without those that cannot be understood."""
+    """Return the types of the parameters as objects, without those that cannot be resolved."""
     found = found.func if isinstance(found, partial) else found
     written = found.__init__ if inspect.isclass(found) else found
     names = getattr(inspect.unwrap(written), "__globals__", {})
@@ -109,13 +109,13 @@ def _annotations(found: Any) -> dict[str, Any]:
 
 
 def docstring(found: Any) -> str:
-    """The docstring without its indentation; "" where there is none."""
+    """Return the docstring without its indentation; "" if there is none."""
     found = found.func if isinstance(found, partial) else found
     return inspect.cleandoc(getattr(found, "__doc__", None) or "")
 
 
 def parameter_docs(found: Any) -> dict[str, str]:
-    """What the section "Parameters" of a NumPy docstring says, by name; of a class also its constructor's."""
+    """Return the section "Parameters" of a NumPy docstring by name; of a class, including its constructor."""
     texts = [docstring(found)]
     if inspect.isclass(found):
         texts.append(docstring(found.__init__))
@@ -132,7 +132,7 @@ def parameter_docs(found: Any) -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, on one line."""
+    """Return the first sentence of a text, on one line."""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])(?<!al\.)\s(?=\W?[A-Z])", paragraph, maxsplit=1)[0]
 

@@ -1,4 +1,4 @@
-"""The user's own code: names of functions and classes, the text that its author wrote, and its lines in a traceback."""
+"""The user's own code: names of functions and classes, their source text, and their lines in a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any
 
 LAMBDA = "<lambda>"
-"""What Python calls every lambda."""
+"""Python's name of every lambda."""
 
 
 NOT_THEIRS = (
@@ -26,16 +26,16 @@ NOT_THEIRS = (
 
 
 def object_name(chosen: Any) -> str:
-    """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
+    """Return "module:object" of a function or class, of a partial's function, or of an instance's class."""
     chosen = as_written(chosen)
     named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def own_text(chosen: Any) -> str:
-    """The source text of a function or class alone, of a lambda whole lines, of an object that of its class.
+    """Return the source text of a function or class, the whole lines of a lambda, or the class of an object.
 
-    "" where it cannot be had.
+    The text is "" if the source is not available.
     """
     written = as_written(chosen)
     named = written if hasattr(written, "__qualname__") else type(written)
@@ -46,7 +46,7 @@ def own_text(chosen: Any) -> str:
 
 
 def _text_of_class(made: type) -> str:
-    """The text of a class that no file holds, such as one of a notebook's cell: its functions know where they stand."""
+    """Return the source of a class without a file, e.g. from a notebook's cell, found through its functions."""
     for code in _code_of_class(made):
         lines = linecache.getlines(code.co_filename)
         try:
@@ -63,7 +63,7 @@ def _text_of_class(made: type) -> str:
 
 
 def _code_of_class(made: type) -> Iterator[CodeType]:
-    """The code of the functions that were written within a class."""
+    """Yield the code of the functions that were written within a class."""
     for name, value in vars(made).items():
         function = inspect.unwrap(getattr(value, "__func__", value))
         if getattr(function, "__qualname__", "") == f"{made.__qualname__}.{name}" and hasattr(function, "__code__"):
@@ -71,9 +71,9 @@ def _code_of_class(made: type) -> Iterator[CodeType]:
 
 
 def _lines_of_lambda(chosen: Any) -> str:
-    """From the line in which a lambda begins to the last of it and of others that begin there; "" of anything else.
+    """Return the lines of a lambda and of others that begin on its first line; "" for anything else.
 
-    inspect ends with the first line that could be a statement's last, whatever brackets it stands in.
+    inspect ends with the first line that could end a statement, even inside brackets.
     """
     code = getattr(inspect.unwrap(chosen), "__code__", None)
     if code is None or code.co_name != LAMBDA:
@@ -81,19 +81,19 @@ def _lines_of_lambda(chosen: Any) -> str:
     lines, first = inspect.findsource(code)[0], code.co_firstlineno
     try:
         nodes = ast.walk(ast.parse("".join(lines)))
-    except (SyntaxError, ValueError):  # such as a notebook's cell that awaits something
+    except (SyntaxError, ValueError):  # e.g. a notebook's cell that awaits something
         return ""
     ends = [one.end_lineno or first for one in nodes if isinstance(one, ast.Lambda) and one.lineno == first]
     return "".join(lines[first - 1 : max(ends, default=0)])
 
 
 def as_written(chosen: Any) -> Any:
-    """What its author wrote, and perhaps decorated: of a partial what it binds."""
+    """Return the function or class as its author wrote it, possibly decorated; of a partial, its function."""
     return chosen.func if isinstance(chosen, partial) else chosen
 
 
 def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
-    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote."""
+    """ "file:line" of the last of the lines that are not in fedmpi, Python or installed packages."""
     found = ""
     for frame in frames:
         path = Path(frame.filename).resolve()

@@ -1,4 +1,4 @@
-"""The plan of a round: what the server decides and sends to every rank, as small typed arrays."""
+"""The plan of a round: the server's decisions, sent to every rank as small typed arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = TypeVar("Array", bound=AnyArray)
 
 
 def read_only(array: Array) -> Array:
-    """The same values, for those who shall not change them."""
+    """Return a read-only view of the array."""
     seen = array.view()
     seen.flags.writeable = False
     return seen
@@ -24,26 +24,26 @@ class Plan:
     """One round as decided by the server."""
 
     round: int  # t, counted from 0
-    lr: float  # Local learning rate of the round
-    clients: Ints  # (m,): Participants, sorted
-    # (m,): Raw factor of each participant's update in the sum; times the samples it used, to the power `per_sample`
+    lr: float  # local learning rate of the round
+    clients: Ints  # (m,): selected clients, sorted
+    # (m,): raw factor of each selected client's update in the sum; times the samples it used, to the power `per_sample`
     coefficients: Floats
-    per_sample: int  # 0: coefficients are those of updates; 1: of every sample used; 2: of every pair of samples used
-    normalise: bool  # Whether the sum is divided by its total weight
-    probability: float = 1.0  # Probability p with which a sample of a participant is used (1 = all of them)
-    # (m,): Mediator of each participant; empty in a star
+    per_sample: int  # unit of a coefficient. 0: an update; 1: a sample used; 2: a pair of samples used
+    normalise: bool  # True divides the sum by its total weight
+    probability: float = 1.0  # probability p with which a sample of a selected client is used (1 = all samples)
+    # (m,): mediator of each selected client; empty in a star
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    one_step: bool = False  # Whether this is an opening round: everybody takes a single step
-    # (c,): Clients that will take part in the next round, to be read ahead; empty where that is not known or of no use
+    one_step: bool = False  # True in an initial probing round, in which every client takes a single step
+    # (c,): clients of the next round, to be read ahead; empty if unknown or useless
     coming: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    # (1 + workers,): What a step costs in rows, and the workers' relative speeds, where they are measured
+    # (1 + workers,): cost of a step in samples, and the workers' relative speeds, if they are measured
     # (`Balance.as_array`)
     balance: Floats = field(default_factory=lambda: np.empty(0))
-    # What the record says about the decision (rank 0 only, not sent)
+    # Parts of the record about the decision (rank 0 only, not sent)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[AnyArray]:
-        """The plan as arrays to broadcast; neighbouring clients and equal coefficients are sent as one value."""
+        """Return the plan as arrays to broadcast; neighbouring clients and equal coefficients are sent as one value."""
         clients, coefficients, participants = self.clients, self.coefficients, len(self.clients)
         if participants and clients[-1] - clients[0] == participants - 1:
             clients = clients[:1]
@@ -55,7 +55,7 @@ class Plan:
 
     @classmethod
     def from_arrays(cls, arrays: list[AnyArray]) -> Plan:
-        """The plan as another rank receives it."""
+        """Build the plan from arrays that another rank has sent."""
         whole, real, clients, coefficients, mediators, coming, balance = arrays
         participants = int(whole[3])
         if len(clients) < participants:
@@ -78,7 +78,7 @@ class Plan:
 
 
 def learning_rate(schedule: str, lr: float, round: int, rounds: int, every: int = 1, factor: float = 1.0) -> float:
-    """The local learning rate of a round.
+    """Return the local learning rate of a round.
 
     constant; inverse: η/(1 + t) (FedSSO, section 4); cosine: η/2 (1 + cos(π t/T)); step: η · factor^⌊t/every⌋.
     """

@@ -1,7 +1,7 @@
-"""The parts that a configuration can choose: by built-in name, by "package.module:object", or as an object.
+"""Components that a configuration can choose: by built-in name, by "package.module:object", or as an object.
 
-A part is a function or a class; what it can be told are its keyword-only parameters, set in the configuration beside
-the key that chooses it. Built-in and foreign parts are resolved, checked and called alike.
+A component is a function or a class. Its options are its keyword-only parameters, set in the configuration next to the
+key that chooses it. Built-in and custom components are resolved, checked and called in the same way.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, o
 from fedmpi.common.own_code import NOT_THEIRS, as_written, object_name, own_text
 
 MARKS = "__fedmpi__"
-"""The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
+"""Attribute of a decorated object with its kind, its built-in name and its marks."""
 
 SOURCE = "data source"
-"""The kind of what makes the data of a run."""
+"""Kind of components that make the data of a run."""
 
 Chosen = TypeVar("Chosen", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be chosen by one key of the configuration."""
+    """Kind of component, chosen by one key of the configuration."""
 
-    name: str  # In common nouns, as messages say it
-    key: str  # The key of the configuration whose value chooses it; its options stand in the same table
-    modules: tuple[str, ...] = ()  # Modules that register the built-in ones; imported when asked for
-    # Whether options are checked when the part is made, and not with the configuration (it takes long to import)
+    name: str  # common nouns, used in messages
+    key: str  # key of the configuration that chooses the component; its options are in the same table
+    modules: tuple[str, ...] = ()  # modules that register the built-in ones; imported on demand
+    # True checks options when the component is made instead of with the configuration (its import takes long)
     late: bool = False
-    several: bool = False  # Whether the key lists as many as one likes
-    given: tuple[str, ...] = ()  # Keyword-only parameters that are no options: what calls the part gives them
+    several: bool = False  # True if the key lists any number of components
+    given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
 
     @property
     def table(self) -> str:
-        """The table in which the options stand; "" of what is chosen on the command line of data_prep."""
+        """Return the table of the options; "" for choices on the command line of data_prep."""
         return "" if self.key.startswith("--") else self.key.partition(".")[0]
 
     def option_key(self, name: str) -> str:
-        """How an option of its parts is set: "samples.share", or "--share"."""
+        """Return the name of an option as the user sets it: "samples.share", or "--share"."""
         return f"{self.table}.{name}" if self.table else "--" + name.replace("_", "-")
 
 
@@ -91,62 +91,62 @@ KINDS = {
         Kind("label noise", "--label-noise", ("data_prep.shifts",)),
     )
 }
-"""Everything choosable, by the name of its kind."""
+"""All kinds by name."""
 
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A thing that was chosen."""
+    """Chosen component."""
 
-    kind: str  # A key of `KINDS`
-    name: str  # Its built-in name, or "module:object"
-    object: Any  # As its author wrote it
-    marks: dict[str, Any] = field(default_factory=dict)  # What its decorator was given
-    # The file of a foreign part; None for built-in ones and where there is no file (typed in at a prompt)
+    kind: str  # key of `KINDS`
+    name: str  # built-in name, or "module:object"
+    object: Any  # object as its author wrote it
+    marks: dict[str, Any] = field(default_factory=dict)  # arguments of its decorator
+    # File of a custom component; None for built-in ones and without a file (typed in at a prompt)
     source: Path | None = None
-    options: tuple[Option, ...] = ()  # What it can be told
-    takes_any: bool = False  # Whether it takes options of any name (**options)
+    options: tuple[Option, ...] = ()  # options of the component
+    takes_any: bool = False  # True if it accepts options of any name (**options)
 
     @property
     def foreign(self) -> bool:
-        """Whether it is not one of fedmpi's own."""
+        """Check whether it is a custom component."""
         return ":" in self.name
 
     @property
     def _installed(self) -> bool:
-        """Whether somebody else wrote it, in Python itself or in a package that is installed."""
+        """Check whether it comes from Python itself or from an installed package."""
         return self.source is not None and any(self.source.is_relative_to(home) for home in NOT_THEIRS)
 
     @property
     def key(self) -> str:
-        """The key of the configuration that chooses it."""
+        """Return the key of the configuration that chooses it."""
         return KINDS[self.kind].key
 
     @property
     def title(self) -> str:
-        """The first sentence of its docstring, on one line."""
+        """Return the first sentence of its docstring, on one line."""
         return first_sentence(docstring(self.object))
 
     @cached_property
     def source_text(self) -> str:
-        """The text of its file, or of the object alone where there is no file; "" where neither can be had."""
+        """Return the text of its file, or of the object without a file; "" if neither is available."""
         if self.source is not None:
             return self.source.read_text(encoding="utf-8", errors="replace")
         return own_text(self.object) if self.foreign else ""
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of its source text."""
+        """Return the SHA-256 of its source text."""
         return hashlib.sha256(self.source_text.encode()).hexdigest()
 
     def option(self, name: str) -> Option | None:
-        """The option of that name, if there is one."""
+        """Return the option of that name, if there is one."""
         return next((option for option in self.options if option.name == name), None)
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options converted to their types."""
+        """Return the options converted to their types."""
         required = [option.name for option in self.options if option.default is REQUIRED]
         if any(self._key_of(name) == self.key for name in (*options, *required)):
             raise UserError(f"{self.key} = {self.name!r} has an option of the name of this key: give it another one")
@@ -170,7 +170,7 @@ class Part:
         return found
 
     def make(self, options: Mapping[str, Any]) -> Any:
-        """The part ready for use: a function with its options bound, or an instance of the class."""
+        """Return the component ready for use: a function with its options bound, or an instance of the class."""
         bound = self.checked(options)
         if not inspect.isclass(self.object):
             return partial(self.object, **bound)
@@ -185,7 +185,7 @@ class Part:
         return self.object(**bound)
 
     def unknown(self, name: str) -> str:
-        """The sentence about an option that this part does not have."""
+        """Return the error text about an option that this component does not have."""
         names = [option.name for option in self.options]
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         if name in positional(self.object):
@@ -202,9 +202,9 @@ class Part:
 
 
 def resolve(kind: str, choice: Any) -> Part:
-    """The part behind a choice."""
+    """Return the component of a choice."""
     if isinstance(choice, str):
-        choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # whose options may stand in the name
+        choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # its options may be in the name
         registered = _registered(kind)
         if choice in registered:
             return _own_part(kind, choice, registered[choice])
@@ -217,9 +217,9 @@ def resolve(kind: str, choice: Any) -> Part:
 
 
 def describe(choice: Any) -> Part:
-    """The part behind a choice whose kind is known from the object itself or from its unique built-in name.
+    """Return the component of a choice whose kind follows from the object itself or from its unique built-in name.
 
-    What no decorator marks is known by the names of the parameters that the contract gives it (`KIND_BY_PARAMETERS`).
+    Without a decorator, the names of its parameters determine its kind (`KIND_BY_PARAMETERS`).
     """
     if isinstance(choice, str) and ":" not in choice:
         kinds = [kind for kind in KINDS if choice in _built_in(kind)]
@@ -251,11 +251,11 @@ KIND_BY_PARAMETERS = {
     ("clients", "generator"): "feature shift",
     ("labels", "owners", "classes", "generator"): "label noise",
 }
-"""Names of the positional parameters, or of the first → the kind that alone is called so."""
+"""Names of the positional parameters, or of the first → the only kind with this signature."""
 
 
 def _kind_of_call(found: Any) -> str | None:
-    """The kind that fits how a function, or an object of a class, is called; None where several kinds are called so."""
+    """Return the kind that fits the signature of a function or object; None if several kinds fit."""
     called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
     names, made = _positional(called), _positional(found)
     returned = inspect.get_annotations(called).get("return")
@@ -271,13 +271,13 @@ def _is_dictionary(annotation: Any) -> bool:
 
 
 def _name_of(annotation: Any) -> str:
-    """Of a type, written as text or not, without its module and what stands in brackets."""
+    """Return the name of a type, written as text or not, without its module and brackets."""
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     return name.partition("[")[0].rpartition(".")[2]
 
 
 def _positional(found: Any) -> tuple[str, ...]:
-    """Names of the positional parameters but `self`."""
+    """Return the names of the positional parameters except `self`."""
     try:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
@@ -286,19 +286,19 @@ def _positional(found: Any) -> tuple[str, ...]:
 
 
 def parts(kind: str | None = None) -> list[Part]:
-    """The built-in parts of a kind, or of all kinds.
+    """Return the built-in components of a kind, or of all kinds.
 
     Raises
     ------
     UserError
-        There is no such kind.
+        The kind does not exist.
     """
     kinds = KINDS if kind is None else [known_kind(kind)]
     return [_own_part(k, name, found) for k in kinds for name, found in _built_in(k).items()]
 
 
 def known_kind(kind: str) -> str:
-    """The name of a kind."""
+    """Return the name of a kind; reject unknown ones."""
     if kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
@@ -307,7 +307,7 @@ def known_kind(kind: str) -> str:
 
 
 def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:
-    """A decorator that makes a function or class a part of the given kind; it stays callable as it was."""
+    """Return a decorator that makes a function or class a component of the given kind; it stays callable as before."""
 
     def mark(chosen: Chosen) -> Chosen:
         if not callable(chosen):
@@ -323,13 +323,13 @@ def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chos
 
 
 def own_part(kind: str, choice: Any) -> Part | None:
-    """The part that was chosen where it is the user's own, whose failures are named; None where it is built in."""
+    """Return the chosen component if it is custom, so that failures name it; None if it is built in."""
     part = resolve(kind, choice)
     return part if part.foreign else None
 
 
 def built_in_name(chosen: Any) -> str | None:
-    """The name under which a function or class is built in; None for all others."""
+    """Return the built-in name of a function or class; None for all others."""
     marks = getattr(chosen, MARKS, {})
     registered = _BUILT_IN.get(marks.get("kind", ""), {})
     name: str | None = marks.get("name")
@@ -337,21 +337,21 @@ def built_in_name(chosen: Any) -> str | None:
 
 
 def _registered(kind: str) -> dict[str, Callable[..., Any]]:
-    """The built-in parts of a kind by name, in no order that says anything."""
+    """Return the built-in components of a kind by name, in arbitrary order."""
     for module in KINDS[kind].modules:
         importlib.import_module(module)
     return _BUILT_IN[kind]
 
 
 def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
-    """The same in the order of the kind's modules."""
+    """Return the built-in components in the order of the kind's modules."""
     modules, found = KINDS[kind].modules, _registered(kind).items()
     return dict(sorted(found, key=lambda item: (*modules, item[1].__module__).index(item[1].__module__)))
 
 
 @cache
 def _own_part(kind: str, name: str, found: Any) -> Part:
-    """A built-in part: a configuration asks for each of them hundreds of times."""
+    """Return a built-in component from the cache; a configuration requests each of them hundreds of times."""
     return _part(kind, name, found)
 
 
@@ -368,12 +368,12 @@ def _part(kind: str, name: str, found: Any) -> Part:
 
 
 def _refuse_bound(kind: str, name: str, found: Any) -> None:
-    """Refuse a partial that binds what its function does not take."""
+    """Reject a partial that binds arguments which its function does not accept."""
     if not isinstance(found, partial):
         return
     try:
         parameters = inspect.signature(found.func).parameters
-    except Exception:  # as in `options_of`: the call itself complains
+    except Exception:  # as in `options_of`: the call itself reports the error
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

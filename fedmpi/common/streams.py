@@ -1,7 +1,7 @@
 """Random streams: Philox generators keyed by (seed, purpose, round, client).
 
-Random numbers belong to clients and rounds, never to ranks or processes: whoever asks for the stream of a client in a
-round gets the same numbers, whatever the number of ranks. Nothing in fedmpi draws from a global generator.
+Random numbers belong to clients and rounds, never to ranks or processes. The stream of a client in a round gives the
+same numbers for any number of ranks. Nothing in fedmpi draws from a global generator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
-    """What a stream is used for; streams of two purposes never overlap. Values never change: runs repeat."""
+    """Purpose of a stream; streams of two purposes never overlap. Values never change, so that runs can be repeated."""
 
     MODEL_INIT = 0
     COHORT = 1
@@ -56,14 +56,14 @@ def _words(*numbers: int) -> NDArray[np.uint64]:
 class Streams:
     """All random streams of one run."""
 
-    seed: int  # The run's seed, 0 <= seed < 2**64
+    seed: int  # seed of the run, 0 <= seed < 2**64
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"the seed must lie in [0, 2**64), not {self.seed}")
 
     def generator(self, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-        """The generator of one (purpose, round, client).
+        """Return the generator of one (purpose, round, client).
 
         The key of the counter-based Philox generator (Salmon et al. 2011) is (seed, purpose), the upper half of its
         counter (client, round): two streams could only meet after 2**128 draws.
@@ -72,7 +72,7 @@ class Streams:
         return np.random.Generator(bits)
 
     def seed64(self, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-        """A 63-bit seed drawn from a stream, for libraries that want a number instead of a generator."""
+        """Return a 63-bit seed from a stream, for libraries that need a number instead of a generator."""
         words = {"counter": _words(0, 0, client, round), "key": _words(self.seed, int(purpose))}
         _philox.state = _FRESH | {"state": words}  # a new one would read entropy from the system first
         return int(_philox.random_raw()) >> 1

@@ -1,4 +1,4 @@
-"""The kinds of tasks: which losses and metrics each has, and what metrics are taken of."""
+"""Kinds of tasks: the losses and metrics of each, and the inputs of metrics."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 IGNORED = -1
-"""The target of a position that counts nowhere."""
+"""Target of a position that is ignored."""
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What `task.kind` chooses."""
+    """Kind of task, chosen by `task.kind`."""
 
-    name: str  # As the configuration names it; also what the data say of their targets
-    loss: str  # The one it has unless another is chosen
-    metrics: tuple[str, ...]  # What is measured whatever else is chosen
-    score: str = "accuracy"  # The number of a record that tells which of two models is better
-    higher: bool = True  # Whether the higher one is
+    name: str  # name in the configuration and in the description of the data's targets
+    loss: str  # default loss
+    metrics: tuple[str, ...]  # metrics that are always computed
+    score: str = "accuracy"  # number of a record that ranks two models
+    higher: bool = True  # True if higher scores are better
 
     def judged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What the built-in metrics see of a batch, a row for everything that counts once."""
+        """Return the inputs of the built-in metrics for a batch, one row per item that counts once."""
         if self.name == "tokens":
             counts = targets != IGNORED
             return outputs[counts], targets[counts]
@@ -36,11 +36,11 @@ class TaskKind:
         return outputs, targets
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The outputs as a loss sees them beside the targets: of a regression in their shape."""
+        """Return the outputs in the form that a loss needs with the targets: for a regression, in their shape."""
         return outputs.reshape(targets.shape) if self.name == "regression" else outputs
 
     def refusal(self, part: Part) -> str | None:
-        """Why a loss or a metric is none of this kind's, in words, or None."""
+        """Return why a loss or a metric does not belong to this kind, or None."""
         fits = part.marks.get("tasks")
         if part.foreign or fits is None or self.name in fits:
             return None
@@ -59,5 +59,4 @@ KINDS: Mapping[str, TaskKind] = {
 }
 CLASSIFICATION = KINDS["classification"]
 TARGETS = tuple(KINDS)
-"""What y holds: a class of each sample; a class of each of its positions, -1 where none counts; 0 or 1 for each label;
-numbers."""
+"""Contents of y: a class per sample; a class per position, -1 if it is ignored; 0 or 1 per label; numbers."""

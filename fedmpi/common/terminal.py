@@ -1,4 +1,4 @@
-"""Text on the user's terminal: its width, words that stay whole, colours unless NO_COLOR is set."""
+"""Text on the user's terminal: its width, line breaks between words, colours unless NO_COLOR is set."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.text import Text
 
 
 def console() -> Console:
-    """Standard output; no escape codes of any kind beside text where NO_COLOR is set (no-color.org)."""
+    """Return a console on standard output, without any escape codes if NO_COLOR is set (no-color.org)."""
     plain = bool(os.environ.get("NO_COLOR"))
     return Console(highlight=False, markup=False, emoji=False, color_system=None if plain else "auto")
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal on which a line can be redrawn."""
+    """Check whether standard output is a terminal on which a line can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -33,7 +33,7 @@ def show_table(
     caption: str = "",
     left: int = 1,
 ) -> None:
-    """A table, its first columns left and the others right; where it would not fit, one line a cell."""
+    """Print a table, left-aligned in the first columns and right-aligned in the others, or one line per cell."""
     headings, *cells = [[" ".join(cell.split()) for cell in row] for row in (headings, *rows)]
     texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
     least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
@@ -47,14 +47,14 @@ def show_table(
     for number, (column, width) in enumerate(zip(table.columns, _widths(least, whole, room), strict=True)):
         column.justify = "right" if number >= left else "left"
         column.width = width  # no word is cut, and no column vanishes
-        column.overflow = "fold"  # else rich takes the blank behind a wide character for too much, and cuts
+        column.overflow = "fold"  # else rich counts the blank after a wide character twice, and cuts
     for row in cells:
         table.add_row(*row)
     screen.print(table)
 
 
 def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int]:
-    """Of columns, between what they need and what they would like; what is left is shared by those that still lack."""
+    """Return column widths between the minimum and the full width; the rest is shared by columns that need more."""
     widths, left = list(least), room - sum(least)
     lacks = [most - fewest for most, fewest in zip(whole, least, strict=True)]
     for place, number in enumerate(sorted(range(len(least)), key=lacks.__getitem__)):
@@ -71,7 +71,7 @@ def _in_lines(headings: Sequence[str], row: Sequence[str]) -> Iterator[str]:
 
 
 def paragraph(text: str, first: str = "", further: str | None = None) -> str:
-    """A text between whole words to the width of the terminal; one line where standard output is none."""
+    """Wrap a text between words at the width of the terminal; one line if standard output is no terminal."""
     further = " " * len(first) if further is None else further
     if not sys.stdout.isatty():
         return first + text
@@ -86,7 +86,7 @@ def paragraph(text: str, first: str = "", further: str | None = None) -> str:
 
 
 def readable_duration(seconds: float) -> str:
-    """A time in the unit that suits it: "4 s", "3 min", "2.5 h", "12 days", "30 years"."""
+    """Return a time in a suitable unit: "4 s", "3 min", "2.5 h", "12 days", "30 years"."""
     for unit, length, limit in (("s", 1.0, 100.0), ("min", 60.0, 100 * 60), ("h", 3600.0, 48 * 3600)):
         if seconds < limit:
             return f"{seconds / length:.{int(unit == 'h')}f} {unit}"

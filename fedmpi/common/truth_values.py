@@ -1,4 +1,4 @@
-"""Where a type wants a number, true and false are none; where it wants true or false, no number is."""
+"""Rejection of true and false for numbers, and of numbers for true and false."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = (int, float, complex)
 
 
 def mistaken(annotation: Any, value: Any) -> str:
-    """What to give instead of true or false for a number, or of a number for true or false; "" where neither is."""
+    """Return the value to use instead of true or false for a number, or of a number for them; "" if it is correct."""
     choices = list(_alternatives(annotation))
     if isinstance(value, list | tuple | Mapping):
         found = [_mistaken_within(choice, value) for choice in choices if typing.get_origin(choice) is not None]
@@ -31,7 +31,7 @@ def mistaken(annotation: Any, value: Any) -> str:
 
 
 def _mistaken_within(annotation: Any, values: Any) -> str:
-    """The same of what a list, a tuple or a table holds."""
+    """Return the same for the elements of a list, a tuple or a table."""
     inner = typing.get_args(annotation)
     if isinstance(values, Mapping):
         pairs = [(inner[-1], value) for value in values.values()] if inner else []
@@ -43,7 +43,7 @@ def _mistaken_within(annotation: Any, values: Any) -> str:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The types between which a type leaves the choice; those of the values of a Literal or an Enum."""
+    """Yield the alternatives of a union type, or the types of the values of a Literal or an Enum."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from _alternatives(inner[0])
@@ -61,7 +61,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def _takes(annotation: Any, value: Any) -> bool:
-    """Whether a value is of a type as it is, as of Any and of numbers.Number, or nobody can say so."""
+    """Check whether a value may have a type, as for Any and numbers.Number, or if this is unknown."""
     if typing.get_origin(annotation) is not None:
         return False  # lists, tuples and tables of another type
     try:

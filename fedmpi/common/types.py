@@ -1,4 +1,4 @@
-"""Names of the arrays that travel between rooms."""
+"""Type names of the arrays that packages exchange."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
-"""Of any dtype: samples as they are stored, what a user's own parts return, what MPI carries."""
+"""Array of any dtype: stored samples, results of custom components, MPI messages."""
 Bytes = NDArray[np.uint8]
-"""The memory of an array or a text, as MPI and shared memory hold it; not numbers of one byte, such as pixels."""
+"""Memory of an array or a text for MPI and shared memory; not one-byte numbers such as pixels."""

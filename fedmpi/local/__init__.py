@@ -1,1 +1,1 @@
-"""A client's local work: one definition (work, schedule), several engines that agree to rounding."""
+"""A client's local work: one definition (work, schedule) and several engines, equal up to floating-point rounding."""

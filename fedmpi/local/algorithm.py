@@ -1,8 +1,8 @@
-"""Algorithms of local work that keep state: the base class of SCAFFOLD, FedDyn, FedNova and of your own.
+"""Stateful algorithms of local work: the base class of SCAFFOLD, FedDyn, FedNova and custom algorithms.
 
-An algorithm may change a client's gradients by a constant vector and a proximal pull, keep vectors of every client and
-of the server between rounds, sum further vectors over the participants beside their updates, and change the update
-before the server optimizer gets it. Steps, batches, weights and sums stay those of fedmpi.
+An algorithm may change a client's gradients by a constant vector and a proximal pull. It may keep vectors of every
+client and of the server between rounds, and sum further vectors over the selected clients. It may also change the
+update before the server optimizer gets it. fedmpi still defines the steps, batches, weights and sums.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ else:
 
 @dataclass(frozen=True)
 class Work:
-    """What a client did in a round.
+    """Work of a client in a round.
 
     Attributes
     ----------
     delta : Tensor (d,)
-        w_k − w, what its local steps changed; float buffers such as batch norm's statistics come last. Read-only: a
-        `finish` that changes it in place fails.
+        w_k − w, the change by the client's local steps. Float buffers such as batch norm's statistics come last.
+        Read-only: a `finish` that changes it in place fails.
     steps : int
-        Local steps that it took.
+        Number of local steps that the client took.
     lr : float
-        Their learning rate.
+        Learning rate of these steps.
     coefficient : float
-        What its update enters the sum with; divided by `Totals.divisor` it is its share of the mean.
+        Factor of the client's update in the sum; divided by `Totals.divisor` it is the client's share of the mean.
     proximal_mu : float
         μ of the proximal pull.
     samples : int
-        Rows that it trained on, each counted once.
+        Number of samples that the client trained on, each counted once.
     """
 
     delta: Tensor
@@ -59,18 +59,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the server knows of a round when it steps.
+    """Facts of a round that the server knows when it steps.
 
     Attributes
     ----------
     population : int
-        N, all clients.
+        N, the number of clients.
     participants : int
-        m, the clients whose updates were summed.
+        m, the number of clients whose updates were summed.
     weight : float
-        Σ coefficient over them; of weights with `after`, Σ of the shares that it returned.
+        Σ coefficient over these clients; for weights with `after`, Σ of the shares that it returned.
     divisor : float
-        What the weighted sum was divided by to make the update: `weight`, or 1 for weights that are not normalised.
+        Divisor that turns the weighted sum into the update: `weight`, or 1 for weights that are not normalised.
     round : int
     lr : float
         Local learning rate of the round.
@@ -85,29 +85,29 @@ class Totals:
 
 
 class LocalAlgorithm:
-    """Local work with state: subclass it and override what you need; everything is optional.
+    """Local work with state. Subclass it and override the methods that you need; all are optional.
 
-    The keyword-only parameters of the constructor are options, set in the configuration beside `local.algorithm`.
+    The keyword-only parameters of the constructor are options, set in the configuration next to `local.algorithm`.
 
     Attributes
     ----------
     client_state : tuple of str
-        Vectors (d,) that are kept for every client that has taken part, zero before: `client.NAME`.
+        Vectors (d,) kept for every client that has been selected before, initially zero: `client.NAME`.
     server_state : tuple of str
-        Vectors (d,) that every rank holds alike, zero at first: `server.NAME`.
+        Vectors (d,), identical on every rank and initially zero: `server.NAME`.
     sums : tuple of str
-        Vectors that `finish` returns by name, summed over the participants.
+        Names of vectors that `finish` returns; they are summed over the selected clients.
     numbers : tuple of str
-        Numbers that `finish` returns by name, summed likewise.
+        Names of numbers that `finish` returns; they are summed likewise.
     sent : tuple of str or None
-        The server's vectors that clients receive with the model, and their hooks may read; None = all of them.
+        Vectors of the server that clients receive with the model and that their hooks may read; None = all of them.
     proximal_mu : float
-        μ of a proximal pull μ (w − w_start) that is added to every local gradient, beside that of `local.proximal_mu`.
+        μ of a proximal pull μ (w − w_start) that is added to every local gradient, in addition to `local.proximal_mu`.
     objective : None or method
-        `objective(self, module, x, y, client, server)` returns the loss of a batch in place of the task's; its gradient
-        is taken through `module`. Clients are then trained one at a time.
+        `objective(self, module, x, y, client, server)` returns the loss of a batch and replaces the loss of the task.
+        Its gradient is taken through `module`. Clients are then trained sequentially.
     counts_once : bool
-        Whether a cohort in which a client counts more than once is refused.
+        True rejects cohorts in which a client counts more than once.
     """
 
     __fedmpi__: ClassVar[dict[str, Any]] = {"kind": "local algorithm"}
@@ -125,31 +125,31 @@ class LocalAlgorithm:
         noting(cls)
 
     def refuses(self, config: Config) -> str | None:
-        """Why the algorithm means nothing with the rest of this configuration, and what to do; None where it does."""
+        """Return why the algorithm does not work with the rest of the configuration and what to do, or None."""
         return None
 
     def correction(self, client: Vectors, server: Vectors) -> Tensor | None:
-        """A vector (d,) that is added to every gradient of the client's local steps in this round; None = nothing.
+        """Return a vector (d,) that is added to every gradient of the client's local steps in this round, or None.
 
         It is the gradient of a linear term ⟨correction, w⟩ of the local objective.
         """
         return None
 
     def finish(self, client: Vectors, server: Vectors, work: Work) -> Mapping[str, Any] | None:
-        """After a client's local steps: set its state; return what `sums` and `numbers` name."""
+        """Update a client's state after its local steps; return the values that `sums` and `numbers` name."""
         return None
 
     def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor | None:
-        """Once a round, on every rank alike: set the server's state; return the update that the optimizer gets.
+        """Set the server's state and return the update for the optimizer, once per round and identically on every rank.
 
         Parameters
         ----------
         server : Vectors
         update : Tensor (d,)
-            The weighted mean of w_k − w (the sum, for weights that are not normalised), or what `aggregation.rule`
-            makes of them.
+            The weighted mean of w_k − w (the sum, for weights that are not normalised), or the result of
+            `aggregation.rule`.
         sums : mapping of str to Tensor (d,) or float
-            What `finish` returned, summed over the participants.
+            The values that `finish` returned, summed over the selected clients.
         totals : Totals
 
         Returns
@@ -161,10 +161,10 @@ class LocalAlgorithm:
 
 
 def misnamed(algorithm: LocalAlgorithm) -> dict[str, str]:
-    """Attributes of an algorithm of one's own that nothing reads, by name, with the one that was probably meant.
+    """Return the attributes of a custom algorithm that nothing reads, each with the name that was probably meant.
 
-    They are those that `LocalAlgorithm` does not have, though one that it has is called almost so. Options and what
-    begins with an underscore are the algorithm's own affair.
+    An attribute is listed if `LocalAlgorithm` lacks it but has one of a similar name. Options and names with a leading
+    underscore are ignored.
     """
     known = [name for name in dir(LocalAlgorithm) if not name.startswith("_")]
     own = {name for name in dir(algorithm) if not name.startswith("_")} - {
@@ -176,18 +176,18 @@ def misnamed(algorithm: LocalAlgorithm) -> dict[str, str]:
 
 
 class Vectors:
-    """Named vectors (d,) as attributes: the state of a client, or of the server.
+    """Named vectors (d,) as attributes: the state of a client or of the server.
 
     Parameters
     ----------
     owner : str
         "client" or "server", for messages.
     vectors : dict of str to Tensor (d,)
-        Replaced when an attribute is set.
+        An entry is replaced when its attribute is set.
     facts : dict
         Further attributes, which may only be read.
     closed : str, optional
-        Why vectors may not be set here.
+        Reason why vectors may not be set.
     """
 
     def __init__(self, owner: str, vectors: dict[str, Tensor], facts: dict[str, Any], closed: str | None = None):
@@ -221,7 +221,7 @@ class Vectors:
 
 
 def vector_like(kept: Tensor, value: Any, what: str) -> Tensor:
-    """A value as a vector of the length, type and device of `kept`; numbers fill all of it.
+    """Return a value as a vector of the length, type and device of `kept`; a number fills the whole vector.
 
     Raises
     ------

@@ -54,8 +54,8 @@ class FedDyn(LocalAlgorithm):
     """Dynamic regularisation, which makes local optima agree with the global one (Acar et al. 2021, Algorithm 1).
 
     Client k minimises L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖² and then sets g_k ← g_k − α (w_k − w_t). The server sets
-    h ← h − α/N Σ (w_k − w_t), and the next model is the plain mean of the w_k less h/α. What sets g_k is the condition
-    of the minimum, ∇L_k(w_k) = g_k − α (w_k − w_t), whichever local optimizer went there.
+    h ← h − α/N Σ (w_k − w_t), and the next model is the plain mean of the w_k less h/α. The rule for g_k follows from
+    the condition of the minimum, ∇L_k(w_k) = g_k − α (w_k − w_t), whichever local optimizer reached it.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class FedDyn(LocalAlgorithm):
 
 @register("local algorithm", name="fednova")
 class FedNova(LocalAlgorithm):
-    """Updates per local step, so that clients with many steps do not pull harder (Wang et al. 2020).
+    """Updates per local step, so that clients with many steps do not dominate (Wang et al. 2020).
 
     The update becomes τ_eff Σ p_k (w_k − w)/τ_k with τ_eff = Σ p_k τ_k, where τ_k is the number of local steps, or with
     a proximal term μ the sum of their shrinking weights, Σ_{j<τ_k} |1 − ημ|^j.
@@ -120,7 +120,7 @@ class FedNova(LocalAlgorithm):
         return {"direction": work.delta * (work.coefficient / steps), "steps": work.coefficient * steps}
 
     def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
-        effective = sums["steps"] / totals.weight  # a mean of steps, also where weights are not normalised
+        effective = sums["steps"] / totals.weight  # a mean of steps, even if weights are not normalised
         step: Tensor = sums["direction"] * (effective / totals.divisor)
         return step
 

@@ -1,8 +1,8 @@
 """Numbers about single clients at a given model, for samplers and records: mean loss and accuracy on their own samples,
 norm of their gradient, norm of the update that they would make.
 
-The module is a copy of its own, so that measuring never touches what an engine has bound. A client's numbers depend on
-nothing but the model and its own samples: not on the rank, nor on who is measured beside it.
+The module is a separate copy, so measuring never changes anything that an engine has bound. A client's numbers depend
+only on the model and its own samples, not on the rank or the clients measured with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS_AT_ONCE = 2000
 
 
 class ClientMeasures:
-    """Measures clients."""
+    """Measurement of single clients."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ClientMeasures:
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
-        """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples."""
+        """Return the clients' numbers at the model w (d,), float64 (k, names); NaN for clients without samples."""
         columns = {name: np.full(len(clients), np.nan) for name in names}
         held = np.flatnonzero(self.data.sizes[clients] > 0)
         if "loss" in columns or "accuracy" in columns:
@@ -70,9 +70,9 @@ class ClientMeasures:
         return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
 
     def _evaluated(self, round: int, w: Tensor, client: int, judged: bool) -> tuple[float, float]:
-        """Mean loss over all samples of a client, in evaluation mode, and its accuracy.
+        """Return a client's mean loss over all its samples in evaluation mode, and its accuracy.
 
-        The latter is NaN where the task has none, no position counts, or it is not asked for.
+        The accuracy is NaN if the task has none, no position counts, or it is not requested.
         """
         loss, evaluated = (
             self.model.loss,
@@ -93,11 +93,11 @@ class ClientMeasures:
 
 
 def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
-    """‖w_k − w‖ of clients (k,) that work from w = `start` (d,) on all their rows, float64 (k,).
+    """Return ‖w_k − w‖ of clients (k,) that train from w = `start` (d,) on all their samples, float64 (k,).
 
-    The batches and the dropout masks are those of the round: a client that takes part makes this very update, before it
-    is compressed, clipped or attacked with. NaN for clients with too few samples to train on, and for those who diverge
-    where these are left out of rounds.
+    Batches and dropout masks are those of the round: a selected client makes exactly this update before compression,
+    clipping or attacks. NaN for clients with too few samples to train on, and for diverged clients if rounds leave
+    these out.
     """
     norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
     for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():

@@ -1,6 +1,6 @@
-"""Vectors that are kept for clients between rounds: in memory up to a limit, above it in a file of this rank.
+"""Vectors kept for clients between rounds: in memory up to a limit, above it in a file of this rank.
 
-Only clients that have taken part hold any: a population of 10⁶ of which 10⁴ take part costs 10⁴ records.
+Only clients that have been selected have vectors: a population of 10⁶ with 10⁴ selected clients costs 10⁴ records.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ log = logging.getLogger("fedmpi")
 
 
 class ClientState:
-    """The kept vectors of one rank's clients.
+    """Kept vectors of one rank's clients.
 
-    A record, all vectors of a client, stays where it was first written: in memory while there is room, else in a
-    temporary file that has no name and vanishes with the process.
+    A record (all vectors of a client) stays where it was first written: in memory up to the limit, else in a temporary
+    file without a name, which vanishes with the process.
     """
 
     def __init__(self, names: Sequence[str], values: int, dtype: torch.dtype, memory: float):
@@ -48,29 +48,29 @@ class ClientState:
 
     @property
     def clients(self) -> Ints:
-        """The clients that hold a record, sorted."""
+        """Return the clients that have a record, sorted."""
         return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
 
     @property
     def spilled(self) -> int:
-        """How many records lie in the file."""
+        """Return the number of records in the file."""
         return len(self._places)
 
     def read(self, client: int) -> dict[str, Tensor]:
-        """Copies of a client's vectors by name, zeros where it has none."""
+        """Return copies of a client's vectors by name, zeros if it has none."""
         return dict(zip(self.names, self.copy(client).unbind(0), strict=True))
 
     def copy(self, client: int) -> Tensor:
-        """A copy (vectors, d) of a client's record, zeros where it has none."""
+        """Return a copy (vectors, d) of a client's record, zeros if it has none."""
         return torch.from_numpy(self._kept[client].copy() if client in self._kept else self.record(client))
 
     def write(self, client: int, vectors: dict[str, Tensor]) -> None:
-        """Keep copies of a client's vectors."""
+        """Store copies of a client's vectors."""
         stacked = torch.stack([vectors[name].cpu() for name in self.names])
         self.put(client, stacked.numpy())
 
     def record(self, client: int) -> AnyArray:
-        """A client's record (vectors, d), zeros where it has none; not a copy where it lies in memory."""
+        """Return a client's record (vectors, d), zeros if it has none; not a copy if it is in memory."""
         if client in self._kept:
             return self._kept[client]
         if client not in self._places:
@@ -78,7 +78,7 @@ class ClientState:
         return self._fetch(self._places[client])
 
     def put(self, client: int, record: AnyArray) -> None:
-        """Keep a record (vectors, d); it is taken over, not copied, where it goes into memory."""
+        """Store a record (vectors, d); in memory, the record itself is stored and not a copy."""
         if client in self._places:
             self._store(self._places[client], record)
         elif client in self._kept or len(self._kept) < self.room:
@@ -89,24 +89,24 @@ class ClientState:
             self._store(place, record)
 
     def drop(self, client: int) -> None:
-        """Forget a client's record."""
+        """Delete a client's record."""
         if self._kept.pop(client, None) is None and client in self._places:
             self._free.append(self._places.pop(client))
 
     def clear(self) -> None:
-        """Forget all records."""
+        """Delete all records."""
         self._kept, self._places, self._free, self._end = {}, {}, [], 0
         self.close()
 
     def pieces(self, records: int) -> Iterator[tuple[Ints, AnyArray]]:
-        """All records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
+        """Yield all records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
         clients = self.clients
         for first in range(0, len(clients), max(records, 1)):
             some = clients[first : first + max(records, 1)]
             yield some, np.stack([self.record(client) for client in some.tolist()])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -145,7 +145,7 @@ class ClientState:
 
 
 class _spilling:
-    """Within: a file that cannot be written or read is said in one sentence."""
+    """Context that reports a file that cannot be written or read in one sentence."""
 
     def __init__(self, folder: Path):
         self.folder = folder

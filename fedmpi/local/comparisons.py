@@ -1,6 +1,6 @@
-"""What whole models are compared by: clients' losses before and after their work, distance to a reference.
+"""Comparisons of whole models: clients' losses before and after their work, distance to a reference.
 
-The module is a copy of its own, so that measuring never touches what an engine has bound.
+The module is a separate copy, so measuring never changes anything that an engine has bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 2000
 
 
 class LocalLosses:
-    """How much better than the global model a client's own model is on the client's data."""
+    """Gain of a client's own model over the global model on the client's data."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class LocalLosses:
         self._own = torch.empty_like(self.start)
 
     def gain(self, client: int, update: Tensor, round: int) -> float:
-        """F_k(w) − F_k(w + Δ_k), mean losses over all samples of the client in evaluation mode; 0 without samples."""
+        """Return F_k(w) − F_k(w + Δ_k), mean losses over a client in evaluation mode; 0 without samples."""
         x, y = self.data.load(client)
         torch.add(self.start, update, out=self._own)
         return self._loss(self.start, x, y, client, round) - self._loss(self._own, x, y, client, round)
 
     def before(self, client: int, start: Tensor, round: int) -> float:
-        """F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
+        """Return F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
         x, y = self.data.load(client)
         return self._loss(start, x, y, client, round)
 
@@ -67,7 +67,7 @@ class LocalLosses:
 
 
 class Reference:
-    """A model that the run is compared with, e.g. that of centralised training."""
+    """Model that the run is compared with, e.g. that of centralised training."""
 
     def __init__(self, path: str, model: FlatModel):
         try:
@@ -83,5 +83,5 @@ class Reference:
         self.values = values[: model.trainable].cpu().numpy().astype(np.float64)
 
     def distance(self, w: Tensor) -> float:
-        """‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
+        """Return ‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
         return weight_divergence(w[: len(self.values)].cpu().numpy(), self.values)

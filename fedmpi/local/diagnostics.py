@@ -1,5 +1,5 @@
-"""Numbers that say how a run is going: how far clients drift apart, how heterogeneous they are. All follow from sums
-over participants, so that no list of client models is ever kept.
+"""Diagnostics of a run: how far clients drift apart and how heterogeneous they are. All follow from sums over selected
+clients, so no list of client models is ever kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedmpi.common.types import Floats
 
 @dataclass(frozen=True)
 class UpdateMoments:
-    """Sums over the participants' local changes Δ_k with coefficients c_k; the sums of several ranks add up.
+    """Sums over the selected clients' local changes Δ_k with coefficients c_k; the sums of several ranks add up.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class UpdateMoments:
     term_squares : float
         Σ ‖c_k Δ_k‖².
     weighted_gain : float
-        Σ c_k (F_k(w) − F_k(w_k)): how much less each client loses on its own data with its own model.
+        Σ c_k (F_k(w) − F_k(w_k)): decrease of each client's loss on its own data with its own model.
     """
 
     weight: float = 0.0
@@ -43,7 +43,7 @@ class UpdateMoments:
 
 
 def update_moments(norms: Floats, coefficients: Floats, gains: Floats | None = None) -> UpdateMoments:
-    """The sums of `UpdateMoments` from ‖Δ_k‖, c_k and F_k(w) − F_k(w_k), all (m,)."""
+    """Compute the sums of `UpdateMoments` from ‖Δ_k‖, c_k and F_k(w) − F_k(w_k), all (m,)."""
     squares = norms**2
     return UpdateMoments(
         float(coefficients.sum()),
@@ -54,9 +54,9 @@ def update_moments(norms: Floats, coefficients: Floats, gains: Floats | None = N
 
 
 def gradient_diversity(moments: UpdateMoments, update_norm: float) -> float:
-    """Σ‖c_k Δ_k‖² / ‖Σ c_k Δ_k‖² (Yin et al. 2018, Definition 1): 1/m for m equal changes, 1 for orthogonal ones.
+    """Return Σ‖c_k Δ_k‖² / ‖Σ c_k Δ_k‖² (Yin et al. 2018, Def. 1): 1/m for m equal changes, 1 for orthogonal ones.
 
-    `update_norm` is ‖Σ c_k Δ_k‖. Infinite when the changes cancel out.
+    `update_norm` is ‖Σ c_k Δ_k‖. The result is infinite if the changes cancel out.
     """
     if moments.term_squares == 0:
         return 0.0
@@ -64,23 +64,23 @@ def gradient_diversity(moments: UpdateMoments, update_norm: float) -> float:
 
 
 def client_drift(moments: UpdateMoments, update_norm: float) -> float:
-    """Σ p_k ‖w_k − w̄‖² with p_k = c_k / Σ c and w̄ = Σ p_k w_k: the mean squared distance of the local models from their
-    mean (FedSSO, Lemma 3, Eq 24), as Σ p_k ‖Δ_k‖² − ‖Σ p_k Δ_k‖². `update_norm` is ‖Σ c_k Δ_k‖."""
+    """Return Σ p_k ‖w_k − w̄‖² with p_k = c_k / Σ c and w̄ = Σ p_k w_k: the mean squared distance of the local models
+    from their mean (FedSSO, Lemma 3, Eq 24), as Σ p_k ‖Δ_k‖² − ‖Σ p_k Δ_k‖². `update_norm` is ‖Σ c_k Δ_k‖."""
     if moments.weight <= 0:
         return 0.0
     return max(0.0, moments.weighted_squares / moments.weight - (update_norm / moments.weight) ** 2)
 
 
 def local_gain(moments: UpdateMoments) -> float:
-    """Σ p_k (F_k(w) − F_k(w_k)) with p_k = c_k / Σ c, what stands in for Γ during a run (see `heterogeneity`): equal to
-    it when w is the best global model and local training ends at each client's own."""
+    """Return Σ p_k (F_k(w) − F_k(w_k)) with p_k = c_k / Σ c, which replaces Γ during a run (see `heterogeneity`). It
+    equals Γ if w is the best global model and local training ends at each client's own."""
     return moments.weighted_gain / moments.weight if moments.weight > 0 else 0.0
 
 
 def heterogeneity(global_minimum: float, local_minima: Floats, weights: Floats) -> float:
-    """Γ = F* − Σ ρ_k F_k* (FedSSO, Lemma 4; Li et al. 2020): 0 when one model is best for every client.
+    """Return Γ = F* − Σ ρ_k F_k* (FedSSO, Lemma 4; Li et al. 2020): 0 when one model is best for every client.
 
-    During a run F(w) and the participants' losses after local training stand in for the minima (`local_gain`).
+    During a run F(w) and the selected clients' losses after local training replace the minima (`local_gain`).
 
     Parameters
     ----------
@@ -95,6 +95,6 @@ def heterogeneity(global_minimum: float, local_minima: Floats, weights: Floats) 
 
 
 def weight_divergence(model: NDArray[np.floating], reference: NDArray[np.floating]) -> float:
-    """‖w − w_ref‖ / ‖w_ref‖ (Zhao et al. 2018, Eq 3), e.g. against centralized training. Shapes (d,)."""
+    """Return ‖w − w_ref‖ / ‖w_ref‖ (Zhao et al. 2018, Eq 3), e.g. against centralised training. Shapes (d,)."""
     difference = np.asarray(model, np.float64) - reference
     return float(np.linalg.norm(difference) / np.linalg.norm(np.asarray(reference, np.float64)))

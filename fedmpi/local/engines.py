@@ -1,4 +1,4 @@
-"""Which engine does the local work, and why: merged where it is exact, otherwise batched or sequential."""
+"""Choice of the engine for the local work: merged where it is exact, otherwise batched or sequential."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 LARGEST_BATCH = 64 << 20
-"""Bytes of a client's activations on a CPU, beyond which clients side by side gain nothing: cifar-cnn, with 31 MiB,
-takes 0.7 of the time of one client after another, resnet18, with 340 MiB, as long."""
+"""Bytes of a client's activations on a CPU above which batching gains nothing. Batched clients of cifar-cnn (31 MiB)
+take 0.7 of the sequential time; those of resnet18 (340 MiB) take the same time."""
 
 
 class CompositeEngine:
-    """Merges the one-step clients where that is exact and leaves the others to a second engine."""
+    """Engine that merges one-step clients where that is exact and leaves the others to a second engine."""
 
     name = "auto"
 
@@ -52,7 +52,7 @@ class CompositeEngine:
 
     @property
     def description(self) -> str:
-        """Which engines run and why, with the number of clients each has trained on this rank so far."""
+        """Describe the engines and the reasons, with the number of clients each has trained on this rank so far."""
         others = f"{self.rest.name} ({self.why_rest})" if self.why_rest else self.rest.name
         if self.refusal is not None:
             return f"auto: {others}; nothing is merged: {self.refusal}"
@@ -76,7 +76,7 @@ class CompositeEngine:
         return report
 
     def merges_rows(self, rule: LocalRule, largest: int, total: Accumulator) -> bool:
-        """Whether `train_rows` may be used for up to `largest` sampled rows a client: where one step sees them all."""
+        """Check whether `train_rows` may be used for up to `largest` samples per client: one step must see them all."""
         rows = max(largest, 1)
         return step_count(rule, rows) == 1 and not needs_order(rule, rows) and self._merges(rule, total)
 
@@ -90,7 +90,7 @@ class CompositeEngine:
         round: int,
         total: Accumulator,
     ) -> WorkReport:
-        """See `MergedEngine.train_rows`: samples of any number of clients, without a task for each."""
+        """Train samples of any number of clients, without a task for each; see `MergedEngine.train_rows`."""
         report = self.merged.train_rows(clients, rows, weights, start, rule, round, total)
         self.merged_clients += report.clients
         return report
@@ -98,7 +98,7 @@ class CompositeEngine:
     def advance(
         self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
     ) -> WorkReport:
-        """See `SequentialEngine.advance`."""
+        """Train a model in place; see `SequentialEngine.advance`."""
         return self.sequential.advance(w, task, rule, round, state)
 
     def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
@@ -107,7 +107,7 @@ class CompositeEngine:
     def _split(
         self, tasks: Sequence[ClientTask], rule: LocalRule, total: Accumulator
     ) -> tuple[list[ClientTask], list[ClientTask]]:
-        """The tasks that are merged, and the others."""
+        """Split the tasks into those that are merged and the others."""
         merges = self._merges(rule, total)
         alone = [merges and self.merged.accepts(task, rule) for task in tasks]
         together = [task for task, one in zip(tasks, alone, strict=True) if one]
@@ -115,7 +115,7 @@ class CompositeEngine:
 
 
 class SingleEngine:
-    """One engine that the user named, beside the sequential one that carries models on."""
+    """Engine that the user chose, with the sequential one for training models in place."""
 
     def __init__(self, engine: Engine, sequential: SequentialEngine):
         self.engine, self.sequential = engine, sequential
@@ -123,7 +123,7 @@ class SingleEngine:
 
     @property
     def description(self) -> str:
-        """That the user named this engine."""
+        """Report that the user chose this engine."""
         return f'{self.name}: as local.engine = "{self.name}" says'
 
     def train(
@@ -135,12 +135,12 @@ class SingleEngine:
     def advance(
         self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
     ) -> WorkReport:
-        """See `SequentialEngine.advance`."""
+        """Train a model in place; see `SequentialEngine.advance`."""
         return self.sequential.advance(w, task, rule, round, state)
 
 
 LocalEngine = SingleEngine | CompositeEngine
-"""What the round loop uses: an engine that says what it is and can also carry on a model in place."""
+"""Engine type of the round loop: it describes itself and can also train a model in place."""
 
 
 def choose_engine(
@@ -152,9 +152,9 @@ def choose_engine(
     observer: Observer | None = None,
     hooks: Hooks | None = None,
 ) -> LocalEngine:
-    """The engine that `local.engine` names, or for "auto" the one that fits."""
+    """Return the engine that `local.engine` names, or for "auto" the one that fits."""
     wanted, precision = config.local.engine, config.local.precision
-    forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
+    forward_traits(model, source.description)  # rejects a model that does not fit the data, on every rank
     leaving = OnDivergence(config.local.on_divergence == "drop")
     sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks, leaving)
     if wanted == "sequential":
@@ -180,7 +180,7 @@ def choose_engine(
 
 
 def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:
-    """Why the configuration needs every client's own update or model, or None."""
+    """Return why the configuration needs every client's own update or model, or None."""
     optimizer = chosen(config, "local optimizer").name
     if optimizer != "sgd":
         return f'local.optimizer = "{optimizer}" is not linear in the gradient'
@@ -198,7 +198,7 @@ def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | No
 
 
 def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> str | None:
-    """Why clients may not be trained side by side, or None."""
+    """Return why clients cannot be batched, or None."""
     if config.topology.kind == "mediators":
         return "mediators carry one model from client to client"
     if config.aggregation.exact:
@@ -215,13 +215,13 @@ def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> s
 
 
 def _usual_rows(config: Config, source: DataSource) -> int:
-    """The rows of a batch of the median client."""
+    """Return the number of samples in a batch of the median client."""
     sizes = source.sizes[source.sizes > 0]
     return batch_rows(LocalRule.scheduled(config.local), int(np.median(sizes)) if len(sizes) else 1)
 
 
 def _why_several_steps(config: Config, source: DataSource) -> str | None:
-    """That some clients take several steps, where this is known before any rows are sampled, or None."""
+    """Return that some clients take several steps, if this is known before any samples are drawn, else None."""
     largest = int(source.sizes.max()) if config.samples.rule == "all" else 1
     steps = step_count(LocalRule.scheduled(config.local), largest)
     return f"the largest client takes {steps} local steps, not one" if steps > 1 else None

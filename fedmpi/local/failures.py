@@ -1,4 +1,4 @@
-"""How a failing client is reported: by name, with what to do about it; what to do without memory: less at once."""
+"""Reports of failing clients, with the client's name and a remedy; smaller passes when memory runs out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedmpi.common.own_code import innermost
 log = logging.getLogger("fedmpi")
 
 _round: int | None = None
-"""The round that this process is in; None before the first one."""
+"""Current round of this process; None before the first one."""
 LARGEST_LOSS = 2.0**40
-"""Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""
+"""Loss above which nothing is learned any more; the loss sums sent with the update stay below 2**50."""
 
 
 def enter_round(round: int | None) -> None:
-    """Note the round that messages about failures name."""
+    """Set the round that messages about failures name."""
     global _round
     _round = round
 
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
-    """Turn an exception into a ClientFailure that names client, rank and round; a UserError passes as it is, a
-    PartFailure with the client named."""
+    """Turn an exception into a ClientFailure that names client, rank and round. A UserError passes unchanged, a
+    PartFailure gains the client's name."""
     try:
         yield
     except (ClientFailure, UserError):
@@ -40,21 +40,21 @@ def named_client(client: int, rank: int) -> Iterator[None]:
         raise failure.during(client=client) from failure.__cause__
     except KeyboardInterrupt:
         raise
-    except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
+    except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
         round = None if isinstance(cause, Divergence) else _round
         where = innermost(traceback.extract_tb(cause.__traceback__))
         raise ClientFailure(client, rank, cause, where, round) from cause
 
 
 class OnDivergence:
-    """What is done about a client whose training diverged (`local.on_divergence`)."""
+    """Handling of a client whose training diverged (`local.on_divergence`)."""
 
     def __init__(self, drops: bool = False):
         self.drops = drops
         self._warned = False
 
     def leave_out(self, failure: ClientFailure, round: int) -> None:
-        """Raise a failure again that is none of diverging, or is to end the run; warn of the first other one."""
+        """Raise a failure again if it is no divergence or must end the run; otherwise warn at the first one."""
         if not self.drops or not isinstance(failure.__cause__, Divergence):
             raise failure
         if not self._warned:
@@ -63,7 +63,7 @@ class OnDivergence:
 
 
 def check_loss(loss_sum: float, lr: float) -> None:
-    """Refuse a loss that is not a number, or `LARGEST_LOSS` or more."""
+    """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
             f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
@@ -71,13 +71,13 @@ def check_loss(loss_sum: float, lr: float) -> None:
 
 
 def check_update(delta: Tensor, lr: float) -> None:
-    """Refuse an update (d,) with values that are infinite, not a number, or too large to be squared."""
+    """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
     if not math.isfinite(float(delta.dot(delta))):
         raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
 
 
 def check_model(model: Tensor, round: int, lr: float) -> None:
-    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise alike."""
+    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise the same error."""
     if not math.isfinite(float(model.sum(dtype=torch.float64))):
         raise Divergence(
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
@@ -90,12 +90,12 @@ def _moment() -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this is, or was caused by, a device without memory for what was asked of it."""
+    """Check whether an error is, or was caused by, a device running out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError)
 
 
 def halved(count: int, what: str) -> int:
-    """Half as many at once, at least one, and said so; what torch keeps for later use is given back to the device."""
+    """Return half as many samples, at least one, log it, and release torch's cached memory to the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     fewer = max(1, count // 2)

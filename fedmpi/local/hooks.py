@@ -1,4 +1,4 @@
-"""A local algorithm at work on one rank: its hooks are called, their results checked, its state kept."""
+"""Local algorithm of one rank: calls its hooks, checks their results, keeps its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
-"""Numbers are summed in steps of its inverse where sums are to be exact: their sum has the same bits in any order."""
+"""Inverse of the grid of numbers in exact sums: their sum is bit-identical in any order."""
 
 FIXED = "the server's vectors are set in server_step, by all ranks alike"
 PREFIX = "algorithm."
@@ -35,11 +35,11 @@ HOOKS = {
     "server_step": ("server", "update", "sums", "totals"),
     "refuses": ("config",),
 }
-"""The methods of an algorithm and what each is given."""
+"""Methods of an algorithm and their arguments."""
 
 
 class Hooks:
-    """Calls a local algorithm for the clients of this rank and, like every rank, for the server."""
+    """Caller of a local algorithm's hooks for the clients of this rank and, as on every rank, for the server."""
 
     def __init__(
         self, part: Part, algorithm: Any, model: FlatModel, population: int, memory: float = 0.0, exact: bool = False
@@ -73,7 +73,7 @@ class Hooks:
 
     @property
     def alone(self) -> str | None:
-        """Why every client must do its own work, or None where clients may be merged into one gradient."""
+        """Return why every client must do its own work, or None if clients may be merged into one gradient."""
         hooks = [
             name
             for name, own in (
@@ -87,7 +87,7 @@ class Hooks:
 
     @property
     def description(self) -> str:
-        """What it does beside plain steps, for the run log."""
+        """Describe the algorithm's work besides plain steps, for the run log."""
         does = []
         if self.corrects:
             does.append("corrects gradients")
@@ -117,12 +117,12 @@ class Hooks:
         self._seen = Vectors("server", {name: self.server[name] for name in self.sent}, facts, FIXED)
 
     def open(self, task: ClientTask, samples: int) -> ClientHooks:
-        """A client's state and correction, before its local steps."""
+        """Open a client's state and correction before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
         return ClientHooks(self, task, self._record(task.client), facts, self._seen)
 
     def add(self, client: int, returned: Any) -> None:
-        """Take up what `finish` returned: vectors into the sums, numbers into theirs."""
+        """Add the vectors and numbers that `finish` returned to their sums."""
         wanted = (*self.sums, *self.numbers)
         found = {} if returned is None else returned
         if not isinstance(found, Mapping) or set(found) != set(wanted):
@@ -142,7 +142,7 @@ class Hooks:
             self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
 
     def _number(self, name: str, given: Any, client: int) -> float:
-        """A number to be summed, refused where the sum could not hold it."""
+        """Return a number to be summed; reject it if the sum could not represent it."""
         try:
             number = math.nan if is_complex(given) else float(given)
         except (TypeError, ValueError, RuntimeError):
@@ -154,7 +154,7 @@ class Hooks:
         return number
 
     def keep(self, client: int, vectors: dict[str, Tensor], record: Tensor) -> None:
-        """Keep a client's state: `record`, which it was given, where all vectors still lie in it."""
+        """Store a client's state; reuse `record`, which the client was given, if all vectors are still in it."""
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector.sum())):
                 raise self.refusal(f"client.{name} is not finite: lower local.lr", client)
@@ -165,7 +165,7 @@ class Hooks:
             self.state.write(client, vectors)
 
     def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
-        """The update (d,) that the server optimizer gets; where nobody took part, the one that there is.
+        """Return the update (d,) for the server optimizer; with no selected clients, the given update.
 
         Float buffers keep their weighted mean whatever the algorithm returns.
         """
@@ -181,17 +181,17 @@ class Hooks:
                 raise ValueError(
                     "the update of server_step is not finite: lower local.lr or aggregation.lr, or mend it"
                 )
-            if len(buffers):  # a variance that is extrapolated may fall below zero
+            if len(buffers):  # an extrapolated variance may become negative
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
         for name, vector in self.server.items():
             if not bool(torch.isfinite(vector.sum())):
                 raise self.refusal(f"server.{name} is not finite: lower local.lr or aggregation.lr")
             if vector is not before[name]:
-                self.server[name] = vector.clone()  # it may be the update, or another vector of the server
+                self.server[name] = vector.clone()  # it may be the update or another vector of the server
         return chosen
 
     def vectors(self) -> list[Tensor]:
-        """The server's vectors (d,), which must be the same on every rank."""
+        """Return the server's vectors (d,), which must be identical on every rank."""
         return [*self.server.values()]
 
     def close(self) -> None:
@@ -199,16 +199,16 @@ class Hooks:
         self.state.close()
 
     def server_tensors(self) -> dict[str, Tensor]:
-        """The server's vectors for a checkpoint."""
+        """Return the server's vectors for a checkpoint."""
         return {f"{PREFIX}{name}": vector for name, vector in self.server.items()}
 
     @property
     def tensor_names(self) -> list[str]:
-        """Their names there."""
+        """Return the names of these vectors in a checkpoint."""
         return [f"{PREFIX}{name}" for name in self.server_state]
 
     def load_server(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the server's vectors of a checkpoint; ValueError where they are of another length."""
+        """Load the server's vectors from a checkpoint; raise ValueError if their length differs."""
         for name in self.server_state:
             if f"{PREFIX}{name}" in tensors:
                 saved = tensors[f"{PREFIX}{name}"]
@@ -217,18 +217,18 @@ class Hooks:
                 self.server[name] = saved.clone()
 
     def refusal(self, problem: str, client: int | None = None) -> Exception:
-        """The failure of a hook that returned, or did, what nobody can use."""
+        """Build the failure of a hook that returned or did something invalid."""
         return refuse_result(self.part, problem, self._round, client)
 
     def marks(self) -> list[int]:
-        """How often the model and the server's vectors have been written to."""
+        """Return the version counters of the model and the server's vectors, which count writes."""
         return [self._start._version, *(self.server[name]._version for name in self.sent)]
 
     def _record(self, client: int) -> Tensor | None:
-        """A client's kept vectors (vectors, d), None where none are kept.
+        """Return a client's kept vectors (vectors, d), None if none are kept.
 
-        Built-in algorithms change them in `finish` alone, after which they are kept in any case: they get the record
-        itself where it lies in memory. Others get a copy, since what they do on trial, or before a failure, is undone.
+        Built-in algorithms change them in `finish` only, after which they are stored in any case. They get the record
+        itself if it is in memory. Others get a copy, so that changes of a benchmark or before a failure can be undone.
         """
         if not self.client_state:
             return None
@@ -236,7 +236,7 @@ class Hooks:
 
 
 class ClientHooks:
-    """The hooks of one client in one round."""
+    """Hooks of one client in one round."""
 
     def __init__(self, hooks: Hooks, task: ClientTask, record: Tensor | None, facts: dict[str, Any], server: Vectors):
         self.hooks, self.task, self.server, self._record = hooks, task, server, record
@@ -245,17 +245,17 @@ class ClientHooks:
 
     @cached_property
     def correction(self) -> Tensor | None:
-        """What is added to each of its gradients (t,), t trainable values; the first look calls the hook."""
+        """Return the vector (t,) added to each gradient, t trainable values; the first read calls the hook."""
         return self._correct() if self.hooks.corrects else None
 
     @property
     def own_loss(self) -> bool:
-        """Whether `loss` replaces the task's."""
+        """Check whether `loss` replaces the task's loss."""
         return self.hooks.own_loss
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Around every call of a hook."""
+        """Guard every call of a hook."""
         hooks = self.hooks
         before = hooks.marks()
         with calling(hooks.part, hooks._round, self.task.client):
@@ -264,7 +264,7 @@ class ClientHooks:
             raise hooks.refusal(f"it changed the model or a vector of the server in place: {FIXED}", self.task.client)
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The algorithm's own loss of a batch, a tensor ()."""
+        """Return the algorithm's own loss of a batch, a tensor ()."""
         algorithm = self.hooks.algorithm
         objective = algorithm.objective
         assert objective is not None
@@ -276,7 +276,7 @@ class ClientHooks:
         return loss.mean() if loss.dim() else loss
 
     def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
-        """The client's update (d,) is made: let the algorithm set its state and return what is summed."""
+        """Pass the client's update (d,) to the algorithm, which sets its state and returns the values to sum."""
         hooks = self.hooks
         if not hooks.finishes:
             return
@@ -310,7 +310,7 @@ class ClientHooks:
 
 
 def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | None:
-    """The hooks of the algorithm that a configuration chooses; None for plain local steps."""
+    """Build the hooks of the configured algorithm; None for plain local steps."""
     chosen = local_algorithm(config)
     if chosen is None:
         return None
@@ -319,13 +319,13 @@ def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | Non
 
 
 def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
-    """Whether an algorithm has its own version of a hook."""
+    """Check whether an algorithm overrides a hook."""
     own = getattr(algorithm, name)
     return getattr(own, "__func__", own) is not getattr(LocalAlgorithm, name)
 
 
 def pull(part: Part, algorithm: LocalAlgorithm) -> float:
-    """μ of an algorithm's own proximal pull."""
+    """Return μ of an algorithm's own proximal pull."""
     mu: Any = algorithm.proximal_mu
     if isinstance(mu, bool) or not isinstance(mu, int | float | np.integer | np.floating) or not 0 <= mu < math.inf:
         raise UserError(
@@ -335,7 +335,7 @@ def pull(part: Part, algorithm: LocalAlgorithm) -> float:
 
 
 def declared(part: Part, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names that an algorithm declares in a field."""
+    """Return the names that an algorithm declares in a field."""
     names = names_in(part, algorithm, field)
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):

@@ -1,4 +1,4 @@
-"""How a client's work begins as if it were the first: with a fresh module, and generators at the client's streams."""
+"""Isolation of clients: each starts with a fresh module and generators at its own streams."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedmpi.models.isolation import seed_held_generators
 def begin_training(
     model: FlatModel, values: Tensor, streams: Streams, round: int, client: int, dropout: bool = True
 ) -> None:
-    """Have the module begin anew in training mode at `values` (d,), which steps change in place; its dropout layers
-    draw from the client's stream."""
+    """Reset the module to training mode at `values` (d,), which steps change in place; its dropout layers draw from the
+    client's stream."""
     model.begin(values)
     if not model.module.training:
         model.module.train()
@@ -30,8 +30,9 @@ def begin_training(
 def seeded(
     model: FlatModel, streams: Streams, round: int, client: int, purpose: Purpose = Purpose.MODULE, more: bool = False
 ) -> AbstractContextManager[None]:
-    """Within: the global generators and those that the module holds are seeded from the stream (purpose, round,
-    client), where anything but a plain module and a built-in loss, or `more`, may draw from them."""
+    """Seed the global generators and those of the module from the stream (purpose, round, client) within the context.
+    They are seeded unless a plain module and a built-in loss are used without `more`, since only others may draw from
+    them."""
     if model.plain and not model.loss.part.foreign and not more:
         return nullcontext()
     return _seeded(model.module, streams.seed64(purpose, round, client))
@@ -49,9 +50,9 @@ def _seeded(module: nn.Module, seed: int) -> Iterator[None]:
 def evaluating(
     model: FlatModel, values: Tensor, streams: Streams, purpose: Purpose, round: int, client: int
 ) -> Iterator[nn.Module]:
-    """Within: the module begins anew in evaluation mode at `values` (d,), which stay as they are.
+    """Reset the module to evaluation mode at `values` (d,) within the context; the values are not changed.
 
-    Whatever it draws, masks of dropout too, comes from the stream (purpose, round, client).
+    All draws, masks of dropout included, come from the stream (purpose, round, client).
     """
     model.look(values)
     model.module.eval()

@@ -1,7 +1,8 @@
-"""The merged engine: clients that take one SGD step from the same model are one weighted gradient.
+"""The merged engine: computes clients that take one SGD step from the same model as one weighted gradient.
 
-Σ_k c_k Δ_k = −η Σ_k (c_k / r_k) Σ_i ∇ℓ_i(w), over the r_k rows of client k's only batch: exact up to rounding, and its
-cost is that of the samples, however many clients own them. FedProx's term vanishes in a first step.
+Σ_k c_k Δ_k = −η Σ_k (c_k / r_k) Σ_i ∇ℓ_i(w), over the r_k samples of client k's only batch. It is exact up to
+floating-point rounding, and its cost depends on the number of samples, not of clients. FedProx's term is 0 in a first
+step.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
-"""Samples of one pass: on a CPU few enough to keep the activations in the cache."""
+"""Samples per pass; on a CPU few enough to keep the activations in the cache."""
 
 
 class _TooMany(Exception):
-    """The device has no memory for a pass of so many samples."""
+    """Error for a device without enough memory for a pass of so many samples."""
 
 
 class MergedEngine:
-    """Trains any number of one-step clients as one weighted batch, cut into chunks."""
+    """Engine that trains any number of one-step clients as one weighted batch, cut into chunks."""
 
     name = "merged"
     description = "merged: one-step clients as one weighted gradient"
@@ -59,7 +60,7 @@ class MergedEngine:
         self._load_positions = getattr(source, "load_positions", None)
 
     def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
-        """Why merging would not be exact, or None where it is."""
+        """Return why merging would not be exact, or None if it is."""
         if rule.optimizer != "sgd":
             return f'local.optimizer = "{rule.optimizer}" is not linear in the gradient'
         if not isinstance(total, FloatSum):
@@ -67,7 +68,7 @@ class MergedEngine:
         return self.model_refusal()
 
     def model_refusal(self) -> str | None:
-        """Why this model's one-step clients cannot be merged, or None."""
+        """Return why this model's one-step clients cannot be merged, or None."""
         model, description = self.model, self.source.description
         traits = forward_traits(model, description)
         if traits.keeps:
@@ -85,7 +86,7 @@ class MergedEngine:
         return why_loss_alone(traits.loss)
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
-        """Whether the task is a single step."""
+        """Check whether the task is a single step."""
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
     def train(
@@ -98,7 +99,7 @@ class MergedEngine:
         UserError
             Merging is not exact for this configuration, or a task has several steps.
         ClientFailure
-            A loss or a gradient that is not finite.
+            A loss or a gradient is not finite.
         """
         if not all(self.accepts(task, rule) for task in tasks):
             raise UserError(
@@ -127,8 +128,8 @@ class MergedEngine:
     ) -> WorkReport:
         """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`, without a loop over clients unless the model has dropout.
 
-        `clients` and `rows` (r,) are owner and local row of every sample, those of a client together; `weights` (r,)
-        are c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights.
+        `clients` and `rows` (r,) are the owner and the local row of every sample, grouped by client; `weights` (r,) are
+        c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights.
         """
         reason = self.refusal(rule, total)
         if reason is not None:
@@ -190,7 +191,7 @@ class MergedEngine:
         round: int,
         report: WorkReport,
     ) -> Tensor:
-        """Add one chunk's weighted gradient to the views; the samples' losses (r,)."""
+        """Add one chunk's weighted gradient to the views; return the samples' losses (r,)."""
         started = time.perf_counter()
         x, y = self._load(clients, rows)
         loaded = time.perf_counter()
@@ -220,7 +221,7 @@ class MergedEngine:
         return losses
 
     def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:
-        """The clients (m,), the local rows of their single batches, one after another, and how many each has (m,)."""
+        """Return the clients (m,), the samples of their single batches, concatenated, and their numbers (m,)."""
         sizes = self.source.sizes
         clients = np.fromiter((task.client for task in tasks), np.int64, len(tasks))
         given = [self._batch(task, rule, task_size(task, sizes), round) for task in tasks]
@@ -233,7 +234,7 @@ class MergedEngine:
         return clients, rows, counts
 
     def _batch(self, task: ClientTask, rule: LocalRule, n: int, round: int) -> Ints | None:
-        """The local rows of the task's only batch; None = all of the client's."""
+        """Return the local samples of the task's only batch; None = all of the client's."""
         if not needs_order(rule, n):
             return task.rows
         generator = self.streams.generator(Purpose.BATCH_ORDER, round, task.client)
@@ -242,11 +243,11 @@ class MergedEngine:
         return chosen if task.rows is None else task.rows[chosen]
 
     def _ends(self, clients: Ints) -> Ints:
-        """Where a pass may end: anywhere, but between clients where masks are drawn, for a client's whole batch."""
+        """Return where a pass may end: anywhere, or only between clients if masks are drawn per batch of a client."""
         return np.cumsum(_runs(clients)[1]) if self.model.has_dropout else np.arange(1, len(clients) + 1)
 
     def _chunk(self, ends: Ints, first: int) -> slice:
-        """The samples of one pass from `first` on, about `_rows`; more of them where a single client has more."""
+        """Return the samples of one pass from `first` on, about `_rows`; more if a single client has more."""
         if self._rows is None:
             device = self.model.device
             most = CHUNK_ROWS.get(device.type, CHUNK_ROWS["cpu"])
@@ -292,7 +293,7 @@ class MergedEngine:
     def _name_culprit(
         self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> None:
-        """The sum is not finite though every loss is: find the first client whose gradient is not."""
+        """Find the first client whose gradient is not finite, if the sum is not although every loss is."""
         for client, _, squared in self._each(clients, rows, weights, start, rule, round):
             if not math.isfinite(squared):
                 self._fail(client, squared, rule)
@@ -301,7 +302,7 @@ class MergedEngine:
     def _diverged(
         self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> list[int]:
-        """The clients with a loss or a gradient that is not finite."""
+        """Return the clients with a loss or a gradient that is not finite."""
         self._start = start
         with self.model.computing_in(self.precision):
             return [
@@ -313,7 +314,7 @@ class MergedEngine:
     def _each(
         self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> Iterator[tuple[int, Tensor, float]]:
-        """Every client, the losses of its samples, and the squared length of what it adds to the sum."""
+        """Yield every client, the losses of its samples, and the squared norm of its contribution to the sum."""
         own = torch.zeros_like(start)
         views = self.model.views(own)
         owners, counts = _runs(clients)
@@ -325,7 +326,7 @@ class MergedEngine:
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:
-    """The clients of consecutive equal entries, and how many entries each run has."""
+    """Return the clients of consecutive equal entries and the length of each run."""
     if not len(clients):
         return clients, clients
     starts = np.flatnonzero(np.concatenate([[True], clients[1:] != clients[:-1]]))

@@ -1,4 +1,4 @@
-"""Local optimizers on a flat vector, in place: SGD and Adam (Kingma & Ba 2015), with FedProx's proximal term."""
+"""In-place local optimizers on a flat vector: SGD and Adam (Kingma & Ba 2015), with FedProx's proximal term."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ else:
 
 
 class LocalOptimizer(Protocol):
-    """Takes one step after the other on the vector it was made for."""
+    """Interface of an optimizer that takes steps on the vector it was made for."""
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Change the vector in place; one gradient a parameter, None where the model did not use it."""
+        """Change the vector in place; one gradient per parameter, None if the model did not use it."""
 
 
 @dataclass
 class AdamState:
-    """Adam's memory over the t trainable values: moments and the number of steps taken."""
+    """State of Adam over the t trainable values: moments and the number of steps taken."""
 
-    first: Tensor  # (t,): Running means of the gradient and of its square
+    first: Tensor  # (t,): running means of the gradient and of its square
     second: Tensor
     steps: int = 0
 
     @classmethod
     def fresh(cls, model: FlatModel) -> AdamState:
-        """A state before the first step."""
+        """Build a state before the first step."""
         zeros = torch.zeros(model.trainable, dtype=model.dtype, device=model.device)
         return cls(zeros, zeros.clone())
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the state."""
         self.first.zero_()
         self.second.zero_()
         self.steps = 0
@@ -61,13 +61,13 @@ class SGD:
     values : Tensor (t,)
         The trainable part of the working vector; changed in place.
     views : list of Tensor
-        The same memory in the shape of the parameters.
+        Views of the same memory in the shape of the parameters.
     rule : LocalRule
         lr and proximal_mu.
     start : Tensor (t,) or None
         w_start; needed when μ > 0.
     correction : Tensor (t,) or None
-        Added to every gradient.
+        Vector added to every gradient.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Adam:
     beta2 : float
         Decay of the second moment.
     epsilon : float
-        Added to the root of the second moment.
+        Constant added to the root of the second moment.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class Adam:
 
 
 class Foreign:
-    """A user's own optimizer on the model's parameters, which have memory of their own meanwhile, as in a plain loop.
+    """Custom optimizer on the model's parameters, which meanwhile have their own memory, as in a plain training loop.
 
-    It may keep or exchange that memory, or lay all into one vector. Every step is copied into the working vector.
+    It may replace that memory, or put all of it into one vector. Every step is copied into the working vector.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Foreign:
             parameter.grad = None
 
     def _further(self) -> Sequence[Tensor | None]:
-        """What the proximal term and the correction add to each parameter's gradient."""
+        """Return the sum of the proximal term and the correction for each parameter's gradient."""
         further = self.correction
         if self.start is not None:
             pull = (self.values - self.start).mul_(self.rule.proximal_mu)
@@ -199,7 +199,7 @@ class Foreign:
 
 
 def own_optimizer(config: Config) -> OwnOptimizer | None:
-    """The user's own optimizer that a configuration chooses; None for built-in ones."""
+    """Return the custom optimizer that a configuration chooses; None for built-in ones."""
     from fedmpi.local.work import OwnOptimizer
 
     part = chosen(config, "local optimizer")

@@ -1,4 +1,4 @@
-"""A client's update from its engine to the sum: checked, sent (attacks, transport), clipped, measured and added."""
+"""Path of a client's update from its engine to the sum: checks, transmission, clipping, metrics, addition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedmpi.updates.compression import Transport
 
 
 class UpdateObserver:
-    """Observes the updates of one rank's clients in one round after another."""
+    """Observer of the updates of one rank's clients, round after round."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class UpdateObserver:
     def wanted_by(
         cls, config: Config, streams: Streams, attacks: AttackedUpdates | None = None
     ) -> UpdateObserver | None:
-        """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
+        """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
         clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
         norms = "update_norm" in chosen(config, "client sampler").marks.get("needs", ())
         if part.kind == "float32":
@@ -69,7 +69,7 @@ class UpdateObserver:
         self.clipped = 0
 
     def __call__(self, client: int, update: Tensor) -> Tensor:
-        """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
+        """Observe one client's Δ (d,); return the Δ that the server receives, clipped if needed, in place."""
         if self.losses is not None:
             self._gains.append(self.losses.gain(client, update, self._round))
         if self.attacks is not None:
@@ -88,7 +88,7 @@ class UpdateObserver:
         return update
 
     def moments(self) -> UpdateMoments:
-        """The sums of the round so far over this rank's clients."""
+        """Return the sums of the round so far over this rank's clients."""
         gains = np.array(self._gains) if self.losses is not None else None
         return update_moments(np.array(self._norms), np.array(self._factors), gains)
 
@@ -102,9 +102,7 @@ def deliver(
     hooks: ClientHooks | None = None,
     steps: int = 0,
 ) -> None:
-    """Add coefficient · Δ, or what the observer returns in Δ's place, to `total`; the
-    client's hooks see Δ as it was.
-    """
+    """Add coefficient · Δ, or the observer's replacement of Δ, to `total`; the client's hooks see the original Δ."""
     check_update(update, rule.lr)
     if hooks is not None:
         hooks.finish(update, steps, rule)

@@ -1,8 +1,8 @@
-"""Gradients of clients at a given model: what strata and importance draws look at.
+"""Gradients of clients at a given model, for stratification and importance sampling.
 
 FedSTS and FedSTaS use the full local gradient, FedSSO the change of one local step, which is −η times a gradient.
-Dropout is off; batch norm uses the statistics of the probe's own batch, as in a local step. In the round that opens
-FedSSO the probe sees the rows of the opening step, which drops nothing either: strata and step are made of one w_1^k.
+Dropout is off; batch norm uses the statistics of the probe's own batch, as in a local step. In FedSSO's initial round
+the probe uses the samples of the initial probing step, which has no dropout either: strata and step use the same w_1^k.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedmpi.models.flat import FlatModel, add_gradients
 Probe = Literal["full", "batch", "sample"]
 
 PROBE_ROWS = 1024
-"""Samples whose activations are held at once; a larger local set is passed in parts."""
+"""Largest number of samples whose activations are in memory at once; a larger local set is passed in parts."""
 
 BLOCK_BYTES = 1 << 26
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> ClientProbe:
-    """The probe of a run: (round, model, clients) -> blocks of (clients, gradients (k, d)).
+    """Build the probe of a run: (round, model, clients) -> blocks of (clients, gradients (k, d)).
 
-    Small clients are probed side by side where the model has a stacked form, unless sums are to be exact: the rounding
-    of a stack depends on who is in it.
+    Small clients are batched if the model has a batched form and sums need not be exact: the rounding of a stack
+    depends on the clients in it.
     """
     rows = None if config.local.batch_size == "all" else config.local.batch_size
     side_by_side = config.local.engine in ("auto", "batched") and not config.aggregation.exact
@@ -69,7 +69,7 @@ def client_gradients(
     rank: int = 0,
     purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Each client's mean gradient at `w`."""
+    """Yield each client's mean gradient at `w`."""
     point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
     at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
     for client in clients:
@@ -99,7 +99,7 @@ def gradient_blocks(
     batched: BatchedProbe | None = None,
     purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[Ints, Tensor]]:
-    """The gradients of `client_gradients` in blocks of bounded memory."""
+    """Yield the gradients of `client_gradients` in blocks of bounded memory."""
     height = max(1, block_bytes // (model.trainable * w.element_size()))
     if batched is not None:
         probed = np.fromiter(clients, np.int64)
@@ -137,7 +137,7 @@ def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
 
 
 def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
-    """The gradient of the mean loss of (x, y), into `out` (t,), in passes of at most so many rows."""
+    """Write the gradient of the mean loss of (x, y) into `out` (t,), in passes of at most so many samples."""
     views = model.views(out.zero_())
     if len(y) < model.least:
         return

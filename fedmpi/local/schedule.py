@@ -1,7 +1,7 @@
-"""The batches of one client: which local rows every step sees. All engines share this one definition.
+"""The batches of one client: the local samples of every step. All engines share this one definition.
 
-Epochs: each is a fresh permutation cut into batches of B, the last one short or left out. Steps: each draws min(B, n)
-distinct rows anew.
+Epochs: each is a fresh permutation cut into batches of B; the last one is short or left out. Steps: each draws
+min(B, n) distinct samples anew.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STEPS_DRAWN_TOGETHER = 32
 
 
 def batch_rows(rule: LocalRule, n: int) -> int:
-    """Rows of a full batch of a client with n samples: min(B, n)."""
+    """Return the number of samples in a full batch of a client with n samples: min(B, n)."""
     return n if rule.batch_size is None else min(rule.batch_size, n)
 
 
 def step_count(rule: LocalRule, n: int) -> int:
-    """Steps that a client with n samples takes; nothing is drawn."""
+    """Return the number of steps of a client with n samples, without drawing any randomness."""
     if n == 0:
         return 0
     if rule.steps is not None:
@@ -37,7 +37,7 @@ def step_count(rule: LocalRule, n: int) -> int:
 
 
 def shrinking_sum(steps: int, shrinking: float) -> float:
-    """Σ_{j<τ} (1 − s)^j, which is τ where s = 0; infinite where floats end.
+    """Return Σ_{j<τ} (1 − s)^j, which is τ for s = 0; infinite on overflow.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def shrinking_sum(steps: int, shrinking: float) -> float:
 
 
 def effective_steps(steps: int, shrinking: float) -> float:
-    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} |1 − ημ|^j, which is τ without one (Wang et al. 2020).
+    """Return ‖a‖₁ of SGD with a proximal term: Σ_{j<τ} |1 − ημ|^j, which is τ without one (Wang et al. 2020).
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ def effective_steps(steps: int, shrinking: float) -> float:
 
 
 def needs_order(rule: LocalRule, n: int) -> bool:
-    """Whether the batches depend on the random stream: not when every batch is the whole local set."""
+    """Check whether the batches depend on the random stream: not if every batch is the whole local set."""
     return batch_rows(rule, n) < n
 
 
 def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> Iterator[Ints | None]:
-    """The rows in the order they are visited, a pass at a time; cut into batches of `batch_rows`, a pass is used up."""
+    """Yield the samples in the order of visits, one pass at a time; a pass is cut into batches of `batch_rows`."""
     if n == 0:
         return
     if not needs_order(rule, n):
@@ -95,7 +95,7 @@ def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> It
 
 
 def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> list[Ints | None]:
-    """All batches of a client."""
+    """Return all batches of a client."""
     size = batch_rows(rule, n)
     batches: list[Ints | None] = []
     for order in passes(rule, n, generator):

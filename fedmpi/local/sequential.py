@@ -1,7 +1,7 @@
-"""The sequential engine: one client after the other on one flat working vector, for any nn.Module.
+"""The sequential engine: trains clients one at a time on one flat working vector, for any nn.Module.
 
-No optimizer object a client, no DataLoader, no copy of the model: the vector is refilled, gradients are subtracted in
-place, batches are slices of one gather.
+It needs no optimizer object per client, no DataLoader and no copy of the model. The vector is refilled, gradients are
+subtracted in place, and batches are slices of one gather.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkR
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
-"""Rows gathered at once: large enough to spread the cost of the call, small enough for the cache."""
+"""Bytes gathered at once: large enough to spread the cost of the call, small enough for the cache."""
 
 
 class SequentialEngine:
-    """Trains one client after the other."""
+    """Engine that trains clients one at a time."""
 
     name = "sequential"
     description = "sequential: one client after the other"
@@ -56,12 +56,12 @@ class SequentialEngine:
     def train(
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
+        """Add Σ coefficient · Δ of the tasks to `total`; each task trains from `start` (d,), which is not changed.
 
         Raises
         ------
         ClientFailure
-            Naming the client: anything raised inside its work, or a loss or an update that is not finite.
+            A client's work failed, or a loss or an update is not finite; the message names the client.
         """
         report = WorkReport()
         for task in tasks:
@@ -82,7 +82,7 @@ class SequentialEngine:
         return done
 
     def hooks_of(self, task: ClientTask) -> ClientHooks | None:
-        """A client's hooks for its steps of this round; None for plain ones."""
+        """Return a client's hooks for its steps of this round; None for plain ones."""
         if self.hooks is None:
             return None
         with named_client(task.client, self.rank):
@@ -97,7 +97,7 @@ class SequentialEngine:
         state: AdamState | None = None,
         hooks: ClientHooks | None = None,
     ) -> WorkReport:
-        """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start."""
+        """Take one client's local steps on `w` (d,), in place; w on entry is the proximal term's w_start."""
         with named_client(task.client, self.rank):
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)
@@ -162,7 +162,7 @@ class SequentialEngine:
         at_once = _rows_at_once(x, size)
         for order in passes(rule, n, generator):
             if order is None:
-                yield x if self.hooks is None else x.clone(), y  # an algorithm's own loss may write to what it is given
+                yield x if self.hooks is None else x.clone(), y  # an algorithm's own loss may write to its arguments
                 continue
             index = torch.from_numpy(order).to(y.device)
             for rows in torch.split(index, at_once):
@@ -170,7 +170,7 @@ class SequentialEngine:
                 yield from zip(torch.split(some_x, size), torch.split(some_y, size), strict=True)
 
     def _gather(self, x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of a client in the order they are visited, in memory that is used again."""
+        """Return the samples of a client in the order of visits, in memory that is reused."""
         buffers = self._gathered
         if buffers is None or len(buffers[0]) < len(rows) or buffers[0].shape[1:] != x.shape[1:]:
             buffers = self._gathered = x.new_empty(len(rows), *x.shape[1:]), y.new_empty(len(rows), *y.shape[1:])
@@ -181,13 +181,13 @@ class SequentialEngine:
 
 
 def _rows_at_once(x: Tensor, batch: int) -> int:
-    """A multiple of the batch size that gathers about GATHER_BYTES."""
+    """Return a multiple of the batch size that gathers about GATHER_BYTES."""
     row_bytes = max(1, x.element_size() * math.prod(x.shape[1:]))
     return batch * max(1, GATHER_BYTES // (row_bytes * batch))
 
 
 class WorkingMemory:
-    """The vectors an engine needs, allocated when first used and then kept."""
+    """Vectors that an engine needs, allocated at the first use and then kept."""
 
     def __init__(self, model: FlatModel):
         self.model = model
@@ -199,7 +199,7 @@ class WorkingMemory:
     def optimizer(
         self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None = None
     ) -> LocalOptimizer:
-        """The optimizer of one client's work on `w`."""
+        """Return the optimizer of one client's work on `w`."""
         values = w[: self.model.trainable]
         start = self._proximal_start(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":

@@ -1,5 +1,6 @@
-"""What a model's forward pass does, found out by a few passes of dummy samples before the first round: whether it reads
-the data and returns what the task needs, whether samples of a batch influence one another, how large its layers are.
+"""Traits of a model's forward pass, found by a few passes of dummy samples before the first round: whether it reads
+the data and returns the outputs that the task needs, whether samples of a batch influence one another, how large its
+layers are.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from fedmpi.tasks.losses import LossTraits, loss_traits
 
 TRIAL_ROWS = 4
 PASS_BYTES = 8 << 20
-"""Of a model's widest layer in one pass on a CPU. Beyond, outputs leave the caches, and from 32 MiB on the C library
-takes them from the system anew, page by page: evaluating a CNN on 3 × 32 × 32 images (128 KiB a sample) took 1,442 µs
-a sample in passes of 2,000, 897 of 500, 657 of 250 and 670 of 64, gradients of it 2,877 in passes of 1,024, 1,756 of
-512, 1,674 of 128 and 1,644 of 64."""
+"""Most bytes of a model's widest layer in one pass on a CPU. Larger outputs leave the caches, and from 32 MiB on the C
+library requests new pages from the operating system. Evaluating a CNN on 3 × 32 × 32 images (128 KiB per sample) took
+1,442 µs per sample in passes of 2,000, 897 of 500, 657 of 250 and 670 of 64. Gradients took 2,877 µs in passes of
+1,024, 1,756 of 512, 1,674 of 128 and 1,644 of 64."""
 MODES = "training mode", "evaluation mode"
 LEAST_ROWS = 32
-"""Samples of a pass below which it is calls that take the time."""
+"""Samples per pass below which the overhead of calls dominates."""
 
 
 @dataclass(frozen=True)
 class ForwardTraits:
-    """What training and evaluation with joined batches must know about a model and its loss."""
+    """Facts about a model and its loss that training and evaluation with joined batches need."""
 
     # A sample's outputs depend on the other samples of its batch (batch norm …), or are drawn; in training mode
     couples: bool
-    couples_evaluated: bool = False  # The same in evaluation mode
-    keeps: bool = False  # A forward pass changes parameters, buffers or attributes, or draws random numbers
-    loss_draws: bool = False  # The loss draws from a global generator
-    loss_couples: bool = False  # A sample's loss depends on the other samples of its batch
-    bytes_widest: int = 0  # A sample's share of the largest tensor that is kept until its gradient is known
-    least: int = 1  # Samples of a training batch at the least: 2 where one alone fails (batch norm, squeeze())
+    couples_evaluated: bool = False  # the same in evaluation mode
+    keeps: bool = False  # a forward pass changes parameters, buffers or attributes, or draws random numbers
+    loss_draws: bool = False  # the loss draws from a global generator
+    loss_couples: bool = False  # a sample's loss depends on the other samples of its batch
+    bytes_widest: int = 0  # a sample's share of the largest tensor that is kept until its gradient is known
+    least: int = 1  # fewest samples of a training batch: 2 if a single one fails (batch norm, squeeze())
 
     @property
     def loss(self) -> LossTraits:
-        """Those of the loss."""
+        """Return the traits of the loss."""
         return LossTraits(self.loss_draws, self.loss_couples)
 
 
@@ -60,7 +61,7 @@ _known: WeakKeyDictionary[FlatModel, ForwardTraits] = WeakKeyDictionary()
 
 
 def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTraits:
-    """The traits of a model, tried once on a few dummy samples; neither its values nor any generator change.
+    """Return the traits of a model from one trial on a few dummy samples; its values and all generators stay unchanged.
 
     The model is then bound to a scratch copy of its initial values.
     """
@@ -70,7 +71,7 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
 
 
 def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
-    """Take these for the model's traits from now on: what another rank found counts as well."""
+    """Set the model's traits from now on, which include findings of other ranks."""
     _known[model], model.least = traits, traits.least
 
 
@@ -78,7 +79,7 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _dummy_samples(model, description)
     with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
         if x.is_floating_point() and _modes_of_nan(model, x, description):
-            x = x.sigmoid()  # some cannot compute with others than positive numbers (a logarithm)
+            x = x.sigmoid()  # some models need positive numbers (a logarithm)
         if modes := _modes_of_nan(model, x, description):
             raise UserError(
                 f"the model returns NaN in {modes[0]} for samples made up before the first round. Check its layers and "
@@ -103,12 +104,12 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
 
 @contextmanager
 def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
-    """Around passes of dummy samples: those that fail are named, with the line where the model is the user's own."""
+    """Name passes of dummy samples that fail, with the line of code if the model is custom."""
     try:
         yield
     except (UserError, PartFailure, KeyboardInterrupt):
         raise
-    except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
+    except BaseException as error:  # a sys.exit() in a model must not end the run as if it were done
         mode = "" if model.module.training else " in evaluation mode"
         samples = f"{description.task} samples of shape {tuple(description.feature_shape)}{mode}"
         if model.part is None:
@@ -118,7 +119,7 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
 
 
 def _modes_of_nan(model: FlatModel, x: Tensor, description: DataDescription) -> list[str]:
-    """The modes in which outputs are not a number."""
+    """Return the modes in which outputs are not a number."""
     found = [_outputs(model, x, description, training).isnan().any() for training in (True, False)]
     return [mode for mode, nan in zip(MODES, found, strict=True) if nan]
 
@@ -129,7 +130,7 @@ def _fresh(model: FlatModel, training: bool = True) -> None:
 
 
 def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training: bool = True) -> Tensor:
-    """The outputs of a fresh module, checked, and its input found unchanged."""
+    """Return the checked outputs of a fresh module; check that its input is unchanged."""
     _fresh(model, training)
     given = x.clone()
     with torch.set_grad_enabled(training), seeded(model, Streams(0), 0, 0):
@@ -167,14 +168,14 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
 
 
 def _couples(model: FlatModel, x: Tensor, description: DataDescription, training: bool) -> bool:
-    """Whether a batch gives other outputs than its halves."""
+    """Check whether the outputs of a batch differ from those of its halves."""
     whole = _outputs(model, x, description, training)
     halves = torch.cat([_outputs(model, half, description, training) for half in x.chunk(2)])
     return not torch.allclose(whole, halves, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _keeps(model: FlatModel, x: Tensor) -> bool:
-    """Whether a pass in training mode leaves anything in the module, or draws from a global generator."""
+    """Check whether a pass in training mode changes the module or draws from a global generator."""
     _fresh(model)
     before, generators = _state(model), generator_states()
     model.module(x.clone())
@@ -183,7 +184,7 @@ def _keeps(model: FlatModel, x: Tensor) -> bool:
 
 
 def _state(model: FlatModel) -> list[bytes]:
-    """What a module holds, as bytes; an attribute that has no such form (a lambda) is known by its identity."""
+    """Return a module's contents as bytes; an attribute without such a form (a lambda) is given by its identity."""
     module, torchs_own = model.module, {"_parameters", "_buffers", "_modules"}
     tensors = (one for one in (*module.parameters(), *module.buffers()) if one.layout is torch.strided)
     state = [one.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for one in tensors]
@@ -199,9 +200,9 @@ def _state(model: FlatModel) -> list[bytes]:
 
 
 def _bytes_widest(model: FlatModel, x: Tensor) -> int:
-    """Bytes a sample of the largest tensor that a forward pass keeps for the backward pass.
+    """Return the bytes per sample of the largest tensor that a forward pass keeps for the backward pass.
 
-    Each is what grows with the samples: weights, frozen ones or made of others, do not.
+    Only tensors that grow with the samples count, not weights, frozen ones or tensors computed from others.
     """
     fewer = x[: len(x) // 2].clone()
     whole, part = _bytes_saved(model, x), _bytes_saved(model, fewer)
@@ -212,28 +213,28 @@ def _bytes_widest(model: FlatModel, x: Tensor) -> int:
 
 
 def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
-    """Bytes of every piece of memory that a forward pass keeps for the backward pass, in the order of the pass."""
-    held: dict[int, torch.UntypedStorage] = {}  # kept, so that no other takes the place of one
+    """Return the bytes of every piece of memory that a forward pass keeps for the backward pass, in order."""
+    held: dict[int, torch.UntypedStorage] = {}  # kept so that no other storage reuses an address
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided:
             held.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
-        return tensor.detach()  # a tensor that knows its graph would keep that alive for ever, being kept by it
+        return tensor.detach()  # keeping a tensor with its graph would keep the graph alive for ever
 
     _fresh(model)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         try:
             model.module(x)
-        except RuntimeError:  # torch.func.grad within takes no such hooks
+        except RuntimeError:  # torch.func.grad within a pass allows no such hooks
             return []
     return [storage.nbytes() for storage in held.values()]
 
 
 def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, training: bool = False) -> int:
-    """How many samples to pass through a model at once.
+    """Return how many samples to pass through a model at once.
 
-    `most`; fewer where they have very many outputs, or where on a CPU the widest layer would make more than
-    `PASS_BYTES` of them. Samples that influence one another are not parted for that.
+    The result is `most`, or fewer if samples have very many outputs, or if on a CPU the widest layer would exceed
+    `PASS_BYTES`. Samples that influence one another are not separated for that.
     """
     rows = rows_per_pass(description, most)
     if model.device.type != "cpu":
@@ -245,13 +246,13 @@ def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, tr
 
 
 def couples_in_evaluation(model: FlatModel, description: DataDescription) -> bool:
-    """Whether a sample's loss depends, in evaluation mode, on the samples that go through the model beside it."""
+    """Check whether a sample's loss in evaluation mode depends on the other samples of the same pass."""
     traits = forward_traits(model, description)
     return traits.couples_evaluated or traits.loss_couples or traits.loss_draws
 
 
 def check_type(model: FlatModel, description: DataDescription) -> None:
-    """Reject a model in float64 that does not take samples in float32, which they come as."""
+    """Reject a model in float64 that does not accept float32 samples, the type in which they are given."""
     if model.dtype == torch.float32 or description.task == "text":
         return
     _fresh(model)
@@ -268,8 +269,7 @@ def check_type(model: FlatModel, description: DataDescription) -> None:
 def check_precision(model: FlatModel, description: DataDescription, precision: Precision) -> None:
     """Reject a `local.precision` in which this device cannot train the model.
 
-    A gradient of a few dummy samples is computed in it. The model is then bound to a scratch copy of its initial
-    values.
+    It computes a gradient of a few dummy samples. The model is then bound to a scratch copy of its initial values.
     """
     if precision == "float32":
         return

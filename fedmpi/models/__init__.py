@@ -1,4 +1,4 @@
-"""Models by name, or by "package.module:function" of the user's own."""
+"""Models by name, or custom models by "package.module:function"."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
-    """A freshly initialised model, the same on every rank.
+    """Return a freshly initialised model, identical on every rank.
 
-    Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and put back afterwards.
+    Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and restored afterwards.
     """
     lora = options.get("lora")
     options = {key: value for key, value in options.items() if key != "lora"}
@@ -44,7 +44,7 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """The user's own network, which stays as it is."""
+    """Return a copy of a custom network, which is not changed."""
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -56,7 +56,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _refused(part: Part) -> Iterator[None]:
-    """Around the building of a built-in model: what goes wrong inside is due to the options that it was given."""
+    """Attribute errors inside the construction of a built-in model to its options."""
     try:
         yield
     except UserError:
@@ -66,7 +66,7 @@ def _refused(part: Part) -> Iterator[None]:
 
 
 def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model, converted to their types; what `build` refuses, as far as it needs no data for that."""
+    """Return the options of a model, converted to their types; reject invalid ones that need no data to check."""
     own = {key: value for key, value in options.items() if key != "lora"}
     if not isinstance(name, nn.Module):
         return resolve("model", name).checked(own)
@@ -76,7 +76,7 @@ def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.Module:
-    """The model, or the model with small matrices, drawn from the stream (MODEL_INIT, 1), that alone are trained."""
+    """Return the model, with LoRA as small matrices from the stream (MODEL_INIT, 1), which alone are trained."""
     check_values(model)
     if lora is None:
         return model
@@ -86,7 +86,7 @@ def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.
 
 
 def check_values(module: nn.Module) -> None:
-    """Refuse a module whose tensors have no values yet."""
+    """Reject a module whose tensors have no values yet."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
             raise UserError(

@@ -1,7 +1,7 @@
-"""Dropout whose masks belong to the clients: drawn from the stream (DROPOUT, round, client), never from torch.
+"""Dropout with masks per client, drawn from the stream (DROPOUT, round, client) and never from torch.
 
-A client's stream is consumed layer by layer, step by step, so that every engine gives a client the same masks. Masks
-are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a small CNN on a CPU).
+A client's stream is used layer by layer and step by step, so that every engine gives a client the same masks. Masks are
+made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a small CNN on a CPU).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import Bytes
 
 _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
-"""The mask values that the eight bits of every byte stand for at p = 1/2, float32 (256, 8)."""
+"""Mask values for the eight bits of every byte at p = 1/2, float32 (256, 8)."""
 
 
 def draw_mask(
     generator: np.random.Generator, rows: int, units: int, p: float, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """A dropout mask from whole 64-bit words of the generator.
+    """Return a dropout mask from whole 64-bit words of the generator.
 
-    One bit a unit for p = 1/2, a byte where p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
+    It uses one bit per unit for p = 1/2, a byte if p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
     """
     count = rows * units
     if out is None:
@@ -49,20 +49,20 @@ def draw_mask(
 
 
 def _raw_bytes(generator: np.random.Generator, count: int) -> Bytes:
-    """At least `count` bytes: whole words, little end first."""
+    """Return at least `count` bytes: whole words, little-endian."""
     words: NDArray[np.uint64] = generator.bit_generator.random_raw(-(-count // 8))
     return words.astype("<u8", copy=False).view(np.uint8)
 
 
 class MaskSource(Protocol):
-    """Where dropout layers get their masks; an engine sets one before it runs the model in training mode."""
+    """Source of the masks of dropout layers; an engine sets one before it runs the model in training mode."""
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
-        """The next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
+        """Return the next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
 
 
 class ClientMasks:
-    """The masks of one client."""
+    """Masks of one client."""
 
     def __init__(self, stream: Callable[[], np.random.Generator]):
         self._stream = stream
@@ -76,7 +76,7 @@ class ClientMasks:
 
 
 class JoinedMasks:
-    """The masks of several clients whose rows lie one after another in one batch, each from its own stream."""
+    """Masks of several clients whose samples are concatenated in one batch, each from its own stream."""
 
     def __init__(self, generators: Sequence[np.random.Generator], counts: Sequence[int]):
         self.generators = generators
@@ -95,14 +95,14 @@ class JoinedMasks:
 
 
 class NoMasks:
-    """Dropout switched off while the model stays in training mode."""
+    """Source that disables dropout while the model stays in training mode."""
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         return torch.ones(rows, units)
 
 
 class ComputedAgain:
-    """Rejects masks while gradients are computed: the next ones are others than those of the forward pass."""
+    """Source that rejects masks while gradients are computed: new masks would differ from those of the forward pass."""
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         raise UserError(
@@ -112,14 +112,14 @@ class ComputedAgain:
 
 
 class Masks:
-    """Shared by all dropout layers of one model."""
+    """Reference to the mask source, shared by all dropout layers of one model."""
 
     def __init__(self) -> None:
         self.source: MaskSource | None = None
 
     @contextmanager
     def given_by(self, source: MaskSource) -> Iterator[None]:
-        """Within: this source serves the model."""
+        """Use this source for the model within the context."""
         before, self.source = self.source, source
         try:
             yield
@@ -128,9 +128,7 @@ class Masks:
 
 
 def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
-    """x (rows, …) times the next mask of the source, whole channels (second axis) at once or value by value; 0 < p <
-    1.
-    """
+    """Multiply x (rows, …) by the next mask of the source, per channel (second axis) or per value; 0 < p < 1."""
     if torch.compiler.is_compiling() and not isinstance(masks.source, NoMasks):  # torch.compile cannot follow a stream
         return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
     if masks.source is None:
@@ -142,7 +140,7 @@ def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor
 
 
 class Dropout(nn.Module):
-    """Zeroes values with probability p in training mode and scales the others by 1/(1 − p)."""
+    """Layer that zeroes values with probability p in training mode and scales the others by 1/(1 − p)."""
 
     def __init__(self, p: float, masks: Masks, channels: bool = False, original: type[nn.Module] = nn.Dropout):
         super().__init__()
@@ -166,9 +164,9 @@ _REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def install_dropout(module: nn.Module, masks: Masks | None = None) -> Masks:
-    """Swap every nn.Dropout, Dropout1d, 2d and 3d inside a model for `Dropout`; done twice, nothing changes.
+    """Replace every nn.Dropout, Dropout1d, 2d and 3d inside a model by `Dropout`; a second call changes nothing.
 
-    Dropout that a forward pass calls for without a layer (`F.dropout`) is left to torch's generator.
+    Dropout without a layer (`F.dropout`) keeps torch's generator.
     """
     if masks is None:
         masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
@@ -185,7 +183,7 @@ def install_dropout(module: nn.Module, masks: Masks | None = None) -> Masks:
 
 
 def remove_dropout(module: nn.Module) -> None:
-    """Put torch's own dropout layers back for those of `install_dropout`."""
+    """Restore torch's own dropout layers instead of those of `install_dropout`."""
     swapped: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in parent.named_children():
@@ -194,5 +192,5 @@ def remove_dropout(module: nn.Module) -> None:
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Whether the model draws masks in training mode."""
+    """Check whether the model draws masks in training mode."""
     return any(isinstance(layer, Dropout) and 0 < layer.p < 1 for layer in module.modules())

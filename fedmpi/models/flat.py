@@ -1,4 +1,4 @@
-"""A model as one flat vector: what travels, what is averaged, what the local steps change in place."""
+"""A model as one flat vector, which is communicated, averaged, and changed in place by the local steps."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bfloat16"]
 
 SPARSE_ABOVE = 4
-"""Embedding rows per token of a batch above which gradients of the tables are kept sparse; below, dense is as fast."""
+"""Embedding rows per token of a batch above which gradients of the tables are sparse; below, dense is as fast."""
 
 
 class FlatModel:
-    """A module whose values are views of one flat vector: trainable parameters first, then the float buffers.
+    """Module whose values are views of one flat vector: trainable parameters first, then the float buffers.
 
-    Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
-    averaged stays out: frozen parameters (requires_grad = False), integer buffers, float buffers that are not finite,
-    non-persistent buffers. The module's dropout layers are swapped for those of `models.dropout`, and its convolutions
-    over words compute as in `models.word_convolution`.
+    Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
+    that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
+    that are not finite, non-persistent buffers. The layers of `models.dropout` replace the module's dropout layers, and
+    its convolutions over words compute as in `models.word_convolution`.
 
-    A plain module (`models.isolation`) is always the same object. Of any other one, `begin` makes a fresh `module`, and
-    values that its forward pass puts elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`) are
+    A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
+    Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are
     copied into the flat vector when the gradient is known.
     """
 
@@ -96,12 +96,12 @@ class FlatModel:
         device: torch.device | str = "cpu",
         loss: Loss = CROSS_ENTROPY,
     ) -> FlatModel:
-        """The model that a configuration names, freshly initialised."""
+        """Build the freshly initialised model of a configuration."""
         make = partial(build, name, options, description, seed)
         return cls(make(), device, loss, own_part("model", name), make)
 
     def _hold(self, module: nn.Module) -> None:
-        """Have this be the module."""
+        """Make this the current module."""
         self.module = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.buffers = travelling_buffers(module)
@@ -117,7 +117,7 @@ class FlatModel:
 
     @cached_property
     def frozen_checksum(self) -> int:
-        """Of the values that neither travel nor change, parameters and float buffers; 0 where there are none."""
+        """Return a checksum of constant parameters and float buffers, which are not communicated; 0 without any."""
         module = self._pristine.module
         trained = [value for value in module.parameters() if value.requires_grad]
         travelling = {id(value) for value in (*trained, *travelling_buffers(module))}
@@ -129,17 +129,17 @@ class FlatModel:
         return checksum
 
     def begin(self, flat: Tensor) -> None:
-        """Have the module begin anew with the values `flat` (d,), which steps then change in place."""
+        """Reset the module to the values `flat` (d,), which steps then change in place."""
         if not self.plain:
             self._hold(self._pristine.fresh(self.masks))
-            self.module.train()  # which may leave layers in evaluation mode
+            self.module.train()  # it may leave layers in evaluation mode
         for count, first in self._counts:
             count.copy_(first)
         self.loss.begin()
         self.bind(flat)
 
     def look(self, flat: Tensor) -> None:
-        """As `begin`, for passes that must leave `flat` as it is: other than plain modules get a copy of it."""
+        """Reset as in `begin`, for passes that must not change `flat`: modules that are not plain get a copy of it."""
         self.begin(flat if self.plain else flat.clone())
 
     def bind(self, flat: Tensor) -> None:
@@ -154,14 +154,14 @@ class FlatModel:
         self._bound, self._loose = flat, False
 
     def loosen(self) -> None:
-        """Give the parameters memory of their own until the next `bind`: whoever keeps, joins or exchanges it keeps
-        nothing of the bound vector, into which `collect` copies them."""
+        """Give the parameters their own memory until the next `bind`. Code that keeps, joins or replaces this memory
+        then keeps no part of the bound vector, into which `collect` copies the values."""
         for value, view in zip(self.parameters, self._views, strict=False):
             value.data = view.clone()
         self._bound, self._loose = None, True
 
     def collect(self, by: str = "the model's forward pass") -> None:
-        """Copy values that were replaced, or have been given other memory, into the bound vector."""
+        """Copy values that were replaced or moved to other memory into the bound vector."""
         for buffers, name, buffer in self._places:
             new = buffers[name] if name in buffers else None  # noqa: SIM401 (TorchScript's have no get)
             if new is not buffer and new is not None:
@@ -174,16 +174,16 @@ class FlatModel:
                     f"{by} gives a parameter or buffer of the model the shape {tuple(value.shape)}, but it must stay "
                     f"{tuple(view.shape)}. Register a buffer of varying shape with persistent=False"
                 )
-        now = [value.detach().clone() for value, _ in moved]  # the memory of one may now be another's
+        now = [value.detach().clone() for value, _ in moved]  # the memory of one may now be that of another
         for (value, view), new in zip(moved, now, strict=True):
             view.copy_(new)
             if not (self._loose and value.requires_grad):
                 value.data = view
 
     def released(self) -> nn.Module:
-        """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
+        """Return the module as a plain torch module: with its own tensors in host memory, in evaluation mode.
 
-        The flat model is of no more use.
+        The flat model cannot be used afterwards.
         """
         for tensor in self._values:
             tensor.data = tensor.data.clone()
@@ -192,11 +192,11 @@ class FlatModel:
         return self.module.to("cpu").eval()
 
     def draw_masks_from(self, source: MaskSource) -> None:
-        """Have dropout's masks come from this source, until another one is given."""
+        """Draw dropout's masks from this source until another one is set."""
         self.masks.source = source
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""
+        """Return parameter-shaped views of the trainable part of `flat`, which has d or only the trainable values."""
         if self._viewed is None or self._viewed[0] is not flat:
             self._viewed = flat, self._cut(flat.detach())[: len(self.parameters)]
         return self._viewed[1]
@@ -207,7 +207,7 @@ class FlatModel:
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
     def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Mean loss of a batch at the bound values, and its gradient."""
+        """Return the mean loss of a batch at the bound values, and its gradient."""
         loss = self.loss.mean(self._logits(x), y)
         gradients = self._gradients(loss)
         return loss.detach(), gradients
@@ -215,25 +215,25 @@ class FlatModel:
     def own_gradient(
         self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
+        """Return the same as `loss_gradient` for another loss: `loss_of(module, x, y)` returns a tensor ()."""
         with self._arithmetic:
             loss = loss_of(self.module, x, y)
         gradients = self._gradients(loss)
         return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The losses ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
+        """Return the losses ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one per parameter."""
         losses = self.loss.per_sample(self._logits(x), y)
         gradients = self._gradients(losses, weights)
         return losses.detach(), gradients
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """The losses ℓ_i (b,) of a batch, without gradient."""
+        """Return the losses ℓ_i (b,) of a batch, without gradient."""
         with torch.no_grad():
             return self.loss.per_sample(self._logits(x), y)
 
     def _logits(self, x: Tensor) -> Tensor:
-        # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.
+        # Autocast ends after every forward pass, which empties its cache: the weights change without its knowledge.
         with self._arithmetic:
             logits = self.module(x)
         if not isinstance(logits, Tensor) or logits.is_complex():
@@ -243,7 +243,7 @@ class FlatModel:
         return logits.to(self.dtype)
 
     def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor | None]:
-        """Gradients of a loss or of weighted losses by the parameters."""
+        """Return the gradients of a loss or of weighted losses with respect to the parameters."""
         if self.plain:
             return torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         source = self.masks.source
@@ -259,10 +259,10 @@ class FlatModel:
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
-        """Within: gradients are computed in this precision; values, losses and gradients keep their type.
+        """Compute gradients in this precision within the context; values, losses and gradients keep their type.
 
-        "bfloat16" runs the forward pass under torch.autocast, and so the backward pass through the same operations. Its
-        range is that of float32: losses need no scaling (Kalamkar et al. 2019).
+        "bfloat16" runs the forward pass under torch.autocast, and therefore the backward pass through the same
+        operations. Its range is that of float32: losses need no scaling (Kalamkar et al. 2019).
         """
         before = self._arithmetic
         if precision == "bfloat16":
@@ -273,12 +273,12 @@ class FlatModel:
             self._arithmetic = before
 
     def sparse_pays(self, tokens: int) -> bool:
-        """Whether batches of so many tokens touch few enough rows of the embedding tables for sparse gradients."""
+        """Check whether batches of so many tokens use few enough rows of the embedding tables for sparse gradients."""
         return sum(table.num_embeddings for table in self.embeddings) > SPARSE_ABOVE * tokens
 
     @contextmanager
     def sparse_embeddings(self, enabled: bool = True) -> Iterator[None]:
-        """Within: gradients of the embedding tables are sparse tensors that hold only the rows touched."""
+        """Make gradients of the embedding tables sparse tensors of the used rows within the context."""
         before = [table.sparse for table in self.embeddings]
         for table in self.embeddings:
             table.sparse = enabled
@@ -290,15 +290,15 @@ class FlatModel:
 
 
 def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:
-    """The module with fedmpi's dropout and convolutions over words, on the device."""
+    """Return the module on the device, with fedmpi's dropout and convolutions over words."""
     install_dropout(module, masks)
     install_word_convolutions(module)
     return module.to(device)
 
 
 def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:
-    """views += alpha · gradients in place, but for those without one; a sparse gradient (from an embedding) touches its
-    rows only."""
+    """Compute views += alpha · gradients in place, skipping missing gradients. A sparse gradient (from an embedding)
+    changes its rows only."""
     pairs = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
     dense = [pair for pair in pairs if not pair[1].is_sparse]
     if dense:
@@ -309,7 +309,7 @@ def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha
 
 
 def travelling_buffers(module: nn.Module) -> list[Tensor]:
-    """Float buffers that the state dict holds, each once, but for masks of −∞, of which there is no average."""
+    """Return the float buffers of the state dict, each once, except masks of −∞, which cannot be averaged."""
     found: dict[int, Tensor] = {}
     for owner in module.modules():
         for name, buffer in owner._buffers.items():

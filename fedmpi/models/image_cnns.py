@@ -1,4 +1,4 @@
-"""Convolutional networks for images, by the papers that train them, and what they share.
+"""Convolutional networks for images from published papers, and their common parts.
 
 Astraea's CNN for EMNIST (Duan et al. 2019, §IV): 68,873 parameters at 28 × 28 and 47 classes. The CIFAR-10 CNN of the
 Keras documentation, which Astraea trains on CINIC-10. FedSampling's image model (Qi et al., §4.4; authors' code):
@@ -150,7 +150,7 @@ def image_cnn(
 
 
 def image_shape(description: DataDescription, model: str) -> tuple[int, int, int]:
-    """(channels, height, width) of the data."""
+    """Return (channels, height, width) of the data."""
     shape = tuple(int(size) for size in description.feature_shape)
     if description.task != "image" or len(shape) != 3:
         raise UserError(
@@ -161,7 +161,7 @@ def image_shape(description: DataDescription, model: str) -> tuple[int, int, int
 
 
 def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int], model: str) -> int:
-    """The number of values that `layers` make of one image."""
+    """Return the number of values that `layers` compute from one image."""
     try:
         with torch.no_grad():
             values: Tensor = nn.Sequential(layers).eval()(torch.zeros(1, *shape))

@@ -1,8 +1,8 @@
-"""Which modules keep nothing from one forward pass to the next, and how all others begin anew.
+"""Detection of modules that keep nothing between forward passes, and fresh copies of all others.
 
-A plain module is trained where it is: its parameters become views of one client's vector after another's. Of any other
-module every client gets a copy of its own that nobody has run, or, where hooks may hold the original module, one that
-is built anew. Whatever a forward pass counts, keeps, writes or replaces goes with that copy.
+A plain module is trained in place: its parameters become views of the vector of one client at a time. For any other
+module, every client gets its own copy that has never run, or a newly built one if hooks may refer to the original
+module. Everything that a forward pass counts, keeps, writes or replaces is discarded with that copy.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ KNOWN = {
     nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.PReLU, nn.Softmax, nn.LogSoftmax,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
 }  # fmt: skip
-"""Layers that keep nothing but their buffers; those that draw from torch's generator are not among them."""
+"""Layers that keep nothing except their buffers; layers that draw from torch's generator are excluded."""
 OWN = "fedmpi.models."
 PLAIN_VALUES = int, float, complex, str, bytes, type(None), tuple
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether every part of a module is a known layer, or one of fedmpi's own, as its class makes it."""
+    """Check whether every part of a module is a known layer or one of fedmpi's own, without changes to its class."""
     return not has_hooks(module) and all(map(_plain_part, module.modules()))
 
 
 def _plain_part(part: nn.Module) -> bool:
     known = type(part) in KNOWN or type(part).__module__.startswith(OWN)
-    # values that torch's own layers keep beside their options begin with an underscore
+    # values that torch's own layers keep besides their options begin with an underscore
     kept = (value for name, value in vars(part).items() if name[0] != "_" and type(part) in KNOWN)
     draws = isinstance(rate := getattr(part, "dropout", 0), int | float) and rate > 0
     writes = getattr(part, "max_norm", None) is not None
@@ -50,21 +50,21 @@ def _plain_part(part: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks, which may hold the module that they were put on, see its values or gradients."""
+    """Check whether hooks, which may refer to their original module, observe its values or gradients."""
     of_parts = any(getattr(part, name) for part in module.modules() for name in HOOKS)
     names = "_backward_hooks", "_post_accumulate_grad_hooks"
     return of_parts or any(getattr(one, name, None) for one in module.parameters() for name in names)
 
 
 class Pristine:
-    """A module that nobody runs, and how fresh ones are made: as its copies, or by what built it."""
+    """Module that is never run, and the way to make fresh ones: by copies, or by building it again."""
 
     def __init__(self, module: nn.Module, rebuild: Callable[[], nn.Module] | None):
         self.module, self._rebuild = module, rebuild
         self._copied = rebuild is None or not has_hooks(module)
 
     def fresh(self, *shared: object) -> nn.Module:
-        """A module that has not been run; in its place every copy holds the `shared` objects themselves."""
+        """Return a module that has not been run; every copy refers to the same `shared` objects."""
         if self._copied:
             try:
                 return copy.deepcopy(self.module, {id(one): one for one in shared})
@@ -106,6 +106,6 @@ def check_memory(module: nn.Module) -> None:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of its first byte and of the byte after its last."""
+    """Return the addresses of the tensor's first byte and of the byte after its last."""
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()

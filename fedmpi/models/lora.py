@@ -1,4 +1,4 @@
-"""LoRA: the values of a model stay, and small matrices beside its Linear layers are learned (Hu et al. 2022, Eq 3)."""
+"""LoRA: freezes a model's values and trains small matrices added to its Linear layers (Hu et al. 2022, Eq 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 
 
 class LoraLinear(nn.Linear):
-    """W x + b + (α / r) B A x: weight and bias as they were, and never trained; A and B are."""
+    """W x + b + (α / r) B A x: weight and bias are frozen, A and B are trained."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -27,13 +27,13 @@ class LoraLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, inputs) to (…, outputs)."""
+        """Map (…, inputs) to (…, outputs)."""
         small = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         return functional.linear(x, self.weight, self.bias) + self.scale * small
 
 
 def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-    """The module with small matrices beside its Linear layers, the only values that are trained from now on."""
+    """Return the module with small matrices added to its Linear layers; only these are trained from now on."""
     rank, alpha, targets = int(options["rank"]), float(options["alpha"]), tuple(options["targets"])
     layers = {name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
     if not layers:
@@ -63,21 +63,21 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
 
 
 def _forwarded(module: nn.Module) -> None:
-    """Let torch's encoder layers call their Linear layers: in evaluation they would read the weights past `forward`."""
+    """Make torch's encoder layers call their Linear layers; in evaluation they would bypass `forward`."""
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
-            part.activation_relu_or_gelu = 0  # which their fast path asks for, and nothing else
+            part.activation_relu_or_gelu = 0  # only their fast path reads it
         elif isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # which nothing but the fast path reads
+            part.use_nested_tensor = False  # only the fast path reads it
 
 
 def _named(name: str, targets: Sequence[str]) -> bool:
-    """Whether one of the targets is the layer's name, its last part, or a pattern of either."""
+    """Check whether one of the targets is the layer's name, its last part, or a pattern of either."""
     return any(fnmatchcase(each, target) for target in targets for each in (name, name.rpartition(".")[2]))
 
 
 def _kept_buffers(module: nn.Module) -> list[Tensor | None]:
-    """The buffers that the state dict holds."""
+    """Return the buffers of the state dict."""
     return [
         buffer
         for owner in module.modules()

@@ -36,7 +36,7 @@ def mlp(
     hidden : sequence of int
         Units of the hidden layers; empty = softmax regression.
     activation : {"relu", "tanh", "sigmoid", "gelu"}
-        After every hidden layer.
+        Function after every hidden layer.
     dropout : float
         Probability of a zero after every hidden layer.
 

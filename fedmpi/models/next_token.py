@@ -1,6 +1,6 @@
-"""Models of the next token, one prediction at every position: LSTMs of characters and words, a causal transformer.
+"""Models of the next token, with one prediction per position: LSTMs of characters and words, a causal transformer.
 
-Of a classification, such as LEAF's Shakespeare (the one character after eighty), the last position predicts the class.
+For a classification, such as LEAF's Shakespeare (the one character after eighty), the last position predicts the class.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 SPREAD = 0.02
-"""Standard deviation of fresh vectors."""
+"""Standard deviation of initial token vectors."""
 
 
 class NextToken(nn.Module):
-    """Token vectors, what reads them from left to right, a projection of its states, the logits."""
+    """Model of token vectors, a left-to-right encoder, a projection of its states, and the logits."""
 
     def __init__(
         self, words: nn.Module, dimension: int, units: int, layers: int, projection: int, classes: int, everywhere: bool
@@ -36,14 +36,14 @@ class NextToken(nn.Module):
         self.everywhere = everywhere
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From (n, L) token ids to (n, L, C) logits, or (n, C)."""
+        """Map (n, L) token ids to (n, L, C) logits, or (n, C)."""
         states, _ = self.lstm(self.words(tokens))
         logits: Tensor = self.output(self.projection(states if self.everywhere else states[:, -1]))
         return logits
 
 
 def predicts_everywhere(description: DataDescription, model: str) -> bool:
-    """Whether a model of the next token predicts one at every position, or a class from the last."""
+    """Check whether a model of the next token predicts at every position instead of a class from the last one."""
     if not description.counted:
         raise UserError(
             f'model.name = "{model}" predicts tokens or classes, but the targets of the data are '
@@ -56,7 +56,7 @@ def predicts_everywhere(description: DataDescription, model: str) -> bool:
 def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 256, layers: int = 2) -> nn.Module:
     """The character model of McMahan et al. 2017 (§3): vectors of 8 values, two LSTM layers of 256 units.
 
-    As Reddi et al. (2021) publish it (google-research/federated, utils/models/shakespeare_models.py).
+    Its published form is that of Reddi et al. (2021; google-research/federated, utils/models/shakespeare_models.py).
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ def word_lstm(
 ) -> nn.Module:
     """The word model of Reddi et al. 2021 for Stack Overflow: vectors of 96, an LSTM of 670, a layer of 96.
 
-    The sizes of their code (google-research/federated, utils/models/stackoverflow_models.py). torch's LSTM has two
-    biases where theirs has one: 4 x 670 values more than their 4,050,748 with 10,004 token ids.
+    The sizes are those of their code (google-research/federated, utils/models/stackoverflow_models.py). torch's LSTM
+    has two biases and theirs has one: 4 x 670 values more than their 4,050,748 with 10,004 token ids.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def word_lstm(
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are.
+        Keep the word vectors constant.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def word_lstm(
 
 
 class CausalAttention(nn.Module):
-    """Scaled dot-product attention of every position to itself and those before it, several heads."""
+    """Scaled dot-product attention of every position to itself and earlier positions, with several heads."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -134,7 +134,7 @@ class CausalAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, L, width) to the same."""
+        """Map (n, L, width) to the same shape."""
         count, length, width = x.shape
         split = (count, length, self.heads, width // self.heads)
         query, key, value = (layer(x).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
@@ -144,7 +144,7 @@ class CausalAttention(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Attention and two dense layers, each on a norm of its input and added to it."""
+    """Attention and two dense layers; each reads a norm of its input and is added to it."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float):
         super().__init__()
@@ -158,14 +158,14 @@ class CausalBlock(nn.Module):
         self.dropout_of_dense = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, L, width) to the same."""
+        """Map (n, L, width) to the same shape."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         x = x + self.dropout_of_dense(self.narrow(functional.gelu(self.widen(self.dense_norm(x)))))
         return x
 
 
 class CausalTransformer(nn.Module):
-    """Vectors of tokens and of positions, blocks, a norm, the logits at every position or at the last alone."""
+    """Vectors of tokens and of positions, blocks, a norm, and the logits at every position or only at the last."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class CausalTransformer(nn.Module):
             nn.init.normal_(values, std=SPREAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From (n, L) token ids to (n, L, C) logits, or (n, C)."""
+        """Map (n, L) token ids to (n, L, C) logits, or (n, C)."""
         states = self.norm(self.blocks(self.words(tokens) + self.positions))
         logits: Tensor = self.output(states if self.everywhere else states[:, -1])
         return logits
@@ -206,12 +206,12 @@ def causal_transformer(
     widening: int = 4,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """A small transformer that predicts the next token at every position from those before it.
+    """A small transformer that predicts the next token at every position from the earlier ones.
 
     Parameters
     ----------
     description : DataDescription
-        Texts of L token ids; of a classification the last position predicts the class.
+        Texts of L token ids; for a classification, the last position predicts the class.
     dimension : int
         Size of the vector of a token, a multiple of `heads`.
     heads : int
@@ -221,7 +221,7 @@ def causal_transformer(
     widening : int
         Units of the dense layer of a block, in multiples of `dimension`.
     dropout : float
-        After the attention and after the dense layers.
+        Probability of a zero after the attention and after the dense layers.
 
     Raises
     ------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions of 3 × 3 with group norm, added to their input (projected where the shape changes)."""
+    """Two convolutions of 3 × 3 with group norm, added to their input (projected if the shape changes)."""
 
     def __init__(self, channels: int, filters: int, stride: int, groups: int):
         super().__init__()

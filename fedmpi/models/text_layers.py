@@ -1,4 +1,4 @@
-"""Building blocks of the text models: word vectors, convolutions with max over time, attentive pooling, the dense head.
+"""Building blocks of text models: word vectors, convolutions with max over time, attentive pooling, the dense head.
 
 Token 0 is the padding of a text. Sources: Kim 2014 (arXiv 1408.5882) for max over time; Qi et al., FedSampling, for
 attentive pooling and the head of two dense layers.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 INITIAL_SPREAD = 0.1
-"""Standard deviation of fresh word vectors: with 1, plain SGD at the learning rates of the papers oscillates."""
+"""Standard deviation of initial word vectors: with 1, plain SGD at the learning rates of the papers oscillates."""
 
 
 class FrozenEmbedding(nn.Module):
-    """Word vectors that are never trained and never travel: a constant of the model, not a part of its weights."""
+    """Word vectors that are never trained or communicated: a constant of the model and no part of its weights."""
 
     vectors: Tensor  # (V, E)
 
@@ -38,7 +38,7 @@ class FrozenEmbedding(nn.Module):
 
 
 def word_vectors(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
-    """The word vectors of a model and their dimension E."""
+    """Return the word vectors of a model and their dimension E."""
     if vectors is None:
         if frozen:
             raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
@@ -73,15 +73,15 @@ class MaxOverTime(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
 
     def forward(self, words: Tensor) -> Tensor:
-        """From (n, L, E) to (n, len(widths) · F)."""
+        """Map (n, L, E) to (n, len(widths) · F)."""
         channels_first = words.transpose(1, 2)
         return torch.cat([_largest(convolution(channels_first)) for convolution in self.convolutions], 1).relu()
 
 
 def _largest(features: Tensor) -> Tensor:
-    """The maximum over the positions, (n, F, L) to (n, F); its gradient goes to the first position that has it.
+    """Return the maximum over the positions, (n, F, L) to (n, F); its gradient goes to the first position that has it.
 
-    It is found by pooling, which goes through the features once in whatever order they lie.
+    Pooling finds it in one pass through the features, whatever their memory order.
     """
     image = features.detach().unsqueeze(2)
     places = nn.functional.max_pool2d(image, (1, features.shape[2]), return_indices=True)[1].flatten(1)
@@ -89,7 +89,7 @@ def _largest(features: Tensor) -> Tensor:
 
 
 class AttentivePooling(nn.Module):
-    """A softmax over the positions weighs their vectors (FedSampling's text models); dropout comes first."""
+    """Softmax-weighted mean of the vectors at all positions (FedSampling's text models), after dropout."""
 
     def __init__(self, dimension: int, dropout: float):
         super().__init__()
@@ -97,7 +97,7 @@ class AttentivePooling(nn.Module):
         self.score = nn.Linear(dimension, 1, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """From (n, L, E) to (n, E)."""
+        """Map (n, L, E) to (n, E)."""
         words = self.dropout(words)
         attention = self.score(words).softmax(1)
         pooled: Tensor = (attention * words).sum(1)
@@ -115,7 +115,7 @@ def pooled_classifier(
     vectors: str | None,
     frozen: bool,
 ) -> nn.Sequential:
-    """Word vectors, an encoder of every word, and the head of FedSampling's models."""
+    """Build word vectors, an encoder of every word, and the head of FedSampling's models."""
     _, vocabulary = text_shape(description, model)
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     name, encoding, width = encoder(dimension)
@@ -125,7 +125,7 @@ def pooled_classifier(
 
 
 def pooled_head(dimension: int, hidden: Sequence[int], classes: int, dropout: float) -> OrderedDict[str, nn.Module]:
-    """Dropout, attentive pooling, dense layers with ReLU, the logits, as in FedSampling's models."""
+    """Build dropout, attentive pooling, dense layers with ReLU, and the logits, as in FedSampling's models."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         dropout=nn.Dropout(dropout), pooling=AttentivePooling(dimension, dropout)
     )
@@ -139,7 +139,7 @@ def pooled_head(dimension: int, hidden: Sequence[int], classes: int, dropout: fl
 
 
 def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
-    """The length of a text and the vocabulary of the data."""
+    """Return the length of a text and the vocabulary of the data."""
     if description.task != "text":
         raise UserError(
             f"model.name = {model!r} reads texts, but the data are of task {description.task!r}: choose another model"

@@ -1,6 +1,6 @@
 """Classifiers of texts: convolutions (Kim 2014), self-attention, LSTMs, and a linear model of the words.
 
-Those of Qi et al. (FedSampling) end in a common head of attentive pooling and dense layers.
+The models of Qi et al. (FedSampling) end in a common head of attentive pooling and dense layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 FIRST_WORD = 2
-"""Ids below are padding, 0, and any unknown word, 1."""
+"""Smallest id of a known word: 0 is padding, 1 any unknown word."""
 
 
 @register("model", "text-cnn")
@@ -48,11 +48,11 @@ def text_cnn(
     widths : sequence of int
         Words under a filter; none may exceed L.
     dropout : float
-        Before the dense layer; Kim uses 0.5.
+        Probability of a zero before the dense layer; Kim uses 0.5.
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are.
+        Keep the word vectors constant.
 
     Raises
     ------
@@ -71,14 +71,14 @@ def text_cnn(
 
 
 class SameConvolution(nn.Module):
-    """A convolution over the words that keeps their number; no activation follows (as in the authors' code)."""
+    """Convolution over the words that keeps their number, without activation (as in the authors' code)."""
 
     def __init__(self, dimension: int, filters: int, width: int):
         super().__init__()
         self.convolution = nn.Conv1d(dimension, filters, width, padding="same")
 
     def forward(self, words: Tensor) -> Tensor:
-        """From (n, L, E) to (n, L, filters)."""
+        """Map (n, L, E) to (n, L, filters)."""
         output: Tensor = self.convolution(words.transpose(1, 2))
         return output.transpose(1, 2)
 
@@ -108,13 +108,13 @@ def fedsampling_text_cnn(
     width : int
         Words that a filter covers.
     dropout : float
-        After the convolution and again inside the pooling.
+        Probability of a zero after the convolution and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are; the paper keeps those of GloVe.
+        Keep the word vectors constant; the paper keeps those of GloVe.
 
     Raises
     ------
@@ -138,10 +138,10 @@ def fedsampling_text_cnn(
 
 
 class SelfAttention(nn.Module):
-    """Scaled dot-product attention of every word to every word, several heads, as the authors publish it.
+    """Scaled dot-product attention of every word to every word, with several heads, as published by the authors.
 
-    Query, key and value projections without bias and nothing else: no output projection, residual, normalisation,
-    position or mask, so padding is attended too.
+    It has query, key and value projections without bias, but no output projection, residual, normalisation, position or
+    mask, so padding is attended too.
     """
 
     def __init__(self, dimension: int, heads: int, head_size: int):
@@ -158,7 +158,7 @@ class SelfAttention(nn.Module):
         return projected.view(count, length, self.heads, width // self.heads).transpose(1, 2)
 
     def forward(self, words: Tensor) -> Tensor:
-        """From (n, L, E) to (n, L, heads · head_size)."""
+        """Map (n, L, E) to (n, L, heads · head_size)."""
         query, key, value = (self._split(project(words)) for project in (self.query, self.key, self.value))
         attended = functional.scaled_dot_product_attention(query, key, value)
         return attended.transpose(1, 2).flatten(2)
@@ -189,13 +189,13 @@ def transformer(
     head_size : int
         Values of a head.
     dropout : float
-        After the attention and again inside the pooling.
+        Probability of a zero after the attention and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are.
+        Keep the word vectors constant.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def transformer(
 
 
 class LSTMClassifier(nn.Module):
-    """Word vectors, LSTM layers, the hidden state at the last word that is no padding, dropout, the logits."""
+    """Word vectors, LSTM layers, the hidden state at the last non-padding word, dropout, the logits."""
 
     def __init__(self, words: nn.Module, dimension: int, units: int, layers: int, dropout: float, classes: int):
         super().__init__()
@@ -229,7 +229,7 @@ class LSTMClassifier(nn.Module):
         self.output = nn.Linear(units, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From (n, L) token ids to (n, C) logits."""
+        """Map (n, L) token ids to (n, C) logits."""
         states, _ = self.lstm(self.words(tokens))
         positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         last = ((tokens != 0) * positions).amax(1).sub(1).clamp(min=0)
@@ -262,11 +262,11 @@ def lstm(
     layers : int
         Stacked layers; our choice.
     dropout : float
-        Before the dense layer.
+        Probability of a zero before the dense layer.
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are.
+        Keep the word vectors constant.
 
     Raises
     ------
@@ -279,14 +279,14 @@ def lstm(
 
 
 class BidirectionalLSTM(nn.Module):
-    """The states of an LSTM in both directions, side by side at every word."""
+    """Concatenated states of an LSTM in both directions at every word."""
 
     def __init__(self, dimension: int, units: int):
         super().__init__()
         self.lstm = nn.LSTM(dimension, units, batch_first=True, bidirectional=True)
 
     def forward(self, words: Tensor) -> Tensor:
-        """From (n, L, E) to (n, L, 2 · units)."""
+        """Map (n, L, E) to (n, L, 2 · units)."""
         states: Tensor = self.lstm(words)[0]
         return states
 
@@ -304,7 +304,8 @@ def bilstm(
 ) -> nn.Sequential:
     """Bidirectional LSTM with FedSampling's head (the option 'BiLSTM' of the authors' code).
 
-    Theirs passes one vector where the pooling expects one a word and cannot run; here every word's states are pooled.
+    The authors' version passes one vector although the pooling expects one per word, and cannot run. This version pools
+    the states of every word.
 
     Parameters
     ----------
@@ -315,13 +316,13 @@ def bilstm(
     units : int
         Size of the state in each direction.
     dropout : float
-        After the LSTM and again inside the pooling.
+        Probability of a zero after the LSTM and again inside the pooling.
     hidden : sequence of int
         Units of the dense ReLU layers.
     vectors : str
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
-        Whether the word vectors stay as they are.
+        Keep the word vectors constant.
 
     Raises
     ------
@@ -345,7 +346,7 @@ def bilstm(
 
 
 class BagOfWords(nn.Module):
-    """W f + b of the frequencies f (V,) of the known words among all words of a text."""
+    """Model W f + b of the frequencies f (V,) of the known words among all words of a text."""
 
     def __init__(self, words: int, classes: int):
         super().__init__()
@@ -354,7 +355,7 @@ class BagOfWords(nn.Module):
         nn.init.xavier_normal_(self.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From (n, L) token ids to (n, C) logits; a text without words has the logits b."""
+        """Map (n, L) token ids to (n, C) logits; a text without words has the logits b."""
         words, known = (tokens > 0).sum(1, keepdim=True).clamp(min=1), tokens >= FIRST_WORD
         share = known.to(self.weight.dtype) / words
         rows = nn.functional.embedding((tokens - FIRST_WORD).clamp(min=0), self.weight)
@@ -366,8 +367,9 @@ class BagOfWords(nn.Module):
 def bag_of_words(description: DataDescription) -> nn.Module:
     """The logistic regression of Reddi et al. 2021 (google-research/federated, stackoverflow_lr_models.py).
 
-    Their inputs are the words' shares of a text, which here are counted from its token ids; W starts from Glorot's
-    normal law, b from 0. With `task.kind = "multilabel"` each of the C labels is a regression of its own.
+    The authors' inputs are the words' shares of a text; this version counts them from its token ids. W starts from
+    Glorot's normal distribution, b from 0. With `task.kind = "multilabel"` each of the C labels is a separate
+    regression.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Convolutions over words where they lie: a text's words one after another, the values of each side by side.
+"""Convolutions over words in their memory order: all values of a word are adjacent, word after word.
 
-So they come from a table of word vectors, and `words.transpose(1, 2)` is what nn.Conv1d is given. torch then copies
-them into the order (n, E, L), and the gradient back. As images of one row, "channels last", oneDNN takes them as they
-are: the same sums, with 400 filters over 3 words of 300 values in 0.73 of the time.
+A table of word vectors returns this order, and nn.Conv1d gets `words.transpose(1, 2)`. torch then copies the words into
+the order (n, E, L), and the gradient back. oneDNN reads them without a copy as one-row "channels last" images. The sums
+are the same, and 400 filters over 3 words of 300 values take 0.73 of the time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 LEAST_SHARE = 1 / 8
-"""Values of the texts by those of the filters below which it does not pay: the filters are put in order, too. Measured
-with 16 to 400 filters on 1 to 20 texts of 30 words; a single text goes another way in torch, and is quicker there."""
+"""Ratio of the texts' values to the filters' values below which this is slower, since the filters are reordered, too.
+
+Measured with 16 to 400 filters on 1 to 20 texts of 30 words. torch computes a single text faster in another way."""
 
 
 class WordConvolution(nn.Conv1d):
-    """What nn.Conv1d computes, (n, E, L) to (n, F, L')."""
+    """Drop-in nn.Conv1d, (n, E, L) to (n, F, L')."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor:  # what stands for one while the model is followed
+        if type(input) is not Tensor:  # a proxy while the model is traced
             return super().forward(input)
         word_by_word = input.dim() == 3 and input.stride(1) == 1 and input.device.type == "cpu"
         if not word_by_word or len(input) == 1 or input.numel() < LEAST_SHARE * self.weight.numel():
@@ -36,7 +37,7 @@ class WordConvolution(nn.Conv1d):
 
 
 def install_word_convolutions(module: nn.Module) -> None:
-    """Have every plain nn.Conv1d inside a model compute as `WordConvolution`; done twice, nothing changes."""
+    """Make every plain nn.Conv1d inside a model compute as `WordConvolution`; a second call changes nothing."""
     for part in module.modules():
         if type(part) is nn.Conv1d and part.groups == 1 and part.padding_mode == "zeros":
             part.__class__ = WordConvolution

@@ -1,1 +1,1 @@
-"""The process that a run lives in: ending all ranks, signals, memory of the C library."""
+"""The process of a run: joint exit of all ranks, signals, memory of the C library."""

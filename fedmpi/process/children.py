@@ -1,4 +1,4 @@
-"""Processes that a command starts: they do not outlive it by much, and what they print last is why they failed."""
+"""Child processes of a command: they end soon after it, and the last line they print explains a failure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.mpi.launch import library_version
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2), on Linux."""
+"""Option of prctl(2), on Linux."""
 TAIL = 4096
-"""Bytes of a log that its last words are looked for in."""
+"""Bytes at the end of a log that are searched for its last line."""
 
 
 def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
-    """For Popen's preexec_fn: the child is sent a signal when this process dies, however it dies."""
+    """Return a function for Popen's preexec_fn: the child gets a signal when this process dies, for any reason."""
     parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
@@ -34,13 +34,13 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
 
 
 def how_it_ended(code: int, otherwise: str) -> str:
-    """Why a command failed, of its return code: the signal that ended it, else what is given."""
-    names = {number.value: number.name for number in signal.Signals}  # some real-time signals have none
+    """Return the reason for a return code: the signal that ended the command, else the given text."""
+    names = {number.value: number.name for number in signal.Signals}  # some real-time signals have no names
     return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else otherwise
 
 
 def last_words(log: Path, begin: int = 0, any_line: bool = False) -> str:
-    """What the last line of a log that says "error:" says after that, else "" or, if `any_line`, the last line."""
+    """Return the text after "error:" in the last such line of a log, else "" or, if `any_line`, the last line."""
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - TAIL))
@@ -52,7 +52,7 @@ def last_words(log: Path, begin: int = 0, any_line: bool = False) -> str:
 
 
 def launcher(ranks: int) -> list[str]:
-    """The command line before that of a rank; none for one."""
+    """Return the command line before that of a rank; empty for one rank."""
     if ranks == 1:
         return []
     unbound = ["--bind-to", "none"] if library_version().startswith("Open MPI") else []
@@ -63,6 +63,6 @@ def launcher(ranks: int) -> list[str]:
 
 
 def mpiexec() -> str | None:
-    """The mpiexec beside this Python, else that of the PATH."""
+    """Return the mpiexec next to this Python, else that of the PATH."""
     own = Path(sys.prefix) / "bin" / "mpiexec"
     return str(own) if own.exists() else shutil.which("mpiexec")

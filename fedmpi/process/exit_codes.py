@@ -1,10 +1,10 @@
-"""The top of every command: no error on any rank may leave the other ranks waiting.
+"""Top level of every command: no error on any rank may leave the other ranks waiting.
 
-Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 76 MPI did not start (which
-`fedmpi.mpi.launch` sees to), 141 nobody reads the output, 1 anything else.
+Exit codes: 0 done, 2 wrong user input, 75 stopped by a signal after saving, 76 MPI did not start (handled by
+`fedmpi.mpi.launch`), 141 the output has no reader, 1 anything else.
 
-A run of hours does not end because nobody reads what it prints, least of all where Ctrl-C has ended the reader, too
-(`fedmpi train … | tee log`), and the run is about to save. Other commands have nothing else to do, and end.
+A run of hours does not end because its output has no reader any more. Ctrl-C, for example, also ends the reader of
+`fedmpi train … | tee log` while the run is about to save. Other commands end in this case.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
 OPEN_FILES = 65_536
-"""Enough for any folder of shards; systems that allow more are not asked for it."""
+"""Open files that suffice for any folder of shards; a higher system limit is not used."""
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -79,9 +79,9 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
 
 @contextmanager
 def ending_together() -> Iterator[None]:
-    """Within, in a job of several ranks: an exception that not all of them raise alike ends the job at once.
+    """End a job of several ranks at once if an exception in the context is not raised identically on all ranks.
 
-    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter.
+    An exception that all ranks raise, or any in a single process, is raised unchanged without ending the interpreter.
     """
     launch = read_launch()
     if launch is not None and launch.size > 1:
@@ -103,8 +103,8 @@ def ending_together() -> Iterator[None]:
 def stall_timeout(seconds: float) -> Iterator[Callable[[], None]]:
     """End this rank with exit code 1 when the yielded function is not called for a number of seconds.
 
-    Every rank of a job arms its own timer, so each prints the line of code that every one of its threads is in, and
-    the launcher ends the job.
+    Every rank of a job has its own timer, so each prints the current line of code of all its threads, and the launcher
+    ends the job.
     """
     armed = float("-inf")
 
@@ -124,7 +124,7 @@ def stall_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def _ending_of(error: BaseException) -> tuple[int, str, bool]:
-    """Exit code, the words about it, and whether it may be one that all ranks raise alike."""
+    """Return the exit code, the message, and whether all ranks may raise the same error."""
     if isinstance(error, SystemExit):
         return *_exit_code(error), True
     if isinstance(error, OutputLost):
@@ -147,14 +147,14 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
 
 
 def _users_lines(cause: BaseException | None) -> str:
-    """The lines of a traceback from the first one on that is the user's own; "" where none is."""
+    """Return the lines of a traceback from the first line of the user's code on; "" if there is none."""
     frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
     foreign = [place for place, frame in enumerate(frames) if not _installed(Path(frame.filename))]
     return "".join(traceback.format_list(frames[foreign[0] :])).rstrip() if foreign else ""
 
 
 def _installed(path: Path) -> bool:
-    """Whether a file belongs to fedmpi, to an installed package or to Python."""
+    """Check whether a file belongs to fedmpi, to an installed package or to Python."""
     return PACKAGE in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or not path.exists()
 
 
@@ -178,7 +178,7 @@ def _exit_code(stop: SystemExit) -> tuple[int, str]:
 
 
 def _mismatch(error: LauncherMismatch) -> int:
-    """Every process is alone and says the same: one voice is enough."""
+    """Print the error once, since every process runs alone and has the same one."""
     launch = read_launch()
     if launch is None or launch.rank == 0:
         _write(f"error: {error}")
@@ -206,16 +206,16 @@ def _write(text: str) -> None:
 
 
 def _allow_many_files() -> None:
-    """Raise this process's own limit, often 1,024, to what the system allows it."""
+    """Raise this process's own limit, often 1,024, to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # less is allowed than was said
+        with suppress(OSError, ValueError):  # the real limit is lower than reported
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class OutputLost(Exception):
-    """What a command prints cannot be written any more: a sentence."""
+    """Error if a command's output cannot be written any more."""
 
     def __init__(self, error: OSError):
         super().__init__(f"standard output cannot be written ({error.strerror}): see where it goes")
@@ -223,7 +223,7 @@ class OutputLost(Exception):
 
 
 class _Stream(io.RawIOBase):
-    """A descriptor to which writing fails at most once: what comes after that is dropped."""
+    """Stream on a descriptor that reports the first failing write and drops all later output."""
 
     def __init__(self, descriptor: int, raises: bool):
         self._descriptor, self._raises, self._lost = descriptor, raises, False
@@ -241,7 +241,7 @@ class _Stream(io.RawIOBase):
         while not self._lost:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # a launcher or a remote shell has set its pipe so
+            except BlockingIOError:  # a launcher or a remote shell made its pipe non-blocking
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self._lost = True
@@ -251,9 +251,9 @@ class _Stream(io.RawIOBase):
 
 
 def _prepare_streams(outlives: bool) -> None:
-    """Make losing standard output an `OutputLost`, or nothing if `outlives`; file names need not be UTF-8.
+    """Make losing standard output an `OutputLost`, or ignore it if `outlives`; allow file names that are not UTF-8.
 
-    Streams that somebody else has put in the place of the process's own are left alone.
+    Streams that other code has replaced are left unchanged.
     """
     open_descriptors()
     for name, descriptor, raises in (("stdout", 1, not outlives), ("stderr", 2, False)):

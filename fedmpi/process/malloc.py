@@ -1,8 +1,8 @@
-"""The C library's memory: what is freed stays with the process, so that the next round finds it without page faults.
+"""Memory of the C library: freed memory stays with the process, so that the next round causes no page faults.
 
-By default glibc gives the top of its heap back to the system whenever more than some megabytes of it are free, and
-blocks above 32 MiB, however often they are taken, come from the system and go back to it: every backward pass then
-takes its activations and the gradients of large weights anew, page by page.
+By default glibc returns the top of its heap to the system whenever more than some megabytes of it are free. Blocks
+above 32 MiB always come from the system and return to it. Every backward pass then requests new pages for its
+activations and the gradients of large weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4  # malloc.h
 NOTHING = -1
-"""Of the heap's top goes back to the system."""
+"""Value of a threshold that returns nothing of the heap's top to the system."""
 KEPT_BYTES = 1 << 30
-"""Free memory that a process keeps when a run is over."""
+"""Free memory in bytes that a process keeps after a run."""
 GROWTH_BYTES = 16 << 20
-LARGEST_FROM_HEAP = 32 << 20  # the most that glibc allows
-BLOCKS_FROM_SYSTEM = 65536  # glibc's own limit of their number
+LARGEST_FROM_HEAP = 32 << 20  # the maximum of glibc
+BLOCKS_FROM_SYSTEM = 65536  # glibc's default limit of their number
 USERS_OWN = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
@@ -35,20 +35,20 @@ BEHIND_IT = ((MMAP_MAX, BLOCKS_FROM_SYSTEM), (TRIM_THRESHOLD, KEPT_BYTES))
 
 
 _runs: list[bool] = []
-"""Those that go on, one within another (`on_round` may start one); threads wait for one another."""
+"""Current runs, nested if `on_round` starts one; threads run one at a time."""
 
 
 class _Counts(ctypes.Structure):
-    """What glibc counts of its memory (struct mallinfo2)."""
+    """Memory statistics of glibc (struct mallinfo2)."""
 
     _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[bool]:
-    """Within, glibc keeps all memory that is freed; behind, at most `KEPT_BYTES` of it stay with the process.
+    """Make glibc keep all freed memory within the context; afterwards at most `KEPT_BYTES` stay with the process.
 
-    Says whether it does: other C libraries, and users who have set glibc's own environment variables, are left alone.
+    The context gives whether this works: other C libraries, and users' own glibc settings, are left unchanged.
     """
     library = _library()
     kept = library is not None and _set(library, IN_A_RUN)
@@ -64,7 +64,7 @@ def freed_memory_kept() -> Iterator[bool]:
 
 @cache
 def _library() -> Any:
-    """The C library, if it is glibc and no setting of the user's governs it."""
+    """Return the C library if it is glibc without the user's own settings."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USERS_OWN):
         return None
     return ctypes.CDLL(None)
@@ -75,7 +75,7 @@ def _set(library: Any, wanted: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _give_back(library: Any) -> None:
-    """Give the system all free memory where it is more than `KEPT_BYTES` (glibc reports it from 2.33 on)."""
+    """Return all free memory to the system if it exceeds `KEPT_BYTES` (glibc reports it from 2.33 on)."""
     if hasattr(library, "mallinfo2"):
         mallinfo2 = library.mallinfo2
         mallinfo2.restype = _Counts

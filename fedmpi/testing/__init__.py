@@ -1,4 +1,4 @@
-"""The conformance kit: does a part of one's own do what the contract says?
+"""Conformance tests: does a custom component satisfy its interface?
 
 From the command line `fedmpi check mine:loudest`; under pytest::
 
@@ -9,7 +9,7 @@ From the command line `fedmpi check mine:loudest`; under pytest::
     def test_my_parts(check):
         check()
 
-Every check is one statement. The statistical ones accuse a right part with a probability of at most 10⁻⁴ each.
+Every check is one statement. Each statistical check rejects a correct component with a probability of at most 10⁻⁴.
 """
 
 from fedmpi.testing.check import FALSE_ALARM, Check, CheckFailed, CheckSkipped

@@ -1,4 +1,4 @@
-"""What a conformance check is: a component, a name, something to run; and how often right components are accused."""
+"""Conformance checks: a component, a name and a function to run; the false-alarm rate of statistical checks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fedmpi.config.keys import tables_by_name
 from fedmpi.config.own_options import goes_to_any
 
 FALSE_ALARM = 1e-4
-"""Probability that a component that does what it states fails one of the statistical checks, over all its clients."""
+"""Probability that a correct component fails one of the statistical checks, over all its clients."""
 CLIENTS = 100_000
 SECONDS, BYTES = 10.0, 1 << 30
 """CPU seconds and memory of one round with CLIENTS clients that are too many."""
 LITTLE = (0.01, 1 << 20)
-"""Seconds and bytes below which nothing is said about how they grow."""
+"""Seconds and bytes below which growth is not assessed."""
 
 
 class CheckFailed(AssertionError):
-    """A component does not satisfy its interface: what it did, and what is wanted."""
+    """Failure of a component to satisfy its interface, with its behaviour and the required one."""
 
 
 class CheckSkipped(Exception):
-    """A check that has no meaning here, and why."""
+    """Check that does not apply, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Check:
     """One statement about a component."""
 
     part: Part
-    name: str  # What is stated, in a few words
-    run: Callable[[], str]  # run() tests it and returns a remark on what was seen
+    name: str  # short form of the statement
+    run: Callable[[], str]  # function that tests it and returns a remark on the result
 
     def __call__(self) -> str:
         """Test the statement."""
@@ -52,15 +52,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A component under test and the configuration it is tried in."""
+    """Component under test, with the configuration of its trials."""
 
     part: Part
-    # Keys of the configuration, `{"participation.keep": 0.3}`: the component's options and what else its runs need
+    # Keys of the configuration, `{"participation.keep": 0.3}`: the component's options and further needs of its runs
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the settings that are options of the component."""
+        """Return the settings that are options of the component."""
         table = KINDS[self.part.kind].table
         prefix = f"{table}." if table else ""
         named = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
@@ -74,19 +74,19 @@ class Subject:
 
     @property
     def choice(self) -> Any:
-        """The component as a configuration chooses it: a built-in name, or the object."""
+        """Return the component as a configuration chooses it: a built-in name, or the object."""
         return self.part.object if self.part.foreign else self.part.name
 
     def mark(self, name: str, default: Any = None) -> Any:
-        """What the component's decorator says under this name, as `needs` and `measures`."""
+        """Return an argument of the component's decorator, such as `needs` and `measures`."""
         return self.part.marks.get(name, default)
 
     def made(self) -> Any:
-        """The component, freshly made with its options."""
+        """Return a new instance of the component with its options."""
         return self.part.make(self.options)
 
     def check(self, name: str, run: Callable[[Subject], str]) -> Check:
-        """A check of this subject."""
+        """Return a check of this subject."""
 
         def named() -> str:
             with naming(self.part, but=(CheckFailed, CheckSkipped)):
@@ -97,16 +97,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Contract:
-    """What every component of a kind must satisfy, beside the checks that start runs."""
+    """Requirements for every component of a kind, besides the checks that start runs."""
 
-    # A few uses of the component, called without the care that runs take of generators; returns its results
+    # A few uses of the component, without the protection of generators in runs; returns its results
     exercise: Callable[[Subject], list[AnyArray]]
-    same: str  # The name of the check that two exercises have the same results
+    same: str  # name of the check that two exercises have the same results
     checks: tuple[tuple[str, Callable[[Subject], str]], ...]
-    bare: Callable[[Subject], object] | None = None  # What must leave global generators alone, if not `exercise`
+    bare: Callable[[Subject], object] | None = None  # function that must not change global generators, else `exercise`
 
     def of(self, subject: Subject) -> Iterator[Check]:
-        """The checks of a component."""
+        """Yield the checks of a component."""
         bare = self.bare or self.exercise
         yield subject.check("global generators untouched", lambda s: _leaves_generators_alone(lambda: bare(s)))
         yield subject.check(self.same, lambda s: _same_twice(lambda: self.exercise(s)))
@@ -131,7 +131,7 @@ def _leaves_generators_alone(exercise: Callable[[], object]) -> str:
 
 
 def _same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
-    """Exercise two instances with the same generators."""
+    """Exercise two instances with the same generators and compare the results."""
     with kept_generators():
         first, second = exercise(), exercise()
     same = len(first) == len(second) and all(map(_same_values, first, second))
@@ -148,7 +148,7 @@ def _same_values(one: AnyArray, other: AnyArray) -> bool:
 
 
 def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
-    """Use a component on 1,000, 10,000 and 100,000 clients; stop where ten times more would cost too much."""
+    """Use a component on 1,000, 10,000 and 100,000 clients; stop if ten times more would cost too much."""
     before, spent = LITTLE, LITTLE
     for clients in (CLIENTS // 100, CLIENTS // 10, CLIENTS):
         before, spent = spent, _measured(use, prepare(clients))
@@ -163,7 +163,7 @@ def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: st
 
 
 def _measured(use: Callable[[Any], object], world: Any) -> tuple[float, int]:
-    """CPU seconds and the peak of the memory."""
+    """Return CPU seconds and the peak memory."""
     tracemalloc.start()
     started = time.process_time()
     try:

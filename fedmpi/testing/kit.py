@@ -1,4 +1,4 @@
-"""From a part to its checks, and from a check to a line."""
+"""Conformance tests: the checks of a component, and their results as lines."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Contract, Sub
 from fedmpi.testing.started import Starts, started_checks
 
 CONTRACTS: dict[str, Contract] = selection.CONTRACTS | training.CONTRACTS | preparation.CONTRACTS
-"""By kind of component."""
+"""Contracts by kind of component."""
 Settings = Mapping[str, Any]
 
 
 def checks(
     choice: Any, settings: Settings | None = None, kind: str | None = None, *, runs: bool = True
 ) -> Iterator[Check]:
-    """The checks of a part."""
+    """Yield the checks of a component."""
     subject = _subject(choice, settings or {}, kind)
     return _checks(subject, Starts([subject]) if runs else None)
 
 
 def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, runs: bool = True) -> Any:
-    """A pytest decorator: the test is called with every `check` of every part, and skipped where one means nothing.
+    """Return a pytest decorator: the test gets every `check` of every component; checks that do not apply are skipped.
 
     Examples
     --------
@@ -56,11 +56,11 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check."""
+    """Result of a check."""
 
     check: Check
     outcome: Literal["ok", "FAILED", "skipped"]
-    remark: str  # What was seen, or what is wrong
+    remark: str  # observation, or the problem
     seconds: float
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Result:
 
 
 def perform(wanted: Iterable[Check]) -> Iterator[Result]:
-    """Do the checks, one after another; what a part raises is a failed check."""
+    """Run the checks sequentially; an exception of a component is a failed check."""
     for check in wanted:
         started = time.perf_counter()
         outcome: Literal["ok", "FAILED", "skipped"] = "ok"
@@ -84,7 +84,7 @@ def perform(wanted: Iterable[Check]) -> Iterator[Result]:
 
 
 def part_of(choice: Any, kind: str | None = None) -> Part:
-    """The part behind a choice."""
+    """Return the component of a choice."""
     if kind is not None and kind not in KINDS:
         raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(KINDS)}")
     part: Part = choice

@@ -1,4 +1,4 @@
-"""Contracts of what `python -m data_prep` is given: partitions, changes of clients' samples, readers of data sets."""
+"""Contracts of components for `python -m data_prep`: partitions, changes of clients' samples, readers of data sets."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 ROWS, CLASSES, FEW_CLIENTS = 900, 10, 7
 ROWS_A_CLIENT, ROWS_A_USER = 100, 20
 SEVERAL = 3
-"""Processes that write shards together."""
+"""Number of processes that write shards together."""
 SHARD_CLIENTS = 3
-"""Clients among which the samples of a data set are shared out for the check of its shards."""
+"""Number of clients to which the samples of a data set are assigned for the check of its shards."""
 
 
 def _labels(rows: int = ROWS) -> Ints:
-    """Labels (n,) of which some are commoner than others."""
+    """Return labels (n,) of unequal frequency."""
     generator = np.random.Generator(np.random.Philox(6))
     shares = np.arange(2, CLASSES + 2) / np.arange(2, CLASSES + 2).sum()
     return generator.choice(CLASSES, rows, p=shares).astype(np.int64)
 
 
 def _partition(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
-    """The owners that the partition gives, with what a built-in one needs of a data set beside its labels."""
+    """Return the owners from the partition, which gets further inputs besides labels if it is built in."""
     k = np.arange(len(labels))
     facts: dict[str | None, dict[str, Any]] = {
         "users": {"users": k * 7 % (len(labels) // ROWS_A_USER)},
@@ -53,7 +53,7 @@ def _partitions(subject: Subject) -> list[AnyArray]:
 
 
 def _owners(subject: Subject) -> str:
-    """Whole numbers below the number of clients, -1 for samples that nobody gets; labels are left as they are."""
+    """Require whole numbers below the number of clients, -1 for samples without a client, and unchanged labels."""
     from data_prep.partitions import checked_owners
 
     clients = subject.settings.get("clients", FEW_CLIENTS)
@@ -67,7 +67,7 @@ def _owners(subject: Subject) -> str:
 
 
 def _shifted(subject: Subject) -> list[AnyArray]:
-    """Images of bytes, some of each client, shifted; the arrays given cannot be written to."""
+    """Return shifted byte images of some samples of each client; the given arrays are read-only."""
     from data_prep.shifts import checked_sample
 
     images = np.random.Generator(np.random.Philox(6)).integers(0, 256, (3 * FEW_CLIENTS, 1, 8, 8)).astype(np.uint8)
@@ -86,7 +86,7 @@ def _some_owners() -> Ints:
 
 
 def _noisy(subject: Subject) -> list[AnyArray]:
-    """Labels of samples of which every tenth is nobody's, made noisy."""
+    """Return noisy labels of samples of which every tenth has no client."""
     from data_prep.shifts import checked_labels
 
     given = subject.made()(_labels(), _some_owners(), CLASSES, Streams(1).generator(Purpose.PARTITION))
@@ -95,7 +95,7 @@ def _noisy(subject: Subject) -> list[AnyArray]:
 
 
 def _labels_kept(subject: Subject) -> str:
-    """As many labels, of the same classes; samples that nobody has keep theirs."""
+    """Require as many labels of the same classes; samples without a client keep theirs."""
     labels, [found] = _labels(), _noisy(subject)
     nobody = _some_owners() < 0
     kept = np.array_equal(found[nobody], labels[nobody])
@@ -104,7 +104,7 @@ def _labels_kept(subject: Subject) -> str:
 
 
 def _raw(subject: Subject) -> Path:
-    """What the setting `raw` names."""
+    """Return the path in the setting `raw`."""
     from data_prep.datasets import reads_files
 
     if "raw" not in subject.settings and reads_files(subject.part):
@@ -113,7 +113,7 @@ def _raw(subject: Subject) -> Path:
 
 
 def _bare_reader(subject: Subject) -> object:
-    """What the reader gives, without the care that data_prep takes of generators."""
+    """Return the reader's result, without data_prep's protection of generators."""
     from data_prep.datasets import reads_files
 
     raw = _raw(subject)
@@ -121,7 +121,7 @@ def _bare_reader(subject: Subject) -> object:
 
 
 def _read(subject: Subject) -> RawDataset:
-    """The data set, as data_prep gets it."""
+    """Return the data set as data_prep gets it."""
     from data_prep.datasets import OF_ARRAYS, read_own
     from data_prep.raw import ReadOptions, Tally
 
@@ -130,7 +130,7 @@ def _read(subject: Subject) -> RawDataset:
 
 
 def _contents(subject: Subject) -> list[AnyArray]:
-    """Labels, users, the first features of both parts, and the first targets."""
+    """Return labels, users, the first features of both parts, and the first targets."""
     data = _read(subject)
     some = np.arange(min(len(data.labels), 200))
     users = np.zeros(0) if data.users is None else data.users
@@ -139,7 +139,7 @@ def _contents(subject: Subject) -> list[AnyArray]:
 
 
 def as_stated(subject: Subject) -> str:
-    """Both parts have samples; targets are what is stated; features have the stated shape and type and are finite."""
+    """Require samples in both parts, targets as stated, and finite features of the stated shape and type."""
     data = _read(subject)
     some = np.arange(min(len(data.labels), 200))
     names = len(data.class_names)
@@ -177,7 +177,7 @@ def _targets_as_stated(data: RawDataset, part: str, y: AnyArray) -> None:
 
 
 def _rows_alone(subject: Subject) -> str:
-    """Samples are read in any order and any company: a rank reads those of its shards."""
+    """Require that samples can be read in any order and combination: a rank reads those of its shards."""
     data = _read(subject)
     rows = np.unique(np.linspace(0, len(data.labels) - 1, 12).astype(np.int64))
     together = np.asarray(data.read(rows))
@@ -230,7 +230,7 @@ CONTRACTS = {
 
 
 def prepared_checks(subject: Subject) -> Iterator[Check]:
-    """The check that starts processes, of anything that data_prep is given."""
+    """Yield the check that starts processes, for any component of data_prep."""
     yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
 
 
@@ -252,7 +252,7 @@ def _same_shards(subject: Subject) -> str:
 
 
 def _digests(subject: Subject, ranks: int) -> dict[str, str]:
-    """The SHA-256 of every file of shards that so many processes write."""
+    """Return the SHA-256 of every file of shards that so many processes write."""
     with tempfile.TemporaryDirectory(prefix="fedmpi-check-") as place:
         out = Path(place) / "shards"
         problem = run_module(ranks, ["-m", "data_prep", *_words(subject), "--shards", "3", "--out", str(out)])
@@ -261,7 +261,7 @@ def _digests(subject: Subject, ranks: int) -> dict[str, str]:
 
 
 def _words(subject: Subject) -> list[str]:
-    """The command line that uses the component."""
+    """Return the command line that uses the component."""
     from data_prep.datasets import OF_ARRAYS
 
     kind, settings = KINDS[subject.part.kind], subject.settings

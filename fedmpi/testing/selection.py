@@ -1,4 +1,4 @@
-"""Contracts of what plans a round: client samplers, availability, data samplers, mediators, weights, combiners."""
+"""Contracts of components that plan a round: client and data samplers, availability, mediators, weights, combiners."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FEW, COUNT, CLASSES = 14, 4, 5
 NAMES = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
 ROUNDS = 5
 SIZES = np.array([5, 1, 40, 12, 300, 2, 17])
-"""Samples of the clients that a data sampler is tried on."""
+"""Sizes of the clients on which a data sampler is tried."""
 STREAMS = Streams(13)
 PARTICIPANTS, COORDINATES, STRATA = 9, 40, 3
 THEIR_SIZES = "sizes holds those of all clients, and sizes[cohort.clients] those of the participants"
 
 
 def world(clients: int = FEW, round: int = 7, *, away: bool = True, fresh: bool = False) -> View:
-    """A synthetic round: sizes from 1 to 40, every seventh client away, numbers of two thirds of them."""
+    """Return a synthetic round: sizes from 1 to 40, every seventh client unavailable, numbers of two thirds of them."""
     k = np.arange(clients)
     numbers = ClientNumbers(NAMES, clients)
     if not fresh:
@@ -62,7 +62,7 @@ def world(clients: int = FEW, round: int = 7, *, away: bool = True, fresh: bool 
 
 
 def draw_cohort(drawer: Any, measures: Sequence[str], view: View) -> Cohort:
-    """One round's cohort; the candidates of a sampler that measures are given synthetic numbers."""
+    """Return one round's cohort; the candidates of a sampler that measures get synthetic numbers."""
     if measures:
         candidates = np.asarray(drawer.candidates(view))
         measured = np.full(len(view.sizes), np.nan)
@@ -73,7 +73,7 @@ def draw_cohort(drawer: Any, measures: Sequence[str], view: View) -> Cohort:
 
 
 def _checked(subject: Subject, view: View) -> Cohort:
-    """A cohort as the server takes it: sorted, and rejected where it is invalid."""
+    """Return a cohort as the server takes it: sorted, and rejected if it is invalid."""
     sampler = ClientSampler(subject.part, subject.options)
     return draw_cohort(sampler, sampler.measures, view)
 
@@ -87,7 +87,7 @@ def _cohorts(subject: Subject) -> list[AnyArray]:
 
 
 def _sampler_survives(subject: Subject) -> str:
-    """A sampler made anew in a later round must draw what one draws that has been there from the start."""
+    """Require that a sampler made anew in a later round draws the same as one that has existed from the start."""
     there, anew = (ClientSampler(subject.part, subject.options) for _ in range(2))
     for t in range(5):
         draw_cohort(there, there.measures, world(round=t))
@@ -108,7 +108,7 @@ def _sampler_survives(subject: Subject) -> str:
 
 
 def _valid_cohorts(subject: Subject) -> str:
-    """Available clients, each once, no more than N; probabilities in (0, 1]; a round of nobody may be chance."""
+    """Require available clients, each once, at most N; probabilities in (0, 1]; empty rounds only by chance."""
     sizes = []
     for view in (world(), world(away=False), world(round=0, fresh=True), world(clients=1, away=False)):
         cohort = _checked(subject, view)
@@ -130,11 +130,11 @@ def _valid_cohorts(subject: Subject) -> str:
 
 
 def stated_inclusion(subject: Subject) -> str:
-    """Over many rounds every client must be drawn as often as it states.
+    """Require that over many rounds every client is drawn as often as it states.
 
-    Where a client states one probability, the number of its draws is binomial and tested exactly. Where it states
-    several, Σ 1/π over its draws has the mean T and, up to its own estimate, the variance Σ (1 − π)/π², or at most
-    Σ 1/π² where it can be drawn several times in a round: tested as normal. Two-sided, at FALSE_ALARM over the number
+    If a client states one probability, the number of its draws is binomial and tested exactly. If it states several, Σ
+    1/π over its draws has the mean T and, up to its own estimate, the variance Σ (1 − π)/π², or at most Σ 1/π² if it
+    can be drawn several times in a round. It is tested as normal. Tests are two-sided, at FALSE_ALARM over the number
     of clients.
     """
     made, measures = subject.made(), tuple(subject.mark("measures", ()))
@@ -160,7 +160,7 @@ def stated_inclusion(subject: Subject) -> str:
 
 
 def _chance(stated: Floats, times: int, draws: int, repeated: bool = False) -> float:
-    """The probability of a count at least as far from what was stated."""
+    """Return the probability of a count at least as far from the stated one."""
     if np.ptp(stated) <= 1e-12 * stated.max():
         trials = draws if repeated else DRAWS
         share = min(1.0, float(stated[0]) * DRAWS / trials)
@@ -179,7 +179,7 @@ def _answers(subject: Subject) -> list[AnyArray]:
 
 
 def _present(subject: Subject, rounds: range = range(ROUNDS)) -> list[Floats]:
-    """Each round's probabilities (N,), rejected where they are none."""
+    """Return each round's probabilities (N,); reject invalid ones."""
     made = subject.made()
     return [chances(subject.part, made, world(round=t, away=False)) for t in rounds]
 
@@ -190,7 +190,7 @@ def _probabilities(subject: Subject) -> str:
 
 
 def _rounds_alone(subject: Subject) -> str:
-    """A model made anew in a later round must say what one says that has been there from the start."""
+    """Require that a model made anew in a later round gives the same as one that has existed from the start."""
     first, later = _present(subject)[-1], _present(subject, range(ROUNDS - 1, ROUNDS))[-1]
     demand(
         np.array_equal(first, later),
@@ -204,7 +204,7 @@ def _rounds_alone(subject: Subject) -> str:
 
 
 def _client(index: int, round: int, wanted: int | None = None) -> RowClient:
-    """A synthetic client whose classes are unevenly common."""
+    """Return a synthetic client with classes of unequal frequency."""
     size = int(SIZES[index])
     labels = (np.arange(size) ** 2 // 3 + index) % 4
     labels.flags.writeable = False
@@ -213,14 +213,14 @@ def _client(index: int, round: int, wanted: int | None = None) -> RowClient:
 
 
 def _pool(subject: Subject, round: int, sizes: Ints, start: int = 0, stop: int | None = None) -> Pool:
-    """All clients on one axis, from `start` up to `stop`."""
+    """Return all clients on one axis, from `start` up to `stop`."""
     wanted, total = subject.settings.get("samples.wanted"), int(sizes.sum())
     probability = 1.0 if wanted is None else min(1.0, wanted / total)
     return Pool(round, sizes, start, total if stop is None else stop, probability, wanted, STREAMS)
 
 
 def _rows_of_all(subject: Subject, round: int, elsewhere: bool = False) -> list[Ints]:
-    """Every client's samples, or the positions of the whole pool; clients in another order where `elsewhere`."""
+    """Return every client's samples, or the positions of the pool; clients in another order if `elsewhere`."""
     made, wanted = subject.made(), subject.settings.get("samples.wanted")
     if subject.mark("pooled", False):
         return [np.asarray(made(_pool(subject, round, SIZES)))]
@@ -234,7 +234,7 @@ def _rows(subject: Subject) -> list[AnyArray]:
 
 
 def _sorted_in_range(subject: Subject) -> str:
-    """Whole numbers from 0 below the number of samples, each once, in rising order."""
+    """Require whole numbers from 0 below the number of samples, each once, in rising order."""
     used, pooled = 0, subject.mark("pooled", False)
     for round in range(20):
         for k, rows in enumerate(_rows_of_all(subject, round)):
@@ -249,7 +249,7 @@ def _sorted_in_range(subject: Subject) -> str:
 
 
 def _rows_independent(subject: Subject) -> str:
-    """On another rank other clients come before: a client's samples may not depend on them."""
+    """Require samples of a client that do not depend on other clients, whose order differs on other ranks."""
     pooled = subject.mark("pooled", False)
     for round in (0, 5):
         whole = _rows_of_all(subject, round)
@@ -271,7 +271,7 @@ def _rows_independent(subject: Subject) -> str:
 
 
 def _rows_of_round(subject: Subject, clients: Ints) -> None:
-    """A round of all clients for a pooled rule, of every fiftieth for one that is called client by client."""
+    """Run a round of all clients for a pooled rule, of every fiftieth for one called client by client."""
     made, wanted = subject.made(), subject.settings.get("samples.wanted")
     if subject.mark("pooled", False):
         made(_pool(subject, 3, 1 + clients % 20))
@@ -284,7 +284,7 @@ def _rows_of_round(subject: Subject, clients: Ints) -> None:
 
 
 def _grouped(subject: Subject) -> list[AnyArray]:
-    """The mediators of rounds with 1, 7 and 9 participants, rejected where they are invalid."""
+    """Return the mediators of rounds with 1, 7 and 9 selected clients; reject invalid ones."""
     made, found = subject.made(), []
     for t, participants in enumerate((1, 7, 9)):
         counts = (np.arange(participants)[:, None] * 3 + np.arange(5) * 2) % 7 + (np.arange(5) == 0)
@@ -303,7 +303,7 @@ def _groups(subject: Subject) -> str:
 
 
 def _cohort(clients: Ints, population: int) -> Cohort:
-    """A cohort of three strata with everything that a cohort can hold."""
+    """Return a cohort of three strata with all fields that a cohort can have."""
     stratum, everybody = clients // 2 % STRATA, np.arange(population) // 2 % STRATA
     sizes, draws = np.bincount(everybody, minlength=STRATA), np.bincount(stratum, minlength=STRATA)
     return Cohort(
@@ -317,13 +317,13 @@ def _cohort(clients: Ints, population: int) -> Cohort:
 
 
 def _nine_of_thirty(first: int) -> tuple[Cohort, Ints]:
-    """Nine of thirty clients with their inclusion probabilities, and the sizes of all thirty."""
+    """Return nine of thirty clients with their inclusion probabilities, and the sizes of all thirty."""
     sizes = 1 + (np.arange(30) * 17 % 23)
     return _cohort(np.arange(first, first + 3 * PARTICIPANTS, 3), 30), sizes.astype(np.int64)
 
 
 def _weights_of(made: Any, cohort: Cohort, sizes: Ints) -> AnyArray:
-    """What the weights return; explains that they took the sizes of all clients for the participants'."""
+    """Return the weights; if they use the sizes of all clients instead of the selected ones, explain the error."""
     try:
         return np.asarray(made(cohort, sizes))
     except ValueError as error:
@@ -337,7 +337,7 @@ def _weigh(subject: Subject) -> list[AnyArray]:
 
 
 def _well_normalised(subject: Subject) -> str:
-    """One finite number a participant; where the sum is divided by their total, none below 0 and not all 0."""
+    """Require one finite number per selected client; if they are normalised, none below 0 and not all 0."""
     marks, totals = subject.part.marks, []
     for first in (0, 2):
         cohort, sizes = _nine_of_thirty(first)
@@ -360,7 +360,7 @@ def _well_normalised(subject: Subject) -> str:
 
 
 def _combine(subject: Subject, cuts: int = 1, participants: int = PARTICIPANTS) -> Tensor:
-    """The combined update, its coordinates cut into slices as they are assigned to ranks; one update lies far off."""
+    """Return the combined update, with coordinates sliced as for ranks; one update is an outlier."""
     made = subject.made()
     generator = np.random.Generator(np.random.Philox(5))
     updates = torch.from_numpy(generator.standard_normal((participants, COORDINATES)).astype(np.float32))
@@ -379,7 +379,7 @@ def _combinations(subject: Subject) -> list[AnyArray]:
 
 
 def _shape_and_type(subject: Subject) -> str:
-    """(m, s), (m,) -> (s,) of the updates' type, finite, also for slices of one coordinate."""
+    """Require (m, s), (m,) -> (s,) of the updates' type, finite, also for slices of one coordinate."""
     for cuts in (1, 3, COORDINATES):
         found = _combine(subject, cuts)
         demand(isinstance(found, Tensor), f"it returns {type(found).__name__}: return a tensor (s,)")
@@ -390,7 +390,7 @@ def _shape_and_type(subject: Subject) -> str:
 
 
 def _slices_agree(subject: Subject) -> str:
-    """Ranks see slices: however the coordinates are cut, the same update must come out."""
+    """Require the same update for any slicing of the coordinates, since ranks see slices."""
     whole = _combine(subject)
     for cuts in (2, 7):
         apart = float((_combine(subject, cuts) - whole).abs().max())

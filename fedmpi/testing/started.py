@@ -1,7 +1,7 @@
-"""Runs that are really started: the same small run on 1, 2 and 3 ranks, and one that was stopped and resumed.
+"""Checks that start runs: the same small run on 1, 2 and 3 ranks, and one that was stopped and resumed.
 
-Every job is a fresh process, or several under mpiexec, so that nothing a component remembers outside its declared state
-survives. Jobs of several components share a start, which takes longer than the runs.
+Every job is a fresh process, or several under mpiexec, so that nothing outside a component's declared state survives.
+Jobs of several components share a start, which takes longer than the runs.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ SMALL = {
     "evaluation.every": 4,
     "logging.tensorboard": False,
 }
-"""The run, where a part's own settings do not say otherwise."""
+"""Configuration of the run, unless a component's own settings override it."""
 NEEDED: dict[str, dict[str, Any]] = {
     "scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
     "metric": {"aggregation.exact": True, "evaluation.every": 1},
-    **dict.fromkeys(("model", "loss"), {"aggregation.exact": True}),  # maxima and ReLU jump where values meet
+    **dict.fromkeys(("model", "loss"), {"aggregation.exact": True}),  # maxima and ReLU jump at equal values
 }
-"""What the runs of some kinds of parts need, where a part's own settings do not say otherwise."""
+"""Configuration for some kinds of components, unless a component's own settings override it."""
 RANKS = (1, 2, 3)
 SECONDS = 900
-"""After which a job is taken to hang."""
+"""Seconds after which a job counts as hanging."""
 MODEL, NUMBERS = 1e-5, 1e-3
-"""Largest relative difference of two models, and of two losses in the records: sums of float32 in another order."""
+"""Largest relative difference of two models, and of two losses in the records: float32 sums in another order."""
 COMPARED = ("participants", "samples", "steps", "train_loss")
-"""What of a round's record is compared; of a metric also what is evaluated, where sums are exact."""
+"""Compared parts of a round's record; for a metric also the evaluated numbers if sums are exact."""
 LAST_LINES = 6
 JOB = "from fedmpi.testing import started; started.run_guarded(started.run_jobs)"
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to."""
+    """Outcome of a run."""
 
     model: Floats  # (d,)
-    records: list[dict[str, Any]]  # What is `COMPARED` of every round
+    records: list[dict[str, Any]]  # `COMPARED` parts of every round
 
 
 class Starts:
-    """The started runs of some parts, each done once, when first asked for."""
+    """Started runs of some components, each executed once, at its first use."""
 
     def __init__(self, subjects: Sequence[Subject]):
         self.subjects = [subject for subject in subjects if startable(subject.part) is None]
@@ -79,7 +79,7 @@ class Starts:
         self._tried: set[tuple[int, bool]] = set()
 
     def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> RunOutcome:
-        """The outcome of a part's run."""
+        """Return the outcome of a component's run."""
         if (reason := startable(subject.part)) is not None:
             raise CheckSkipped(reason)
         if resumed:
@@ -91,14 +91,14 @@ class Starts:
         evaluated = subject.part.kind == "metric"
         failure: str | None = None
         if not (found / "summary.json").exists() and not _failed(found).exists():
-            failure = self._start([subject], ranks, resumed)  # another part of its job may have ended all
+            failure = self._start([subject], ranks, resumed)  # another component of its job may have ended all
         if _failed(found).exists():
             failure = _failed(found).read_text()
         demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
         return _outcome_of(found, evaluated)
 
     def _start(self, subjects: Sequence[Subject], ranks: int, resumed: bool) -> str | None:
-        """Run a job; None, or the last lines that it printed."""
+        """Run a job; return None, or the last lines that it printed."""
         runs = []
         for subject in subjects:
             out = self._run_folder(subject, ranks, resumed)
@@ -126,7 +126,7 @@ class Starts:
 
 
 def started_checks(subject: Subject, starts: Starts) -> Iterator[Check]:
-    """The checks that start runs, of a part of any kind."""
+    """Yield the checks that start runs, for a component of any kind."""
     for ranks in RANKS[1:]:
         yield subject.check(f"same result at {RANKS[0]} and {ranks} ranks", _same_at(starts, ranks))
     yield subject.check("same result after a resume", lambda s: _same(starts.outcome(s, 1), starts.outcome(s, 1, True)))
@@ -161,7 +161,7 @@ def _outcome_of(folder: Path, evaluated: bool) -> RunOutcome:
 
 
 def _failed(out: Path) -> Path:
-    """Where a job says why one of its runs failed."""
+    """Return the file in which a job reports why one of its runs failed."""
     return out.with_name(f"{out.name}.failed")
 
 
@@ -170,7 +170,7 @@ def _job_name(ranks: int, resumed: bool) -> str:
 
 
 def _stopped_halfway(straight: Path, out: Path) -> None:
-    """A copy of a finished run's folder as if it had been killed after its first checkpoint."""
+    """Copy a finished run's folder as if it had been killed after its first checkpoint."""
     shutil.copytree(straight, out)
     newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
     for path in (newest, out / "summary.json", out / "model.safetensors"):
@@ -178,7 +178,7 @@ def _stopped_halfway(straight: Path, out: Path) -> None:
 
 
 def startable(part: Part) -> str | None:
-    """Why no run could be started with the part, or None."""
+    """Return why no run could be started with the component, or None."""
     if not part.foreign:
         tasks = part.marks.get("tasks", (CLASSIFICATION.name,))
         return None if CLASSIFICATION.name in tasks else f"the runs tried are classifications, and it is for {tasks[0]}"
@@ -188,11 +188,11 @@ def startable(part: Part) -> str | None:
 
 
 def _described(subject: Subject) -> dict[str, Any]:
-    """A run as the job reads it."""
+    """Return a run as the job reads it."""
     part = subject.part
     settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
-        settings.pop("model.hidden")  # that of the run's own perceptron
+        settings.pop("model.hidden")  # the setting of the run's own perceptron
     takes_all = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
     if takes_all or "participation.fraction" in settings:
         settings.pop("participation.count")
@@ -206,7 +206,7 @@ def _described(subject: Subject) -> dict[str, Any]:
 
 
 def run_module(ranks: int, words: Sequence[str]) -> str | None:
-    """Run `python WORDS`, under mpiexec if there are several ranks; what went wrong, or None."""
+    """Run `python WORDS`, under mpiexec if there are several ranks; return the problem, or None."""
     command = [sys.executable, *words]
     if ranks > 1:
         if (launcher := mpiexec()) is None:
@@ -231,7 +231,7 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
 
 
 def run_jobs() -> int:
-    """Do the runs that a file lists, on every rank of the job; a failure that all ranks share ends its run alone."""
+    """Execute the runs that a file lists on every rank; a failure that all ranks share ends its run alone."""
     for job in json.loads(Path(sys.argv[1]).read_text()):
         settings = {**job["settings"], job["key"]: _loaded(job["chosen"])}
         try:
@@ -242,7 +242,7 @@ def run_jobs() -> int:
 
 
 def _loaded(chosen: Any) -> Any:
-    """The component of a run that was read: a name, or an object of a file."""
+    """Return the component of a run that was read: a name, or an object of a file."""
     if isinstance(chosen, str):
         return chosen
     module, path = chosen["module"], chosen["file"]

@@ -1,4 +1,4 @@
-"""Contracts of what trains and judges: models, losses, metrics, optimizers, local algorithms, sources of data."""
+"""Contracts of models, losses, metrics, optimizers, local algorithms and data sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOSS_SAMPLES, POSITIONS, LOSS_CLASSES = 24, 4, 5
 CUTS = ((24,), (9, 15), (1, 1, 20, 2))
 """Sizes of the batches into which a metric's samples are cut."""
 TOLERANCE = 1e-6
-"""Of sums of float32 in another order, relative to the largest."""
+"""Tolerance of sums of float32 in another order, relative to the largest."""
 CLASSES, SAMPLES, STEPS = 10, 6, 4
 DESCRIPTIONS = (
     DataDescription((1, 8, 8), "float32", CLASSES, "image", 0, (), ()),
@@ -41,7 +41,7 @@ DESCRIPTIONS = (
     DataDescription((24,), "int32", CLASSES, "text", 40, (), ()),
     DataDescription((20,), "float32", CLASSES, "vector", 0, (), ()),
 )
-"""The data that a model is tried on: the first of them that it takes, where its settings name none of its own."""
+"""Data on which a model is tried: the first that it accepts, unless its settings name other data."""
 
 
 # --- local algorithms and server optimizers ---
@@ -55,7 +55,7 @@ def _as_declared(subject: Subject) -> str:
 
 
 def _play(subject: Subject, saved: int | None = None) -> list[AnyArray]:
-    """Rounds of two or three clients with synthetic gradients; the updates (d,) that the server's optimizer gets."""
+    """Run rounds of 2 or 3 clients with synthetic gradients; return the server optimizer's updates (d,)."""
     made: LocalAlgorithm = subject.made()
     kinds = ("client_state", "server_state", "sums", "numbers")
     names = {kind: declared(subject.part, made, kind) for kind in kinds}
@@ -88,7 +88,7 @@ def _zeros(names: tuple[str, ...]) -> dict[str, Tensor]:
 
 
 def _steps(w: Tensor, k: int, correction: Tensor | None, mu: float) -> Tensor:
-    """Three steps of a client whose loss is a parabola of its own."""
+    """Take three steps of a client whose loss is its own parabola."""
     curvature, centre = 0.5 + torch.arange(VALUES) / VALUES, torch.full((VALUES,), float(k - 2))
     own = w.clone()
     for _ in range(3):
@@ -121,7 +121,7 @@ def _take(returned: Mapping[str, Any] | None, sums: dict[str, Any], names: Mappi
 
 
 def _descend(subject: Subject, saved: int | None = None) -> list[AnyArray]:
-    """The models (d,) after each update; before round `saved` the optimizer is made anew with its `state`."""
+    """Return the models (d,) after each update; before round `saved` the optimizer is made anew with its `state`."""
     made, w, found = subject.made(), torch.full((VALUES,), 0.1), []
     _begin(made, w)
     for t in range(ROUNDS):
@@ -149,7 +149,7 @@ def _begin(made: Any, w: Tensor) -> None:
 
 
 def _survives(play: Callable[[Subject, int | None], list[AnyArray]]) -> Callable[[Subject], str]:
-    """Rounds in one go, and once more made anew in the middle with what is declared alone: the same must come out."""
+    """Require equal results of uninterrupted rounds and of rounds resumed from the declared state alone."""
 
     def run(subject: Subject) -> str:
         for t, (one, other) in enumerate(zip(play(subject, None), play(subject, SAVED), strict=True)):
@@ -168,13 +168,13 @@ def _survives(play: Callable[[Subject, int | None], list[AnyArray]]) -> Callable
 
 
 def _task(subject: Subject) -> str:
-    """The kind of task that a loss or a metric is tried on: the first that it is for, else that of the settings."""
+    """Return the task kind on which a loss or a metric is tried: its first one, else that of the settings."""
     fits: tuple[str, ...] = subject.mark("tasks", ())
     return fits[0] if fits else str(subject.settings.get("task.kind", "classification"))
 
 
 def _outputs(task: str) -> tuple[Tensor, Tensor]:
-    """Outputs (b, …) from sure to unsure, and targets (b, …); some tokens do not count."""
+    """Return outputs (b, …) from certain to uncertain, and targets (b, …); some tokens are ignored."""
     generator = np.random.Generator(np.random.Philox(3))
     shape = (LOSS_SAMPLES, POSITIONS, LOSS_CLASSES) if task == "tokens" else (LOSS_SAMPLES, LOSS_CLASSES)
     sureness = np.geomspace(0.01, 30, LOSS_SAMPLES).reshape(-1, *[1] * (len(shape) - 1))
@@ -189,7 +189,7 @@ def _outputs(task: str) -> tuple[Tensor, Tensor]:
 
 
 def _loss(subject: Subject) -> tuple[Loss, Tensor, Tensor]:
-    """The loss as engines call it, outputs and targets."""
+    """Return the loss as engines call it, outputs and targets."""
     return task_loss(subject.choice, subject.options, _task(subject)), *_outputs(_task(subject))
 
 
@@ -199,7 +199,7 @@ def _losses(subject: Subject) -> list[AnyArray]:
 
 
 def _one_value_a_sample(subject: Subject) -> str:
-    """(b,) for any b, finite; outputs and targets are left as they are."""
+    """Require (b,) for any b, finite, with outputs and targets unchanged."""
     loss, outputs, targets = _loss(subject)
     kept, labels = outputs.clone(), targets.clone()
     for count in (LOSS_SAMPLES, 1):
@@ -210,7 +210,7 @@ def _one_value_a_sample(subject: Subject) -> str:
 
 
 def _loss_alone(subject: Subject) -> str:
-    """Each sample on its own must have the loss that it has beside the others."""
+    """Require that each sample alone has the same loss as together with the others."""
     loss, outputs, targets = _loss(subject)
     together = loss.per_sample(outputs, targets)
     single = torch.cat([loss.per_sample(outputs[i : i + 1], targets[i : i + 1]) for i in range(LOSS_SAMPLES)])
@@ -239,7 +239,7 @@ def _bare_metric(subject: Subject) -> list[AnyArray]:
 
 
 def _numbers(subject: Subject, batches: Sequence[int]) -> dict[str, float]:
-    """What a run would record of some samples, cut into batches of these sizes."""
+    """Return the numbers that a run would record of some samples, cut into batches of these sizes."""
     kind = KINDS[_task(subject)]
     outputs, targets = _outputs(kind.name)
     tally = MetricTally([Metric(subject.part, subject.options)], kind)
@@ -249,7 +249,7 @@ def _numbers(subject: Subject, batches: Sequence[int]) -> dict[str, float]:
 
 
 def _adds_up(subject: Subject) -> str:
-    """However the samples are cut into batches, the same numbers must come out."""
+    """Require the same numbers for any division of the samples into batches."""
     whole = _numbers(subject, CUTS[0])
     for cut in CUTS[1:]:
         found = _numbers(subject, cut)
@@ -278,7 +278,7 @@ def _finite_numbers(subject: Subject) -> str:
 
 
 def _suited(subject: Subject) -> tuple[DataDescription, nn.Module, Tensor]:
-    """The first of the descriptions that the model can be built and called for, the model, and samples (b, …)."""
+    """Return the first description with which the model can be built and called, the model, and samples (b, …)."""
     own, reasons = subject.settings.get("data.shards"), []
     task = str(subject.settings.get("task.kind", "classification"))
     tried = [_for_task(description, task) for description in DESCRIPTIONS if task != "tokens" or description.vocabulary]
@@ -289,7 +289,7 @@ def _suited(subject: Subject) -> tuple[DataDescription, nn.Module, Tensor]:
             with torch.no_grad():
                 built(x)
             return description, built, x
-        except Exception as error:  # whatever a network says of data that it is not made for
+        except Exception as error:  # any error of a network on unsuitable data
             reasons.append(f"{description.feature_shape}: {error}")
     hint = "" if own is not None else ": name some that it takes, by the setting data.shards"
     raise CheckFailed(f"it takes none of the data that it is tried on{hint} ({'; '.join(reasons)})")
@@ -314,7 +314,7 @@ def _initial_values(subject: Subject) -> list[AnyArray]:
 
 
 def _model_outputs(subject: Subject) -> str:
-    """(b, C), (b, L, C) of tokens, or the shape of y where numbers are predicted; finite, for any b."""
+    """Require (b, C), (b, L, C) for tokens, or the shape of y for regression; finite, for any b."""
     description, module, x = _suited(subject)
     known = {"task.kind", "data.shards"} & set(subject.settings)
     hint = "" if known else ", or say what it is for by the setting task.kind"
@@ -334,7 +334,7 @@ def _model_outputs(subject: Subject) -> str:
 
 
 def _model_alone(subject: Subject) -> str:
-    """Each sample on its own must give the outputs that it gives beside the others, in evaluation mode."""
+    """Require that each sample alone has the same outputs as together with the others, in evaluation mode."""
     _, module, x = _suited(subject)
     with torch.no_grad():
         together = module(x)
@@ -348,7 +348,7 @@ def _model_alone(subject: Subject) -> str:
 
 
 def _model_gradients(subject: Subject) -> str:
-    """Finite, and not zero everywhere."""
+    """Require gradients that are finite and not zero everywhere."""
     description, module, x = _suited(subject)
     kind = KINDS[description.targets]
     model = FlatModel(module, loss=task_loss(kind.loss, kind=kind.name))
@@ -360,7 +360,7 @@ def _model_gradients(subject: Subject) -> str:
 
 
 def _stepped(subject: Subject, sign: float = 1.0) -> list[AnyArray]:
-    """A client's model (d,) before and after each of some steps along synthetic gradients."""
+    """Return a client's model (d,) before and after each of some steps along synthetic gradients."""
     model = FlatModel(build("mlp", {"hidden": [3]}, DESCRIPTIONS[-1], 5))
     own = None
     if subject.part.foreign:
@@ -380,7 +380,7 @@ def _stepped(subject: Subject, sign: float = 1.0) -> list[AnyArray]:
 
 
 def _bare_steps(subject: Subject) -> None:
-    """Some steps without the care that runs take of generators."""
+    """Take some steps without the protection of generators in runs."""
     if not subject.part.foreign:
         _stepped(subject)
         return
@@ -393,7 +393,7 @@ def _bare_steps(subject: Subject) -> None:
 
 
 def _follows(subject: Subject) -> str:
-    """Steps change the model, though not each needs to, and other gradients change it otherwise."""
+    """Require that steps change the model, though not each one, and that other gradients change it differently."""
     there, back = _stepped(subject), _stepped(subject, -1.0)
     demand(all(np.isfinite(model).all() for model in there), "its steps are not finite for gradients up to 1")
     moved = (there[0] != there[-1]).any()

@@ -1,1 +1,1 @@
-"""The batched engine: clients side by side in one launch, the layers' weights stacked."""
+"""The batched engine: one launch trains many clients, with the layers' weights stacked."""

@@ -1,7 +1,7 @@
-"""The batched engine: many clients advance together, their parameters stacked along a client dimension.
+"""The batched engine: many clients train together, with their parameters stacked along a client dimension.
 
-For models that have a stacked form (`models/stacked`). Results equal the sequential engine's to rounding:
-the same batches, the same masks, the same updates; only the order of additions differs.
+It needs a model with a batched form (`models/stacked`). Results equal those of the sequential engine up to
+floating-point rounding: batches, masks and updates are the same; only the order of additions differs.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from fedmpi.tasks.losses import why_loss_alone
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
 LAID_OUT_BYTES = 32
-"""Of a sample that a client sees in a step, all steps laid out before it trains: its row, and its weight in two types.
-"""
+"""Bytes per sample of a client in a step: its row and its weight in two types. All steps are laid out in advance."""
 MOST_LAID_OUT = 1 << 30
-"""Bytes of laid out batches of the clients side by side, beyond which fewer of them are."""
+"""Largest number of bytes for the laid-out batches of the batched clients; above it, fewer clients are batched."""
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
 
 
 class BatchedEngine:
-    """Trains chunks of clients side by side."""
+    """Engine that trains chunks of clients as batches."""
 
     name = "batched"
 
@@ -71,12 +70,12 @@ class BatchedEngine:
     def train(
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
+        """Add Σ coefficient · Δ of the tasks to `total`; each task trains from `start` (d,), which is not changed.
 
         Raises
         ------
         ClientFailure
-            Naming the client: anything raised while its samples are read, or a loss or an update that is not finite.
+            Reading a client's samples failed, or a loss or an update is not finite; the message names the client.
         """
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
         report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
@@ -110,9 +109,9 @@ class BatchedEngine:
         total: Accumulator,
         report: WorkReport,
     ) -> tuple[int, int]:
-        """Train tasks in chunks of about equal numbers; how many are done, and how many fit side by side.
+        """Train tasks in chunks of about equal size; return how many are done and how many fit into one chunk.
 
-        Not all are done where the device runs out of memory: then fewer fit from now on.
+        If the device runs out of memory, not all are done and later chunks are smaller.
         """
         chunks, done = -(-len(tasks) // capacity), 0
         together = -(-len(tasks) // chunks)
@@ -132,7 +131,7 @@ class BatchedEngine:
         return done, self.chunk
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
-        """The stack of earlier rounds where it is large enough."""
+        """Return the stack of earlier rounds if it is large enough, else a new one."""
         fused, kept = stack_optimizer(rule).fused, self._stack
         if kept is not None and (kept.fused, kept.dtype) == (fused, start.dtype):
             if kept.capacity >= capacity and kept.rows >= rows:
@@ -187,7 +186,7 @@ class BatchedEngine:
         stack.settle(steps)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
         try:
-            with named_client(tasks[0].client, self.rank):  # of several, those to blame are found one by one
+            with named_client(tasks[0].client, self.rank):  # with several clients, the failing ones are found later
                 check_loss(loss_sum, rule.lr)
                 if self.on_divergence.drops:
                     stack.check_changes(rule.lr)
@@ -214,7 +213,7 @@ class BatchedEngine:
         round: int,
         total: Accumulator,
     ) -> WorkReport:
-        """The work of clients of which some diverged, each by itself: who did ends the run, or is left out."""
+        """Train clients of which some diverged one at a time; a diverged client ends the run or is left out."""
         if len(tasks) == 1:
             self.on_divergence.leave_out(failure, round)
             self._left_out.append(tasks[0])
@@ -223,11 +222,11 @@ class BatchedEngine:
         for task in tasks:
             report += self._train_chunk(stack, [task], start, rule, round, total)
         if not self.on_divergence.drops:
-            raise failure  # together they exceed what none of them does
+            raise failure  # their sum overflows although no single update does
         return report
 
     def _open(self, tasks: list[ClientTask], labels: list[Tensor]) -> list[ClientHooks | None]:
-        """What an algorithm does for each of the clients; nothing where there is no such algorithm."""
+        """Open the algorithm's hooks for each of the clients; None for each without a stateful algorithm."""
         if self.hooks is None:
             return [None] * len(tasks)
         clients: list[ClientHooks | None] = []
@@ -237,7 +236,7 @@ class BatchedEngine:
         return clients
 
     def _corrections(self, tasks: list[ClientTask], clients: list[ClientHooks | None]) -> Iterator[Tensor | None]:
-        """The clients' corrections, each made when its turn comes, in memory still in the cache."""
+        """Yield the clients' corrections; each is made when needed, so that it is still in the cache."""
         for task, client in zip(tasks, clients, strict=True):
             assert client is not None
             with named_client(task.client, self.rank):
@@ -247,7 +246,7 @@ class BatchedEngine:
                 del correction, client.correction
 
     def _extra_values(self, rule: LocalRule, steps: int, device: torch.device) -> int:
-        """Of every client beside its parameters: on a CPU those that its steps read, elsewhere all vectors."""
+        """Count the values per client besides its parameters: on a CPU those that steps read, else all vectors."""
         if self.hooks is None:
             return 0
         size = self.net.stack_size
@@ -276,7 +275,7 @@ class BatchedEngine:
         clients: list[ClientHooks | None],
         steps: list[int],
     ) -> None:
-        """Add the changes to the sum: all at once, or one by one where somebody looks at them or the sum is exact."""
+        """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact."""
         words_drift = self.hooks is not None and self.hooks.corrects and stack.tables is not None
         looked_at = self.observe is not None or words_drift or (self.hooks is not None and self.hooks.finishes)
         if not looked_at and isinstance(total, FloatSum):
@@ -306,7 +305,7 @@ class BatchedEngine:
 
 
 def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
-    """The reason why the batched engine cannot train a model with its loss, None if it can."""
+    """Return the reason why the batched engine cannot train a model with its loss, None if it can."""
     traits = forward_traits(model, description)
     if not model.plain and (traits.keeps or traits.couples or model.hooked):
         return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
@@ -314,7 +313,7 @@ def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str 
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:
-    """The change by a client's correction, in all its steps, of values whose gradients are zero; None without one."""
+    """Return the change by a client's correction, over all steps, of values with zero gradients; None without one."""
     optimizer = stack_optimizer(rule)
     if client is None or client.correction is None or not isinstance(optimizer, StackSGD):
         return None
@@ -322,11 +321,11 @@ def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | 
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:
-    """How many clients to train side by side.
+    """Return how many clients to train as one batch.
 
-    On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, at least two but where one
-    client's activations exceed them: more clients spread the cost of a call, but values that leave the cache cost more.
-    On a GPU as many as fit in DEVICE_SHARE of the free memory.
+    On a CPU: as many as keep parameters, optimizer state and activations within CACHE_BYTES. The minimum is two, or one
+    if a single client's activations exceed CACHE_BYTES. More clients spread the cost of a call, but values outside the
+    cache cost more. On a GPU: as many as fit in DEVICE_SHARE of the free memory.
     """
     copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row

@@ -1,4 +1,4 @@
-"""What the steps of a chunk of clients read: batches in each client's own order, weights of the samples, masks."""
+"""Inputs of the steps of a chunk of clients: batches in each client's own order, sample weights, masks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedmpi.local.batched.stack import BoundNet, client_by_client
 
 @dataclass(frozen=True)
 class Timetable:
-    """Who takes which step with how many samples; clients are sorted by steps, longest first."""
+    """Steps and batch sizes of the clients of a chunk, which are sorted by steps, longest first."""
 
-    batches: list[list[Ints | None]]  # For every client the local rows of each of its steps, None = all of them
-    counts: Ints  # (T, K): Samples in the step, 0 when the client has finished
+    batches: list[list[Ints | None]]  # local samples of each step of every client, None = all of them
+    counts: Ints  # (T, K): number of samples in the step, 0 when the client has finished
 
     @classmethod
     def of(cls, batches: list[list[Ints | None]], sizes: Sequence[int]) -> Timetable:
-        """From the schedules of the clients, longest first."""
+        """Build a timetable from the schedules of the clients, longest first."""
         counts = np.zeros((len(batches[0]), len(batches)), np.int64)
         for client, (schedule, size) in enumerate(zip(batches, sizes, strict=True)):
             counts[: len(schedule), client] = [size if rows is None else len(rows) for rows in schedule]
@@ -34,11 +34,11 @@ class Timetable:
         return len(self.counts)
 
     def active(self, step: int) -> int:
-        """k: the first k clients take the step."""
+        """Return k: the first k clients take the step."""
         return self._active[step]
 
     def rows(self, step: int) -> int:
-        """b: the samples of the largest batch of the step."""
+        """Return b, the number of samples in the largest batch of the step."""
         return self._most[step]
 
     @cached_property
@@ -50,13 +50,13 @@ class Timetable:
         return [int(rows) for rows in self.counts.max(axis=1)]
 
     def local_rows(self, client: int) -> list[Ints]:
-        """The rows of each of the client's steps, int64 (b,)."""
+        """Return the local samples of each of the client's steps, int64 (b,)."""
         schedule, counts = self.batches[client], self.counts[:, client]
         return [np.arange(count) if rows is None else rows for rows, count in zip(schedule, counts, strict=False)]
 
 
 class Weights:
-    """1 / (samples of the client's batch) for every sample of every step, 0 for padding."""
+    """Weights 1 / (samples of the client's batch) of every sample of every step, 0 for padding."""
 
     def __init__(self, timetable: Timetable, dtype: torch.dtype, device: torch.device):
         counts = timetable.counts
@@ -68,25 +68,25 @@ class Weights:
         self._weights = torch.from_numpy(weights).unsqueeze(3).to(device=device, dtype=dtype)
 
     def of(self, step: int, clients: int, rows: int) -> tuple[Tensor | float, Tensor | None]:
-        """Weights (k, b, 1), or the one weight of all samples, and which are samples at all (None = all)."""
+        """Return weights (k, b, 1) or the one weight of all samples, and a mask of the real samples (None = all)."""
         if not self._ragged[step]:
             return 1.0 / rows, None
         return self._weights[step, :clients, :rows], self._counted[step, :clients, :rows]
 
 
 class Feed:
-    """Fills the buffers of a bound network with the batches of a step.
+    """Filler of the buffers of a bound network with the batches of a step.
 
     Parameters
     ----------
     timetable : Timetable
     features : list of Tensor (n_j, …)
-        What the steps read of every client.
+        Inputs of the steps, one tensor per client.
     labels : list of int64 Tensor (n_j,)
     products : Tensor (Σ n_j, outputs), optional
-        x·v of every sample, for a first layer whose weights are stored as two parts (`KeptApart`).
+        x·v of every sample, for a first layer whose weights are stored in two parts (`KeptApart`).
     samples : bool
-        Whether the first layer reads a step's samples; else their `order` is all that it needs.
+        True if the first layer reads a step's samples; otherwise it needs their `order` only.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Feed:
         self._local = [[torch.from_numpy(rows) for rows in client] for client in self._rows] if each else None
 
     def _join(self, local: list[list[Ints]], firsts: Ints) -> Tensor:
-        """Positions (T, K, B) in the joined samples; padding reads the client's first one."""
+        """Return positions (T, K, B) in the joined samples; padding repeats the client's first sample."""
         counts = self.timetable.counts
         index = np.broadcast_to(firsts[:, None], (*counts.shape, int(counts.max()))).astype(np.int64)
         for client, first in enumerate(firsts.tolist()):
@@ -117,9 +117,9 @@ class Feed:
         return torch.from_numpy(index)
 
     def order(self) -> list[Tensor]:
-        """The samples of each client's steps one after another, B a step: int64 (T_j · B,).
+        """Return the samples of each client's steps, concatenated, B per step: int64 (T_j · B,).
 
-        Its first sample fills up smaller batches.
+        The client's first sample fills up smaller batches.
         """
         found, counts = [], self.timetable.counts
         most = int(counts.max())
@@ -131,7 +131,7 @@ class Feed:
         return found
 
     def fill(self, net: BoundNet, step: int) -> None:
-        """The samples and labels of a step."""
+        """Fill in the samples and labels of a step."""
         positions = self._positions[step, : net.clients, : net.rows].reshape(-1)
         torch.index_select(self._all_labels, 0, positions, out=net.flat_labels)
         if self._products is not None and net.first_output is not None:
@@ -144,14 +144,14 @@ class Feed:
 
 
 class MaskFeed:
-    """Fills the masks of a bound network from each client's own stream."""
+    """Filler of the masks of a bound network; each client draws from its own stream."""
 
     def __init__(self, generators: Sequence[np.random.Generator] | None, timetable: Timetable):
         self._generators = generators
         self._timetable = timetable
 
     def fill(self, net: BoundNet, step: int) -> None:
-        """The masks of a step; a client's stream serves layer after layer, as in the module itself."""
+        """Fill in the masks of a step; a client's stream serves the layers in order, as in the module itself."""
         counts = self._timetable.counts[step, : net.clients].tolist()
         for dropout in net.dropouts:
             if self._generators is None:

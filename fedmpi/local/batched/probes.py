@@ -1,6 +1,6 @@
-"""Gradients of many small clients side by side: one pass of the stacked layers, which all start at the same values.
+"""Gradients of many small clients from one pass of the batched layers, which all start at the same values.
 
-A step with target = 0 · target + 1 · gradient leaves each client's gradient where its values were.
+A step with target = 0 · target + 1 · gradient replaces each client's values by its gradient.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedmpi.models.stacked.base import Step
 from fedmpi.models.stacked.net import translate
 
 SMALL = 64
-"""Samples up to which a client is probed side by side with others; larger ones fill the machine alone."""
+"""Most samples of a client that is probed in a batch with others; a larger client fills the device alone."""
 
 
 class _Gradient:
-    """In the place of an optimizer: layers write the gradient over the values, and nothing is changed after that."""
+    """Stand-in for an optimizer: layers write the gradient over the values, and nothing changes it afterwards."""
 
     fused, finishes = True, False
     step = Step(keep=0, rate=1)
@@ -39,7 +39,7 @@ class _Gradient:
 
 
 class BatchedProbe:
-    """Mean gradients of clients side by side."""
+    """Probe of the mean gradients of batched clients."""
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.model, self.source, self.rank = model, source, rank
@@ -49,7 +49,7 @@ class BatchedProbe:
     def gradients(
         self, clients: Ints, rows_of: Sequence[Ints | None], sizes: Ints, w: Tensor, most: int
     ) -> Iterator[tuple[Ints, Tensor]]:
-        """Every client's gradient of its mean loss at `w`."""
+        """Yield every client's gradient of its mean loss at `w`."""
         if not len(clients):
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
@@ -87,7 +87,7 @@ class BatchedProbe:
         return gradients
 
     def _flat(self, stack: Stack, clients: int) -> Tensor:
-        """What lies in the stack, as flat vectors on the CPU."""
+        """Return the contents of the stack as flat vectors on the CPU."""
         flat = torch.empty(clients, self.net.size, dtype=stack.dtype)
         for slot in self.net.slots:
             axes = slot.axes or tuple(range(len(slot.shape)))

@@ -1,4 +1,4 @@
-"""The stack: the values of the clients that train side by side, and the network bound to the first k of them."""
+"""The stack: the values of the batched clients, and the network bound to the first k of them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 MOST_BINDINGS = 64
 JOIN_BELOW = 1024
-"""Bytes of a sample below which the clients' samples are joined and gathered by one call a step; larger samples are
+"""Bytes of a sample below which one call per step gathers the joined samples of all clients. Larger samples are
 gathered client by client, which saves the copy that joins them."""
 
 
 def client_by_client(samples: Tensor) -> bool:
-    """Whether a step gathers each client's samples (n, values) by themselves."""
+    """Check whether a step gathers each client's samples (n, values) separately."""
     return samples.device.type == "cpu" and samples.shape[-1] * samples.element_size() >= JOIN_BELOW
 
 
 class Stack:
-    """Values (K, d') of up to K clients, and everything that their steps need, kept from round to round."""
+    """Values (K, d') of up to K clients and all memory that their steps need, reused in every round."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Stack:
         self._bound: dict[tuple[int, int], BoundNet] = {}
 
     def begin(self, start: Tensor) -> None:
-        """Take over the server's values (d,) of this round."""
+        """Copy the server's values (d,) of this round."""
         self.size = start.numel()
         for layer in self.net.layers:
             if isinstance(layer, GraphLayer):
@@ -82,7 +82,7 @@ class Stack:
         corrections: Iterable[Tensor | None] | None = None,
         apart: bool = False,
     ) -> list[Tensor]:
-        """Begin the work of some clients at the server's values."""
+        """Start the work of some clients at the server's values."""
         self.clients = len(features)
         self.losses.zero_()
         self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
@@ -102,7 +102,7 @@ class Stack:
                 self._correct(corrections, optimizer)
             return samples
         if corrections is not None:
-            corrections = list(corrections)  # the words' parts are read after all others
+            corrections = list(corrections)  # the parts of the words are read after all others
             self._correct(corrections, optimizer)
         self.tables = Tables(features, embedding.weight.from_flat(start))
         gradient = self.tables.values if self.fused else self.tables.gradient
@@ -113,28 +113,28 @@ class Stack:
         return self.tables.ids
 
     def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
-        """Have the first layer's products with the open clients' samples made for so many steps at once."""
+        """Compute the first layer's products with the open clients' samples for so many steps at once."""
         head = self.net.head
         assert head is not None
         weights = head.weight.of_stack(self.values[: self.clients], (head.outputs, head.inputs))
         self.ahead.open(weights, samples, order, rows, steps)
 
     def begin_step(self, number: int) -> None:
-        """Before step `number` (from 0)."""
+        """Prepare step `number` (from 0)."""
         if self.ahead.on:
             self.ahead.begin_step(number)
         if self.apart is not None:
             self.apart.begin_step(number)
 
     def settle(self, steps: Sequence[int]) -> None:
-        """After the last step: complete the values that `ahead` and `apart` keep in parts."""
+        """Complete the values that `ahead` and `apart` keep in parts, after the last step."""
         if self.ahead.on:
             self.ahead.settle()
         if self.apart is not None:
             self.apart.settle(steps)
 
     def _correct(self, corrections: Iterable[Tensor | None], optimizer: StackOptimizer) -> None:
-        """Write the corrections of the open clients in the order of the values, as the optimizer needs them."""
+        """Write the open clients' corrections in the order of the values, in the form that the optimizer needs."""
         if self._corrections is None:
             self._corrections = torch.zeros_like(self.values)
         for number, correction in enumerate(corrections):
@@ -150,7 +150,7 @@ class Stack:
             self._corrected = self._corrected.columns_from(self.net.slots[0].size)
 
     def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
-        """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
+        """Return the corrections of the word vectors in the open clients' texts, concatenated client after client."""
         if corrections is None or self.tables is None:
             return None
         corrected = torch.zeros_like(self.tables.values)
@@ -161,7 +161,7 @@ class Stack:
         return corrected
 
     def bound(self, clients: int, rows: int) -> BoundNet:
-        """The network on the first `clients` clients and batches of `rows` samples."""
+        """Return the network on the first `clients` clients and batches of `rows` samples."""
         key = (clients, rows)
         if key not in self._bound:
             if len(self._bound) >= MOST_BINDINGS:
@@ -172,7 +172,7 @@ class Stack:
         return found
 
     def blocks(self, clients: int) -> list[Block]:
-        """What the optimizer changes for the first `clients` clients."""
+        """Return the blocks that the optimizer changes for the first `clients` clients."""
         if clients not in self._blocks:
             self._blocks[clients] = blocks = [self._corrected.prefix(clients)]
             if self.tables is not None and self._table_block is not None:
@@ -180,7 +180,7 @@ class Stack:
         return self._blocks[clients]
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
-        """total += Σ coefficient · (value − start) over the open clients.
+        """Compute total += Σ coefficient · (value − start) over the open clients.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Stack:
         Returns
         -------
         Tensor ()
-            The squared length of what was added; not finite when a client's training diverged.
+            Squared norm of the added sum; not finite if a client's training diverged.
         """
         change = torch.mv(self.values[: self.clients].t(), coefficients)
         change.sub_(self.start[0] * coefficients.sum())
@@ -202,15 +202,15 @@ class Stack:
         return length
 
     def check_changes(self, lr: float) -> None:
-        """Refuse updates of the open clients that are not finite; see `check_update`."""
+        """Reject updates of the open clients that are not finite; see `check_update`."""
         for client in range(self.clients):
             check_update(self.values[client] - self.start[0], lr)
         if self.tables is not None:
             check_update((self.tables.values - self.tables.start).flatten(), lr)
 
     def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
-        """The update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last."""
-        whole = self.net.stack_size == self.size  # the slots fill all of it
+        """Return the update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last."""
+        whole = self.net.stack_size == self.size  # the slots fill the whole stack
         delta = (torch.empty if whole else torch.zeros)(self.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
             self._table(delta).copy_(self._table(drift))
@@ -222,14 +222,14 @@ class Stack:
         return delta
 
     def _parameter_views(self, row: Tensor, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each parameter three views of one shape: of a stack's row (d',), of the start, of a flat vector (d,)."""
+        """Yield for each parameter three views of one shape: of a stack's row (d',), the start, a flat vector (d,)."""
         for slot, size, start in self._parts:
             own = self._parameter_in(row, slot)
             yield own, start, flat.narrow(0, slot.offset, size) if slot.axes is None else slot.from_flat(flat)
 
     @staticmethod
     def _parameter_in(row: Tensor, slot: Slot) -> Tensor:
-        """A view of one parameter in a row (d',); with a single axis where its axes lie in their own order."""
+        """Return a view of one parameter in a row (d',), with a single axis if its axes are in their own order."""
         own = row.narrow(0, slot.start, slot.size)
         return own if slot.axes is None else own.view(slot.arranged)
 
@@ -255,7 +255,7 @@ class _Parameters:
 
 
 class BoundNet:
-    """The network on k clients and batches of b samples: `read` or `read_all`, fill labels and masks, take a step."""
+    """Network on k clients and batches of b samples: call `read` or `read_all`, fill labels and masks, take a step."""
 
     def __init__(self, stack: Stack, clients: int, rows: int):
         net, take = stack.net, stack.workspace.take
@@ -285,11 +285,11 @@ class BoundNet:
         self._backward = list(reversed(self.ops[net.first_trained :]))
 
     def read_all(self, samples: Tensor, index: Tensor) -> None:
-        """The batches of all clients: k · b of their samples (n, values), which lie in one tensor."""
+        """Read the batches of all clients: k · b of their samples (n, values), which are in one tensor."""
         torch.index_select(samples, 0, index, out=self.x.view(self.clients * self.rows, -1))
 
     def read(self, client: int, samples: Tensor, index: Tensor) -> None:
-        """A client's batch: some of its samples (n, values), filled up where there are fewer than b."""
+        """Read a client's batch: some of its samples (n, values), filled up if there are fewer than b."""
         into, count = self._clients_x[client], len(index)
         if count < self.rows:
             into[count:] = samples[0] if self.own_padding else 0
@@ -299,7 +299,7 @@ class BoundNet:
             self._columns.turn(client)
 
     def attach(self, tables: Tables | None, fused: bool) -> None:
-        """Point the look-up of words at the tables of the clients now at work."""
+        """Set the word tables of the clients that are trained now."""
         op = self.ops[0]
         if isinstance(op, EmbeddingOp) and tables is not None:
             count = tables.bounds[self.clients]
@@ -309,7 +309,7 @@ class BoundNet:
                 self.ops[1].tokens = self.x, tables.rows
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
-        """Forward, loss, backward, with the layers' part of the update."""
+        """Run the forward pass, the loss and the backward pass with the layers' part of the update."""
         for op in self._forward:
             op.forward()
         gradient = self.loss.gradient(weights, counted, self._sums)

@@ -1,4 +1,4 @@
-"""Optimizers over a stack of clients, in place: SGD fused into the layers' matrix products, Adam, the proximal term."""
+"""In-place optimizers over a stack of clients: SGD fused into the layers' matrix products, Adam, the proximal term."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Step
 
 LEAST_PULL = 1e-15
-"""ημ below which the proximal term is below rounding."""
+"""ημ below which the proximal term is smaller than rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class Block:
 
     values: Tensor  # `gradient` is unused by SGD
     gradient: Tensor
-    start: Tensor  # What the server sent; broadcasts over `values`
+    start: Tensor  # the values that the server sent; broadcasts over `values`
     first: Tensor  # Adam's moments and working memory; unused by SGD
     second: Tensor
     scratch: Tensor
-    correction: Tensor | None = None  # What an algorithm adds to every gradient, as `StackOptimizer.prepare` writes it
+    correction: Tensor | None = None  # vector added to every gradient, as `StackOptimizer.prepare` writes it
 
     @classmethod
     def of(
         cls, values: Tensor, gradient: Tensor, start: Tensor, memory: int, correction: Tensor | None = None
     ) -> Block:
-        """With fresh moments where `memory` asks for them."""
+        """Build a block, with fresh moments if `memory` needs them."""
         first, second, scratch = (torch.zeros_like(values) if memory else values for _ in range(3))
         return cls(values, gradient, start, first, second, scratch, correction)
 
     def prefix(self, count: int) -> Block:
-        """The part of the first `count` rows."""
+        """Return the part of the first `count` rows."""
         start = self.start if self.start.shape[0] == 1 else self.start[:count]
         parts = (self.values, self.gradient, self.first, self.second, self.scratch)
         values, gradient, first, second, scratch = (part[:count] for part in parts)
@@ -45,46 +45,46 @@ class Block:
         return Block(values, gradient, start, first, second, scratch, correction)
 
     def columns_from(self, first: int) -> Block:
-        """The columns from `first` on."""
+        """Return the columns from `first` on."""
         parts = (self.values, self.gradient, self.start, self.first, self.second, self.scratch)
         values, gradient, start, moment, square, scratch = (part[:, first:] for part in parts)
         correction = None if self.correction is None else self.correction[:, first:]
         return Block(values, gradient, start, moment, square, scratch, correction)
 
     def reset(self) -> None:
-        """Forget the moments."""
+        """Reset the moments."""
         self.first.zero_()
         self.second.zero_()
 
 
 class StackOptimizer(Protocol):
-    """What happens to the stack in a step, beside the layers' own part."""
+    """Interface of the changes to the stack in a step, besides the layers' own part."""
 
     fused: bool
-    """Whether the layers change the values themselves; else they fill the blocks' gradients."""
+    """True if the layers change the values themselves; else they fill the blocks' gradients."""
 
     @property
     def finishes(self) -> bool:
-        """Whether `finish` has something to do where nothing is corrected."""
+        """Check whether `finish` has any effect without corrections."""
 
     @property
     def step(self) -> Step:
-        """What the layers do with a gradient."""
+        """Return how the layers use a gradient."""
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
-        """Before the first step: write corrections into a block's, as `finish` needs them."""
+        """Write corrections into those of a block in the form that `finish` needs, before the first step."""
 
     def finish(self, block: Block, number: int) -> None:
-        """After the layers' part of step `number` (from 1)."""
+        """Complete step `number` (from 1) after the layers' part."""
 
 
 class StackSGD:
-    """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c, two terms of which the layers do with their products.
+    """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c; the layers do two of these terms with their products.
 
-    With corrections c the last two terms are one vector v, made before the first step. For LEAST_PULL < ημ < 1/2 the
-    layers compute w − η/(1 − ημ) ∇ℓ(w), and `finish` (1 − ημ) w + v, or without corrections a linear interpolation
-    towards w_start: one pass over the values where the other way takes two. Else the layers compute
-    (1 − ημ) w − η ∇ℓ(w), and `finish` adds the rest.
+    With corrections c the last two terms are one vector v, computed before the first step. For LEAST_PULL < ημ < 1/2
+    the layers compute w − η/(1 − ημ) ∇ℓ(w). `finish` then computes (1 − ημ) w + v, or without corrections a linear
+    interpolation towards w_start: one pass over the values instead of two. Otherwise the layers compute (1 − ημ) w − η
+    ∇ℓ(w), and `finish` adds the rest.
     """
 
     fused = True
@@ -96,7 +96,7 @@ class StackSGD:
         self.step = Step(keep=1, rate=-rule.lr / (1 - pull)) if self._towards else Step(keep=1 - pull, rate=-rule.lr)
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
-        """v = ημ w_start − η c."""
+        """Write v = ημ w_start − η c."""
         torch.mul(corrections, self.rate, out=into)
         if self._pull:
             into.add_(start, alpha=self._pull)
@@ -112,11 +112,11 @@ class StackSGD:
             block.values.add_(block.start, alpha=self._pull)
 
     def drift(self, steps: int) -> float:
-        """The change by a correction of 1 in so many steps of a value whose gradients are zero: −η Σ (1 − ημ)^j."""
+        """Return the change of a value with zero gradients by a correction of 1 in so many steps: −η Σ (1 − ημ)^j."""
         return self.rate * self.summed(steps)
 
     def summed(self, steps: int) -> float:
-        """Σ (1 − ημ)^j over so many steps j: what becomes of 1 added in every step."""
+        """Return Σ (1 − ημ)^j over so many steps j: the total effect of adding 1 in every step."""
         return shrinking_sum(steps, self._pull)
 
 
@@ -131,7 +131,7 @@ class StackAdam:
         self.step = Step(keep=0, rate=1)
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
-        """The gradient itself gains the correction."""
+        """Copy the corrections, which are added to the gradient itself."""
         if into is not corrections:
             into.copy_(corrections)
 
@@ -150,5 +150,5 @@ class StackAdam:
 
 
 def stack_optimizer(rule: LocalRule) -> StackSGD | StackAdam:
-    """The optimizer that a rule asks for."""
+    """Return the optimizer of a rule."""
     return StackSGD(rule) if rule.optimizer == "sgd" else StackAdam(rule)

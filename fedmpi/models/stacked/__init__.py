@@ -1,4 +1,4 @@
-"""Stacked forms of models: many clients' copies of the weights, trained side by side in one launch."""
+"""Batched forms of models: many clients' copies of the weights, trained in one launch."""
 
 from fedmpi.models.stacked.forms import register_layer
 

@@ -1,13 +1,13 @@
-"""Products of a dense first layer for several steps at once, so that its weights are not read and changed in every one.
+"""Products of a dense first layer for several steps at once, so that not every step reads and changes its weights.
 
-What the layer reads are samples, and which of them a step will see is known before. From step s on, whose weights are
-w_s, plain steps w_{t+1} = w_t + ρ_t G_tᵀ X_t give
+The layer reads samples, and the samples of each step are known in advance. From step s with weights w_s on, plain steps
+w_{t+1} = w_t + ρ_t G_tᵀ X_t give
 
     X_t w_tᵀ = X_t w_sᵀ + Σ_{s≤r<t} (X_t X_rᵀ) (ρ_r G_r),
 
-with the batches X_t and the gradients G_t of the layer's outputs. The products with w_s and those of samples with
-samples are made for m steps at once, and the weights gain Σ (ρ_r G_r)ᵀ X_r in one product after them: large products
-instead of small ones, and weights beyond the second cache travel once in m steps instead of twice in every one.
+with the batches X_t and the gradients G_t of the layer's outputs. The products with w_s and those between samples are
+computed for m steps at once, and one product afterwards adds Σ (ρ_r G_r)ᵀ X_r to the weights. Large products replace
+small ones, and weights larger than the second-level cache are read once in m steps instead of twice per step.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from fedmpi.models.stacked.base import Drift, Step, Workspace
 from fedmpi.models.stacked.dense import Linear
 
 ROWS_AHEAD = 40
-"""Samples of a client whose products are made at once, about. Rounds of a layer of 784 × 200 in batches of 10 take
-0.89, 0.85, 0.82, 0.87 and 0.86 of the time with 20, 30, 40, 60 and 80: products gain by rows, those of samples with
-samples grow with their square."""
+"""Approximate number of a client's samples whose products are computed at once.
+
+Rounds of a layer of 784 × 200 in batches of 10 take 0.89, 0.85, 0.82, 0.87 and 0.86 of the time with 20, 30, 40, 60 and
+80. Products gain from more samples, but those between samples grow with their square."""
 LEAST_STEPS = 3
-"""With batches of 20, two of which would be taken at once, a round of 784 × 200 takes 0.96 of the time."""
+"""Fewest steps at once. With batches of 20, i.e. two steps at once, a round of 784 × 200 takes 0.96 of the time."""
 LEAST_VALUES, LEAST_OUTPUTS = 1 << 16, 96
-"""Smaller layers lose: 784 × 64 takes 1.06 of the time and 64 × 200 1.22, where 784 × 100 and 256 × 256 take 0.95 and
-0.91."""
+"""Fewest weights and outputs. Smaller layers lose: 784 × 64 takes 1.06 of the time and 64 × 200 1.22; 784 × 100 and
+256 × 256 take 0.95 and 0.91."""
 
 
 class ProductsAhead:
-    """The first layer's products of the clients side by side."""
+    """First layer's products of the batched clients."""
 
     def __init__(self, step: Step, drift: Drift, workspace: Workspace):
         self.on = False
@@ -43,7 +44,7 @@ class ProductsAhead:
         self._views_of_client: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def open(self, weights: Tensor, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
-        """Begin the work of some clients."""
+        """Start the work of some clients."""
         clients, outputs, inputs = weights.shape
         together, take = steps * rows, self._workspace.take
         self.on, self._rows, self._steps = True, rows, steps
@@ -59,7 +60,7 @@ class ProductsAhead:
         self._filled, self._number = [0] * clients, 0
 
     def begin_step(self, number: int) -> None:
-        """Before the forward pass of step `number` (from 0)."""
+        """Prepare the forward pass of step `number` (from 0)."""
         self._number = number % self._steps
         if self._number == 0:
             for client, order in enumerate(self._order):
@@ -67,13 +68,13 @@ class ProductsAhead:
                 self._prepare(client, order[number * self._rows : (number + self._steps) * self._rows])
 
     def settle(self) -> None:
-        """After the last step: apply the updates that are still due to the weights."""
+        """Apply the remaining updates to the weights, after the last step."""
         for client in range(len(self._weights)):
             self._settle(client)
         self._samples, self._order = (), ()
 
     def forward(self, output: Tensor) -> None:
-        """The step's products (k, b, outputs); where `Drift` is on, `output` holds those of the samples with its v."""
+        """Write the step's products (k, b, outputs); with `Drift` on, `output` holds the samples' products with v."""
         products, pairs, earlier, _ = self._of_step(*output.shape[:2])
         drift = self._drift
         if drift.on:
@@ -88,7 +89,7 @@ class ProductsAhead:
             output.copy_(products)
 
     def backward(self, gradient: Tensor) -> None:
-        """Keep the gradient of the step's products for those of later steps and for the weights."""
+        """Store the gradient of the step's products for later steps and for the weights."""
         clients, rows, _ = gradient.shape
         own = self._of_step(clients, rows)[3]
         torch.mul(gradient, self._drift.rate if self._drift.on else self._step.rate, out=own[:, :rows])
@@ -96,7 +97,7 @@ class ProductsAhead:
             own[:, rows:].zero_()
 
     def _of_step(self, clients: int, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the first clients: products of the step, its samples' with earlier ones, earlier gradients, its own."""
+        """Return the first clients' products, products between samples, earlier gradients, current gradient."""
         key = clients, rows, self._number
         if key not in self._views:
             products, pairs, gradients = (held[:clients] for held in self._all)
@@ -111,7 +112,7 @@ class ProductsAhead:
         return self._views[key]
 
     def _prepare(self, client: int, order: Tensor) -> None:
-        """The products of a client's next steps."""
+        """Compute the products of a client's next steps."""
         self._filled[client] = count = len(order)
         if count == 0:
             return
@@ -128,7 +129,7 @@ class ProductsAhead:
             self._weights[client].addmm_(gradients, x)
 
     def _of_client(self, client: int, count: int) -> tuple[Tensor, ...]:
-        """Views of its first samples: x, products, gradients; x of later and of earlier steps, products of these."""
+        """Return views of a client's first samples: x, products, gradients; later x, earlier x, their products."""
         key = client, count
         if key not in self._views_of_client:
             x, products, pairs, gradients = (held[client] for held in (self._x, *self._all))
@@ -145,7 +146,7 @@ class ProductsAhead:
 
 
 def steps_at_once(layer: Linear | None, batch: int | None, steps: int) -> int:
-    """The steps whose products with a first layer are made at once; 0 where making them step by step is quicker."""
+    """Return the number of steps to compute a first layer's products for at once; 0 if single steps are faster."""
     if layer is None or batch is None or layer.outputs < LEAST_OUTPUTS:
         return 0
     together = ROWS_AHEAD // batch

@@ -1,4 +1,4 @@
-"""From layers one after another to their stacked forms, written by hand: the fastest there are."""
+"""Conversion of sequential layers to hand-written batched forms, the fastest ones."""
 
 from __future__ import annotations
 
@@ -21,59 +21,59 @@ from fedmpi.models.stacked.text import Embedding
 from fedmpi.models.stacked.trace import Along, Traced
 
 LARGEST_UNFOLDED = 100_000
-"""Values of one unfolded image above which torch's own convolution, client by client in a graph, is quicker: measured,
-it is with 147,000 and 259,000, the same with 51,000, and takes up to twice as long with 15,000."""
+"""Values of one unfolded image above which torch's own convolution, client by client in a graph, is faster. Measured:
+it is faster with 147,000 and 259,000, equal with 51,000, and takes up to twice as long with 15,000."""
 
 
 @dataclass(frozen=True)
 class StackedNet:
-    """A model as a list of stacked layers."""
+    """Model as a list of batched layers."""
 
     layers: tuple[Layer, ...]
-    slots: tuple[Slot, ...]  # Of all parameters that lie in the stack: all but the word vectors
-    size: int  # Values of the flat vector; of a client's row in the stack, alignment included
+    slots: tuple[Slot, ...]  # slots of all parameters in the stack: all except the word vectors
+    size: int  # values of the flat vector; of a client's row in the stack, with alignment
     stack_size: int
-    description: DataDescription  # Of the samples and their targets
+    description: DataDescription  # description of the samples and their targets
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Return the shape of one sample."""
         return tuple(self.description.feature_shape)
 
     @property
     def reads_words(self) -> bool:
-        """Whether samples are token ids."""
+        """Check whether samples are token ids."""
         return self.description.task == "text"
 
     @property
     def embedding(self) -> Embedding | None:
-        """The look-up of words, always the first layer."""
+        """Return the look-up of words, always the first layer."""
         return self.layers[0] if isinstance(self.layers[0], Embedding) else None
 
     @property
     def head(self) -> Linear | None:
-        """The first layer, where it is a product with the samples themselves."""
+        """Return the first layer if it is a product with the samples themselves."""
         return self.layers[0] if isinstance(self.layers[0], Linear) else None
 
     @property
     def first_trained(self) -> int:
-        """Index of the first layer with parameters: the gradient goes back as far as that."""
+        """Return the index of the first layer with parameters, at which the backward pass ends."""
         return next(i for i, layer in enumerate(self.layers) if layer.trained)
 
     @property
     def values_per_row(self) -> int:
-        """Floats that one sample needs in buffers."""
+        """Return the number of floats per sample in buffers."""
         return math.prod(self.feature_shape) + sum(layer.values for layer in self.layers)
 
 
 def by_hand(traced: Traced, description: DataDescription) -> StackedNet:
-    """The stacked form of a graph that is one known layer after another, as modules or as functions."""
+    """Return the batched form of a graph that is a chain of known layers, as modules or as functions."""
     translation = _Translation(traced, description)
     nodes = list(traced.graph.nodes)
     current = nodes[0]
     for node in nodes[1:-1]:
         if not isinstance(traced.value(node), Tensor):
-            continue  # a shape, whose reader is looked at
+            continue  # a shape; its reader is examined
         read = [given for given in node.all_input_nodes if isinstance(traced.value(given), Tensor)]
         if read != [current] or traced.along(node) != Along(0, 1):
             raise NotStackable("layers do not follow one another")
@@ -90,7 +90,7 @@ class _Translation:
         self.layers: list[Layer] = []
         self.slots: list[Slot] = []
         self.shape = tuple(description.feature_shape)
-        self.columns = False  # Whether activations lie as columns, else as rows
+        self.columns = False  # True if activations are columns, False if they are rows
         self.start = self.size = 0
         self.offsets: dict[int, int] = {}
         if description.task == "text":
@@ -106,7 +106,7 @@ class _Translation:
         return math.prod(self.shape)
 
     def add(self, node: fx.Node, before: fx.Node) -> None:
-        """The layer that a node calls; a function is taken for the layer that does the same."""
+        """Add the layer that a node calls; a function becomes the equivalent layer."""
         part = self.traced.part(node) if node.op == "call_module" else None
         if part is None and node.op != "get_attr":
             make = _FUNCTIONS.get(node.target)
@@ -124,7 +124,7 @@ class _Translation:
         return StackedNet(with_pools(self.layers), tuple(self.slots), self.size, self.start, self.description)
 
     def slot(self, parameter: Tensor) -> Slot:
-        """Reserve a place for a parameter; every parameter has one."""
+        """Reserve a slot for a parameter; every parameter has one."""
         offset = self.offsets.pop(id(parameter), None)
         if offset is None:
             raise NotStackable("a parameter is shared by two layers")
@@ -156,7 +156,7 @@ class _Translation:
         self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid", self.units))
 
     def _cut(self) -> bool:
-        """Whether the next layer in place would write over outputs of ReLU."""
+        """Check whether the next in-place layer would overwrite outputs of ReLU."""
         for layer in reversed(self.layers):
             if isinstance(layer, ReLU):
                 return True
@@ -219,7 +219,7 @@ class _Translation:
         self.shape = (self.shape[0], *geometry.output)
 
     def _image(self) -> tuple[int, int, int]:
-        """Channels, height and width; from here on the images lie as columns."""
+        """Return channels, height and width; from here on the images are columns."""
         if len(self.shape) != 3 or (self.layers and not self.columns):
             raise NotStackable(f"a layer of images on values of shape {self.shape}")
         if not self.columns:
@@ -263,7 +263,7 @@ _Make = Callable[[Traced, fx.Node, fx.Node], nn.Module | None]
 
 
 def _reshaped(traced: Traced, node: fx.Node, before: fx.Node) -> nn.Module | None:
-    """A change of shape: nn.Flatten where it joins all axes but the first, nn.Identity where the shape stays."""
+    """Return a change of shape: nn.Flatten if it joins all axes except the first, nn.Identity if the shape stays."""
     was, now = tuple(traced.value(before).shape), tuple(traced.value(node).shape)
     if was == now:
         return nn.Identity()
@@ -271,7 +271,7 @@ def _reshaped(traced: Traced, node: fx.Node, before: fx.Node) -> nn.Module | Non
 
 
 def _with_options(kind: type[nn.Module], *names: str) -> _Make:
-    """What makes a layer of class `kind` from a call of the function with these parameters after the input."""
+    """Return a maker of layers of class `kind` from a function call with these parameters after the input."""
 
     def make(traced: Traced, node: fx.Node, before: fx.Node) -> nn.Module | None:
         given: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)

@@ -1,4 +1,4 @@
-"""A stacked form tried against the module itself: two clients with different parameters, one with fewer samples."""
+"""Test of a batched form against the module itself: two clients with different parameters, one with fewer samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedmpi.models.stacked.trace import DROPOUTS, made_up
 
 ROWS = 3
 COUNTS = 3, 2
-"""Samples of the two clients; the second one's batch is filled up."""
+"""Samples of the two clients; the second client's batch is filled up."""
 TOLERANCE = {torch.float64: 1e-9}
 """Largest relative difference of outputs and gradients; 2e-3 in single precision."""
 
 
 class TwoClients:
-    """The parameters of two clients (2, d) as a stack, and beside them where their gradients go (`base.Parameters`)."""
+    """Parameters of two clients (2, d) as a stack, with the targets of their gradients (`base.Parameters`)."""
 
     def __init__(self, net: StackedNet, flat: Tensor):
         self.step, self.drift = Step(keep=0, rate=1), Drift()
@@ -42,7 +42,7 @@ class TwoClients:
 
 
 def check_form(net: StackedNet, copied: nn.Module, description: DataDescription) -> None:
-    """Compare outputs and gradients of a stacked form with those of a copy of the module, without dropout."""
+    """Compare outputs and gradients of a batched form with those of a copy of the module, without dropout."""
     parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
     for part in copied.modules():
         if isinstance(part, DROPOUTS):
@@ -72,7 +72,7 @@ def check_form(net: StackedNet, copied: nn.Module, description: DataDescription)
 def _alone(
     module: nn.Module, parameters: list[nn.Parameter], flat: Tensor, samples: Tensor, towards: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of one client and the gradient of Σ outputs · towards."""
+    """Return the outputs of one client and the gradient of Σ outputs · towards."""
     sizes = [parameter.numel() for parameter in parameters]
     with torch.no_grad():
         for parameter, values in zip(parameters, torch.split(flat, sizes), strict=True):
@@ -86,7 +86,7 @@ def _alone(
 
 
 def _stacked(net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """As `_alone`, of both clients by the stacked form."""
+    """Return the same as `_alone` for both clients, by the batched form."""
     values, workspace, embedding = TwoClients(net, flat), Workspace(flat.dtype, flat.device), net.embedding
     tables = None
     if embedding is not None:

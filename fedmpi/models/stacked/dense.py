@@ -1,4 +1,4 @@
-"""Dense layers of many clients side by side, on rows (k, b, values): products, ReLU, dropout."""
+"""Batched dense layers on rows (k, b, values): products, ReLU, dropout."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _LinearOp:
     def forward(self) -> None:
         if self.ahead is not None and self.ahead.on:
             self.ahead.forward(self.output)
-        elif self.drift.on:  # the output holds the samples' products with v
+        elif self.drift.on:  # the output contains the samples' products with v
             self.output.baddbmm_(self.x, self.transposed, beta=self.drift.shift, alpha=self.drift.scale)
         else:
             torch.bmm(self.x, self.transposed, out=self.output)
@@ -101,21 +101,19 @@ class _ReLUOp:
 
 
 def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
-    """ReLU backwards, in place: the gradient, zero where the output is."""
+    """Apply the backward pass of ReLU in place: the gradient is set to zero where the output is zero."""
     _threshold_backward(gradient, output, 0, grad_input=gradient)
     return gradient
 
 
 @dataclass(frozen=True)
 class Squash:
-    """tanh or the logistic function, in place; its outputs are copied for the backward pass, since a later layer may
-    overwrite them.
-    """
+    """In-place tanh or logistic function with a copy of its outputs, since a later layer may change them."""
 
     trained: ClassVar[bool] = False
 
     kind: str
-    values: int  # Values of a row
+    values: int  # values of a row
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _SquashOp(self.kind, place, x)
@@ -137,13 +135,13 @@ class _SquashOp:
 
 @dataclass(frozen=True)
 class StackedDropout:
-    """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place."""
+    """Multiplication by masks from each client's own stream (`models.dropout.draw_mask`), in place."""
 
     trained: ClassVar[bool] = False
 
-    units: int  # Values of a row, in the module's order
-    p: float  # Probability of a zero
-    columns: bool  # Whether the input lies as columns
+    units: int  # values of a row, in the module's order
+    p: float  # probability of a zero
+    columns: bool  # True if the input is columns
 
     @property
     def values(self) -> int:
@@ -154,10 +152,10 @@ class StackedDropout:
 
 
 class DropoutOp:
-    """Dropout bound to k clients; before every forward pass their masks are to be drawn, or all values kept.
+    """Dropout bound to k clients. Every forward pass needs new masks (`draw`) or `keep_all` before it.
 
-    On a processor a mask is drawn where it lies or, where it lies as columns or in double precision, into a page that
-    all clients use, and goes to its place while the page is in the cache.
+    On a CPU a mask is drawn in place. With columns or in double precision, it is drawn into a page that all clients
+    share and copied while the page is in the cache.
     """
 
     def __init__(self, layer: StackedDropout, place: Place, x: Tensor):
@@ -173,11 +171,11 @@ class DropoutOp:
             self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
 
     def keep_all(self) -> None:
-        """Drop nothing."""
+        """Disable dropout."""
         self._masks.fill(1)
 
     def draw(self, client: int, count: int, generator: np.random.Generator) -> None:
-        """The next mask of a client's stream, for `count` rows."""
+        """Draw the next mask of a client's stream, for `count` rows."""
         mask = self._masks[client, :count]
         page = mask.reshape(count, self.units) if self._page is None else self._page[:count]
         drawn = draw_mask(generator, count, self.units, self.p, page)
@@ -185,7 +183,7 @@ class DropoutOp:
             mask[:] = drawn.reshape(mask.shape)
 
     def arrange(self) -> None:
-        """Bring what was drawn into `mask`."""
+        """Copy the drawn values into `mask`."""
         if self._on_host is not None:
             self._arranged.copy_(self._on_host)
 
@@ -199,7 +197,7 @@ class DropoutOp:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Columns become rows: a view forwards, one copy backwards."""
+    """Conversion of columns to rows: a view in the forward pass, one copy in the backward pass."""
 
     trained: ClassVar[bool] = False
 

@@ -1,8 +1,8 @@
-"""Batched forms of layers with parameters: the client is the first axis of everything.
+"""Batched forms of layers with parameters; the client is the first axis of all values.
 
-A form is called as form(layer, weights, *inputs): `weights` maps the layer's parameters to `Weight`s (k, …), inputs and
-outputs are (k, …) with what one client alone would see behind. Autograd differentiates it. A layer without a form is
-computed client by client (`of_one`).
+A form is called as form(layer, weights, *inputs). `weights` maps the layer's parameters to `Weight`s (k, …). Inputs and
+outputs are (k, …); the remaining axes are those of a single client. Autograd differentiates it. A layer without a form
+is computed client by client (`of_one`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fedmpi.models.stacked.base import NotStackable, Parameters, Slot, Step
 
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}
-"""Kind of layer -> form."""
+"""Form of each kind of layer."""
 ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
-"""Kind of layer -> the order of the axes of its parameters in the stack, where it is not their own."""
+"""Order of the axes of a layer's parameters in the stack, for kinds of layers whose order differs."""
 
 
 class Weight:
-    """One parameter of the k bound clients.
+    """Parameter of the k bound clients.
 
-    A weight that one layer alone reads is updated in the backward pass of that layer, where its gradient is a matrix
-    product that need not be formed; others get their gradients from autograd.
+    A weight that only one layer reads is updated in the backward pass of that layer, where its gradient is a matrix
+    product that is never computed itself. Other weights get their gradients from autograd.
     """
 
     __slots__ = ("alone", "axes", "done", "owner", "step", "target", "value")
@@ -40,24 +40,24 @@ class Weight:
 
     @classmethod
     def of(cls, slot: Slot, parameters: Parameters, alone: bool) -> Weight:
-        """The parameter that lies in the slot, in the order of the stack."""
+        """Return the parameter in the slot, in the order of the stack."""
         value, target = parameters.value(slot, *slot.arranged), parameters.target(slot, *slot.arranged)
         return cls(value.data.requires_grad_(), target, parameters.step, alone, slot.axes)
 
     @classmethod
     def constant(cls, value: Tensor, clients: int) -> Weight:
-        """A parameter that is not trained, the same for all clients."""
+        """Return a parameter that is not trained, the same for all clients."""
         return cls(value.detach().expand(clients, *value.shape), value, Step(1, 0), False)
 
     def seen_as(self, see: Callable[[Tensor], Tensor]) -> Weight:
-        """The same parameter with its axes in another order, or joined; `see` makes such a view of a tensor."""
+        """Return the same parameter with reordered or joined axes; `see` makes such a view of a tensor."""
         seen = Weight(see(self.value), see(self.target), self.step, self.alone)
         seen.owner = self.owner
         return seen
 
     @property
     def natural(self) -> Weight:
-        """The same with the axes in the parameter's own order."""
+        """Return the same weight with the axes in the parameter's own order."""
         if self.axes is None:
             return self
         back = [0, *(1 + self.axes.index(axis) for axis in range(len(self.axes)))]
@@ -65,11 +65,11 @@ class Weight:
 
     @property
     def trained(self) -> bool:
-        """Whether it has a gradient."""
+        """Check whether the weight has a gradient."""
         return self.value.requires_grad
 
     def product(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """For a gradient left @ right, (k, m, n): returns it for autograd, or None after updating the target."""
+        """Apply a gradient left @ right, (k, m, n): return it for autograd, or None after updating the target."""
         if not self.trained:
             return None
         if not self.alone:
@@ -79,7 +79,7 @@ class Weight:
         return None
 
     def plain(self, gradient: Tensor) -> Tensor | None:
-        """For a gradient that is given: returns it for autograd, or None after updating the target."""
+        """Apply a given gradient: return it for autograd, or None after updating the target."""
         if not self.trained:
             return None
         gradient = gradient.view(self.value.shape)
@@ -91,7 +91,7 @@ class Weight:
 
 
 def finish(weights: Sequence[Weight], gradients: Sequence[Tensor | None]) -> None:
-    """Update the weights that no layer has updated in its backward pass, with the gradients that autograd gave."""
+    """Update the weights that no layer updated in its backward pass, with the gradients from autograd."""
     targets, given = [], []
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
@@ -111,7 +111,7 @@ def finish(weights: Sequence[Weight], gradients: Sequence[Tensor | None]) -> Non
 
 
 def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the function below it computes layers of this class for many clients at once."""
+    """Return a decorator that registers a function as the batched form of layers of this class."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def form(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
@@ -124,7 +124,7 @@ def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Call
 
 
 def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
-    """A decorator: the form below it is that of these kinds of layers."""
+    """Return a decorator that registers a form for these kinds of layers."""
 
     def decorate(form: Form) -> Form:
         LAYERS.update(dict.fromkeys(kinds, form))
@@ -134,7 +134,7 @@ def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
 
 
 def of_one(layer: nn.Module, weights: Mapping[str, Weight]) -> Sequence[Callable[..., Any]]:
-    """The layer of every client alone, by torch itself."""
+    """Return the layer of every single client, computed by torch itself."""
     values = {name: weight.natural.value.unbind(0) for name, weight in weights.items()}
     clients = len(next(iter(values.values())))
     own = [{name: parts[client] for name, parts in values.items()} for client in range(clients)]
@@ -147,7 +147,7 @@ def of_one(layer: nn.Module, weights: Mapping[str, Weight]) -> Sequence[Callable
 
 
 def _lstm(layer: nn.LSTM, values: list[Tensor], x: Tensor, hx: Any = None) -> Any:
-    """torch's LSTM without what nn.LSTM does to its parameters when they are replaced."""
+    """Call torch's LSTM without the side effects of nn.LSTM when its parameters are replaced."""
     if x.dim() != 3:
         raise NotStackable("LSTM of sequences without samples")
     if hx is None:
@@ -161,7 +161,7 @@ def _lstm(layer: nn.LSTM, values: list[Tensor], x: Tensor, hx: Any = None) -> An
 
 
 class Product(torch.autograd.Function):
-    """y = x Wᵀ + c of every client, (k, r, ·): the update is part of the backward pass where the weights allow it."""
+    """y = x Wᵀ + c of every client, (k, r, ·); the backward pass includes the update if the weights allow it."""
 
     @staticmethod
     def forward(
@@ -182,7 +182,7 @@ class Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
-    """x (k, …, inputs) through a dense layer."""
+    """Map x (k, …, inputs) through a dense layer."""
     value = weight.value
     rows = x.reshape(x.shape[0], -1, x.shape[-1])
     y: Tensor = Product.apply(rows, value, None if bias is None else bias.value, weight, bias)  # type: ignore[no-untyped-call]
@@ -195,7 +195,7 @@ def linear(layer: nn.Linear, weights: Mapping[str, Weight], x: Tensor) -> Tensor
 
 
 def _scaled(x: Tensor, weights: Mapping[str, Weight], shape: tuple[int, ...]) -> Tensor:
-    """x · weight + bias, with the parameters as `shape`."""
+    """Return x · weight + bias, with the parameters reshaped to `shape`."""
     weight, bias = (weights[name].value.reshape(shape) if name in weights else None for name in ("weight", "bias"))
     if weight is not None and bias is not None:
         return torch.addcmul(bias, x, weight)

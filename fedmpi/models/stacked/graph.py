@@ -1,8 +1,8 @@
-"""Any forward pass that torch.fx can trace, for many clients: their samples are one batch (k · b, …).
+"""Batched form of any forward pass that torch.fx can trace: the clients' samples are one batch (k · b, …).
 
-A node without trained parameters is computed once for this batch. A layer with a batched form (`forms.LAYERS`) sees
-(k, b, …); what else reads trained parameters is computed client by client. Autograd differentiates the result. Whether
-samples influence one another, or the trace misses something, `check` finds out by comparison with the module itself.
+A node without trained parameters is computed once for this batch. A layer with a batched form (`forms.LAYERS`) gets (k,
+b, …); other nodes with trained parameters are computed client by client. Autograd differentiates the result. `check`
+compares with the module itself, which shows whether samples influence one another or the trace is incomplete.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from fedmpi.models.stacked.text import find_peaks, highest
 from fedmpi.models.stacked.trace import DROPOUTS, NUMBER, ROWS, Along, Traced
 
 CLIENT = "client"
-"""Kind of a value made of parameters alone: (k, …). Others are an `Along`, a NUMBER, or None: the same for all clients.
-"""
+"""Kind of a value computed from parameters only: (k, …). Others are an `Along`, a NUMBER, or None: the same for all
+clients."""
 PLAIN = (int, float, str, torch.dtype, torch.device, torch.Size, torch.layout, type(None))
 
 
 @dataclass(frozen=True, eq=False)
 class GraphLayer:
-    """A whole model, or what follows its look-up of words."""
+    """Whole model, or its part after the look-up of words."""
 
     trained: ClassVar[bool] = True
 
     steps: tuple[_Step, ...]
-    slots: dict[int, Slot]  # Parameter (by id) -> where it lies
-    alone: frozenset[int]  # Parameters (by id) that one layer alone reads
+    slots: dict[int, Slot]  # parameter (by id) -> its slot
+    alone: frozenset[int]  # parameters (by id) that only one layer reads
     dropouts: tuple[tuple[int, float], ...]  # (units, p) in the order of the forward pass
-    buffers: tuple[tuple[int, Tensor], ...]  # What is averaged beside parameters: (place in the flat vector, values)
-    values: int  # Floats that one sample needs
-    outputs: int  # Values of one sample's outputs
+    buffers: tuple[tuple[int, Tensor], ...]  # averaged buffers: (position in the flat vector, values)
+    values: int  # floats per sample
+    outputs: int  # values of one sample's outputs
     feature_shape: tuple[int, ...]
-    text: bool  # Whether samples are token ids
-    words: fx.Node | None  # The look-up of words that the layer before does
-    reads_tokens: bool  # Whether the token ids are read beside the words' vectors
+    text: bool  # True if samples are token ids
+    words: fx.Node | None  # look-up of words, done by the previous layer
+    reads_tokens: bool  # True if the token ids are read besides the words' vectors
 
     def read_buffers(self, flat: Tensor) -> None:
-        """Take over the buffers of a flat vector (d,)."""
+        """Copy the buffers from a flat vector (d,)."""
         for offset, buffer in self.buffers:
             buffer.copy_(flat[offset : offset + buffer.numel()].view(buffer.shape))
 
@@ -60,7 +60,7 @@ class GraphLayer:
 
 
 class GraphOp:
-    """The graph bound to k clients of b samples."""
+    """Graph bound to k clients of b samples."""
 
     def __init__(self, layer: GraphLayer, place: Place, x: Tensor):
         self.layer, self.clients = layer, place.clients
@@ -89,7 +89,7 @@ class GraphOp:
         self.output.copy_(self._result.detach().view(self.output.shape))
 
     def samples(self) -> Tensor:
-        """The samples (k · b, …) as the module reads them."""
+        """Return the samples (k · b, …) as the module reads them."""
         if self.layer.words is not None and self.layer.reads_tokens:
             assert self.tokens is not None
             ids, words = self.tokens
@@ -108,21 +108,21 @@ class GraphOp:
 
 
 def dropouts_of(op: Op) -> list[DropoutOp]:
-    """The dropout of a bound layer, in the order in which a client's stream serves it."""
+    """Return the dropout of a bound layer, in the order in which a client's stream serves it."""
     if isinstance(op, GraphOp):
         return op.dropouts
     return [op] if isinstance(op, DropoutOp) else []
 
 
 class _Step:
-    """Computes the value of one node; nodes among the arguments stand for their values."""
+    """Computation of one node's value; nodes among the arguments are replaced by their values."""
 
     def __init__(self, node: fx.Node, function: Callable[..., Any], args: Any = (), kwargs: Any = None):
         self.node, self.function, self.args, self.kwargs = node, function, tuple(args), kwargs or {}
         self.flat = not self.kwargs and not any(isinstance(one, tuple | list | dict | slice) for one in self.args)
         self.nodes: list[fx.Node] = []
         map_arg((self.args, self.kwargs), self.nodes.append)
-        self.forget: tuple[fx.Node, ...] = ()  # Whose values nothing later reads
+        self.forget: tuple[fx.Node, ...] = ()  # nodes whose values no later step reads
 
     def run(self, bound: GraphOp, values: dict[fx.Node, Any]) -> None:
         def value(entry: Any) -> Any:
@@ -142,7 +142,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Call:
-    """What reads trained parameters, or values made of them."""
+    """Call of a node that reads trained parameters or values computed from them."""
 
     def __call__(self, bound: GraphOp, *values: Any) -> Any:
         raise NotImplementedError
@@ -152,14 +152,14 @@ class _Call:
         self.order, self.kinds = list(kinds), list(kinds.values())
 
     def filled(self, given: Sequence[Any]) -> tuple[Any, Any]:
-        """The arguments with these values of the nodes."""
+        """Return the arguments with these values of the nodes."""
         found = dict(zip(self.order, given, strict=True))
         filled = map_aggregate((self.args, self.kwargs), lambda one: found[one] if isinstance(one, fx.Node) else one)
         return filled
 
 
 class _Batched(_Call):
-    """function(bound, …) takes and gives tensors (k, …) with what one client alone would see behind."""
+    """Call of function(bound, …) on tensors (k, …) whose remaining axes are those of a single client."""
 
     def __call__(self, bound: GraphOp, *values: Any) -> Any:
         given = [_to_clients(value, kind, bound.clients) for value, kind in zip(values, self.kinds, strict=True)]
@@ -168,7 +168,7 @@ class _Batched(_Call):
 
 
 class _EachClient(_Call):
-    """function(bound) gives one function per client, which takes and gives that client's values."""
+    """Call of function(bound), which returns one function per client on that client's values."""
 
     def __call__(self, bound: GraphOp, *values: Any) -> Any:
         split = [_split(value, kind, bound.clients) for value, kind in zip(values, self.kinds, strict=True)]
@@ -198,7 +198,7 @@ def _from_clients(value: Any, along: Any) -> Any:
 
 
 def _split(value: Any, kind: Any, clients: int) -> Sequence[Any]:
-    """A value of each client."""
+    """Return the value of each client."""
     if isinstance(kind, tuple):
         parts = [_split(one, of, clients) for one, of in zip(value, kind, strict=True)]
         return list(zip(*parts, strict=True))
@@ -210,7 +210,7 @@ def _split(value: Any, kind: Any, clients: int) -> Sequence[Any]:
 
 
 def _joined(found: Sequence[Any], along: Any) -> Any:
-    """The reverse of `_split`."""
+    """Join what `_split` has split."""
     if isinstance(along, tuple):
         return tuple(_joined([one[place] for one in found], of) for place, of in enumerate(along))
     if isinstance(along, Along):
@@ -221,12 +221,12 @@ def _joined(found: Sequence[Any], along: Any) -> Any:
 def graph_layer(
     traced: Traced, slots: dict[int, Slot], words: fx.Node | None, description: DataDescription, outputs: int
 ) -> GraphLayer:
-    """A traced graph as a layer; `words` is the look-up that the layer before does."""
+    """Return a traced graph as a layer; `words` is the look-up done by the previous layer."""
     return _Translation(traced, slots, words).layer(description, outputs)
 
 
 class _Translation:
-    """From the nodes of a graph to steps."""
+    """Conversion of the nodes of a graph to steps."""
 
     def __init__(self, traced: Traced, slots: dict[int, Slot], words: fx.Node | None):
         self.traced, self.slots, self.words = traced, slots, words
@@ -264,7 +264,7 @@ class _Translation:
         )
 
     def _needed(self, returned: fx.Node) -> tuple[_Step, ...]:
-        """The steps that the result needs, each with the values that are no longer needed after it."""
+        """Return the steps that the result needs, each with the values that no later step needs."""
         needed, kept = {returned}, []
         for step in reversed(self.steps):
             drops = isinstance(step.function, _Drop)
@@ -291,7 +291,7 @@ class _Translation:
         self.kinds[node] = self.traced.along(node)
 
     def _constant(self, given: Any) -> Any:
-        """Arguments in which what is the same for all batches, no tensor, stands instead of its node."""
+        """Replace nodes among the arguments by their values if these are no tensors and the same for all batches."""
 
         def known(node: fx.Node) -> Any:
             value = self.traced.value(node)
@@ -319,7 +319,7 @@ class _Translation:
             self._function(node)
 
     def _pass(self, node: fx.Node) -> None:
-        """A node between a convolution and its maximum, which `highest` has found; the last one gives the shape."""
+        """Skip a node between a convolution and its maximum, found by `highest`; the last one gives the shape."""
         value = self.traced.value(node)
         last = any(one is node for _, one in self.peaks.values())
         shape = tuple(value.shape[1:]) if last else None
@@ -394,7 +394,7 @@ class _Translation:
     def _without_parameters(
         self, node: fx.Node, function: Callable[..., Any], args: Any = None, kwargs: Any = None
     ) -> None:
-        """A node with no parameters of its own: once for all, unless what it reads is made of parameters alone."""
+        """Add a node without parameters: computed once, unless it reads values computed from parameters only."""
         args, kwargs = (node.args, node.kwargs) if args is None else (args, kwargs)
         if any(_made_of_parameters(self.kinds.get(given)) for given in node.all_input_nodes):
             self._call(_EachClient, node, lambda bound: [function] * bound.clients, args=args, kwargs=kwargs)
@@ -426,7 +426,7 @@ class _Translation:
 
 
 class _Drop:
-    """Dropout: the values times the next mask, whole channels or value by value."""
+    """Dropout: multiplication by the next mask, per channel or per value."""
 
     def __init__(self, place: int, channels: bool):
         self.place, self.channels = place, channels
@@ -437,7 +437,7 @@ class _Drop:
 
 
 def in_place(node: fx.Node) -> bool:
-    """Whether a function changes its first operand."""
+    """Check whether a function changes its first operand."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if vars(operator).get(name) is node.target:
         return name in AUGMENTED
@@ -448,7 +448,7 @@ AUGMENTED = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv",
 
 
 def _function_of(node: fx.Node) -> Callable[..., Any]:
-    """The function that a node calls; instead of one that changes its operand, the one that gives the same result."""
+    """Return the function that a node calls; an in-place function is replaced by its equivalent."""
     target: Any = node.target
     if isinstance(target, str):
         name = target.removesuffix("_") if in_place(node) else target
@@ -464,7 +464,7 @@ def _function_of(node: fx.Node) -> Callable[..., Any]:
 
 
 def _not_in_place(part: nn.Module) -> nn.Module:
-    """A layer with `inplace`, without it: autograd forbids changes of what an autograd.Function returned."""
+    """Return a layer with `inplace` off: autograd forbids changes of the results of an autograd.Function."""
     if not getattr(part, "inplace", False):
         return part
     changed: Any = copy.copy(part)
@@ -481,5 +481,5 @@ def _made_of_parameters(kind: Any) -> bool:
 
 
 def _of_clients(along: Any) -> Any:
-    """The kind of a result that is computed from parameters."""
+    """Return the kind of a result computed from parameters."""
     return tuple(map(_of_clients, along)) if isinstance(along, tuple) else CLIENT if along is None else along

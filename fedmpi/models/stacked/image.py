@@ -1,7 +1,7 @@
-"""Convolution and max pooling of many clients side by side, on columns (k, channels · height · width, b).
+"""Batched convolution and max pooling on columns (k, channels · height · width, b).
 
-With the samples innermost, unfolding an image is a copy of whole runs of values picked by one index, and folding the
-gradient back is a sum of runs: both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
+With the samples as the innermost axis, unfolding an image copies whole runs of values by one index, and folding the
+gradient back sums runs. Both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.nn.functional import embedding_bag
 from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
 
 BLOCK = 8
-"""Values that patches have a multiple of in the product of the weights' gradient, which takes up to half as long again
-with patches of 63 values as with 64."""
+"""Multiple of values to which patches are padded in the product of the weights' gradient, which takes up to half as
+long again with patches of 63 values as with 64."""
 
 
 @dataclass(frozen=True)
 class ImageColumns:
-    """Rows become columns: the images as they are read, before the first convolution."""
+    """Conversion of rows to columns: the images as they are read, before the first convolution."""
 
     trained: ClassVar[bool] = False
 
@@ -39,7 +39,7 @@ class ImageColumns:
 
 
 class ColumnsOp:
-    """`ImageColumns` bound to k clients, of all at once (`forward`) or client by client (`turn`)."""
+    """`ImageColumns` bound to k clients; converts all at once (`forward`) or client by client (`turn`)."""
 
     def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
@@ -49,7 +49,7 @@ class ColumnsOp:
         self._turn(slice(None))
 
     def turn(self, client: int) -> None:
-        """For one client, whose samples lie in its part of the input."""
+        """Convert one client's samples, which are in its part of the input."""
         self._turn(client)
 
     def _turn(self, which: int | slice) -> None:
@@ -61,17 +61,17 @@ class ColumnsOp:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Which input values every output of a convolution sees."""
+    """Input values of every output of a convolution."""
 
-    image: tuple[int, int, int]  # (channels, height, width): Of the input
+    image: tuple[int, int, int]  # (channels, height, width) of the input
     kernel: tuple[int, int]  # (vertical, horizontal)
     stride: tuple[int, int]
     padding: tuple[int, int]
-    height: int | None = None  # Of the output, from the top; None = as far as the image goes
+    height: int | None = None  # height of the output, from the top; None = full height
 
     @cached_property
     def output(self) -> tuple[int, int]:
-        """Height and width of the output."""
+        """Return the height and width of the output."""
         return self.height or self._along(0), self._along(1)
 
     def _along(self, axis: int) -> int:
@@ -80,16 +80,16 @@ class Geometry:
 
     @property
     def patch(self) -> int:
-        """Values under one filter: channels · kernel."""
+        """Return the number of values under one filter: channels · kernel."""
         return self.image[0] * self.kernel[0] * self.kernel[1]
 
     @property
     def units(self) -> int:
-        """Values of the input."""
+        """Return the number of values of the input."""
         return self.image[0] * self.image[1] * self.image[2]
 
     def unfold_index(self) -> Tensor:
-        """For every value of the patches (patch · output) the input value it copies, −1 for padding; int64."""
+        """Return the input value that each value of the patches (patch · output) copies, −1 for padding; int64."""
         channels, height, width = self.image
         down, right = self.padding
         index = torch.arange(channels * height * width).view(channels, height, width)
@@ -100,14 +100,14 @@ class Geometry:
 
 
 class Maps:
-    """The index vectors of a geometry for up to K clients, made once per device."""
+    """Index vectors of a geometry for up to K clients, computed once per device."""
 
     def __init__(self, geometry: Geometry):
         self.geometry = geometry
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Three vectors. `gather` (k · patches): the runs that index_select copies; `members` and `offsets` (k ·
+        """Return three vectors. `gather` (k · patches): the runs that index_select copies. `members` and `offsets` (k ·
         units + 1): the values of the patches that embedding_bag sums into every input value."""
         made = self._made.get(device)
         if made is None or made[0] < clients:
@@ -131,7 +131,7 @@ class Maps:
 
 
 class Patches:
-    """The images of k clients unfolded, as the products with filters and those of the weights' gradients take them."""
+    """Unfolded images of k clients, as used by the products with filters and those of the weights' gradients."""
 
     def __init__(self, maps: Maps, place: Place, x: Tensor):
         at, clients, rows = maps.geometry, place.clients, place.rows
@@ -141,7 +141,7 @@ class Patches:
         self.of_clients = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
         self._gather, self._members, self._offsets = maps.of(clients, place.workspace.device)
-        # the runs of the input, and first the one of the b values before it
+        # the runs of the input, preceded by the run of the b values before it
         self._runs = x.as_strided((1 + clients * at.units, rows), (rows, 1), x.storage_offset() - rows)
         self._copied = self.of_clients.view(-1, rows)
         self._zeros = self._runs[0] if any(at.padding) else None
@@ -157,13 +157,13 @@ class Patches:
         torch.index_select(self._runs, 0, self._gather, out=self._copied)
 
     def fold(self) -> Tensor:
-        """The gradient of the images, (k, units, b), from that of the patches."""
+        """Return the gradient of the images, (k, units, b), from that of the patches."""
         return sum_rows(self._gradient_rows, self._members, self._offsets).view(self._folded_shape)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """Unfold, one matrix product a client, bias (nn.Conv2d without groups or dilation)."""
+    """Unfolding, one matrix product per client, bias (nn.Conv2d without groups or dilation)."""
 
     trained: ClassVar[bool] = True
 
@@ -174,7 +174,7 @@ class Convolution:
 
     @property
     def patches(self) -> Geometry:
-        """What is unfolded."""
+        """Return the geometry of the unfolded values."""
         return self.geometry
 
     @cached_property
@@ -230,13 +230,13 @@ class _ConvolutionOp:
 
 
 def sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
-    """out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
+    """Return out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
     return embedding_bag(members, rows, offsets, mode="sum", include_last_offset=True)
 
 
 @dataclass(frozen=True)
 class _Pool:
-    """Pooling by PyTorch's own kernels, which take the columns as channels-last images of b "channels"."""
+    """Pooling by PyTorch's own kernels, which receive the columns as channels-last images of b "channels"."""
 
     trained: ClassVar[bool] = False
 
@@ -253,7 +253,7 @@ class _Pool:
 
 @dataclass(frozen=True)
 class MaxPool(_Pool):
-    """nn.MaxPool2d."""
+    """Batched nn.MaxPool2d."""
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MaxPoolOp(self, place, x)
@@ -261,9 +261,9 @@ class MaxPool(_Pool):
 
 @dataclass(frozen=True)
 class MeanPool(_Pool):
-    """nn.AvgPool2d."""
+    """Batched nn.AvgPool2d."""
 
-    padding_counts: bool = True  # Whether the zeros around the image are among what the mean is taken of
+    padding_counts: bool = True  # True if the mean includes the zeros around the image
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _MeanPoolOp(self, place, x)

@@ -1,5 +1,5 @@
-"""Losses of many clients side by side, on the outputs (k, b, …) of the last layer, those of a row flat: cross-entropy
-by hand, any other through autograd.
+"""Batched losses on the outputs (k, b, …) of the last layer, flattened per row: hand-written cross-entropy, any other
+through autograd.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
 
 
 class StackedLoss(Protocol):
-    """A loss bound to k clients of b rows."""
+    """Interface of a loss bound to k clients of b rows."""
 
     labels: Tensor
-    """Targets (k, b, …), to be filled before every step."""
+    """Targets (k, b, …), to be filled in before every step."""
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
+        """Return ∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
 
     def alone(self, client: int, rows: int) -> Tensor:
-        """The losses (rows,) of one client's rows of the last step."""
+        """Return the losses (rows,) of one client's samples of the last step."""
 
 
 def stacked_loss(loss: Loss, place: Place, outputs: Tensor, description: DataDescription) -> StackedLoss:
-    """The stacked form of a loss on the outputs (k, b, C) of such samples."""
+    """Return the batched form of a loss on the outputs (k, b, C) of such samples."""
     if isinstance(loss, CrossEntropyLoss):
         return CrossEntropy(place, outputs)
     return PerSampleLoss(place, outputs, loss, description)
@@ -48,16 +48,16 @@ class CrossEntropy:
         self._minus_one = self._minus_one.expand(clients, rows, 1)
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """∂/∂logits of Σ weights · loss; the rows' losses are added to `sums`.
+        """Return ∂/∂logits of Σ weights · loss; add the samples' losses to `sums`.
 
         Parameters
         ----------
         weights : Tensor (k, b, 1) or float
-            1 / rows of the client's batch, 0 for padding.
+            1 / samples of the client's batch, 0 for padding.
         counted : Tensor (k, b, 1) or None
             1 for a sample, 0 for padding; None = all are samples.
         sums : Tensor (k, b, 1)
-            Grows by the loss of each row.
+            Sums to which the loss of each sample is added.
         """
         torch.log_softmax(self.logits, 2, out=self._log)
         torch.gather(self._log, 2, self._labels, out=self._picked)
@@ -69,12 +69,12 @@ class CrossEntropy:
         return gradient.mul_(weights)
 
     def alone(self, client: int, rows: int) -> Tensor:
-        """See `StackedLoss.alone`."""
+        """Return one client's losses; see `StackedLoss.alone`."""
         return CROSS_ENTROPY.per_sample(self.logits[client, :rows], self.labels[client, :rows])
 
 
 class PerSampleLoss:
-    """Any loss per sample: the clients' rows are flattened for it, without the padding."""
+    """Any loss per sample, computed on the clients' flattened samples without the padding."""
 
     def __init__(self, place: Place, outputs: Tensor, loss: Loss, description: DataDescription):
         self.loss, self.outputs = loss, outputs
@@ -83,7 +83,7 @@ class PerSampleLoss:
         self.labels = place.take("labels", place.clients, place.rows, *description.target_shape, dtype=numbers)
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """As `CrossEntropy.gradient`."""
+        """Return the gradient; see `CrossEntropy.gradient`."""
         outputs, labels = self.outputs.view(-1, *self._shape), self.labels.flatten(0, 1)
         if counted is None:
             losses, gradient = self._of(
@@ -98,12 +98,12 @@ class PerSampleLoss:
         return torch.zeros_like(outputs).index_copy_(0, rows, gradient).view(self.outputs.shape)
 
     def alone(self, client: int, rows: int) -> Tensor:
-        """See `StackedLoss.alone`."""
+        """Return one client's losses; see `StackedLoss.alone`."""
         outputs = self.outputs[client, :rows].view(rows, *self._shape)
         return self.loss.per_sample(outputs, self.labels[client, :rows])
 
     def _of(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses (r,) and the gradient (r, C) of Σ weights · loss, in memory of its own."""
+        """Return the losses (r,) and the gradient (r, C) of Σ weights · loss, in its own memory."""
         with torch.enable_grad():
             tried = outputs.detach().requires_grad_()
             losses = self.loss.per_sample(tried, labels)

@@ -1,4 +1,4 @@
-"""From a module to its stacked form: layers one after another by hand, any other forward pass as a graph."""
+"""Conversion of a module to its batched form: hand-written for a chain of layers, a graph for any other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASTS = {"long", "int", "to", "type", "contiguous"}
 def why_not_stackable(
     module: nn.Module, description: DataDescription, known: MutableMapping[Any, Any] | None = None
 ) -> str | None:
-    """The reason why a model has no stacked form, None if it has one; `known` as for `translate`."""
+    """Return the reason why a model has no batched form, None if it has one; `known` as for `translate`."""
     try:
         translate(module, description, known)
     except NotStackable as reason:
@@ -40,7 +40,7 @@ def why_not_stackable(
 def translate(
     module: nn.Module, description: DataDescription, known: MutableMapping[Any, Any] | None = None
 ) -> StackedNet:
-    """The stacked form of a model; `known` keeps it, or the reason why there is none, for the next call."""
+    """Return the batched form of a model; `known` caches it, or the reason why there is none."""
     known = {} if known is None else known
     if description not in known:
         try:
@@ -54,7 +54,7 @@ def translate(
 
 
 def _translated(module: nn.Module, description: DataDescription) -> StackedNet:
-    """The stacked form of what the module's forward pass does, tried against a copy of the module."""
+    """Return the batched form of the module's forward pass, tested against a copy of the module."""
     try:
         copied = copy.deepcopy(module).train()
         with kept_generators():
@@ -66,13 +66,13 @@ def _translated(module: nn.Module, description: DataDescription) -> StackedNet:
             check_form(net, copied, description)
     except NotStackable:
         raise
-    except Exception as error:  # whatever a form cannot do, the sequential engine can
+    except Exception as error:  # the sequential engine supports everything that a form does not
         raise NotStackable(f"{type(module).__name__} has no batched form: {raised(error)}") from error
     return net
 
 
 def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
-    """The graph as one layer, after the look-up of words where there is one."""
+    """Return the graph as one layer, after the look-up of words if there is one."""
     words = _look_up(traced, tuple(description.feature_shape))
     table: Any = None if words is None else traced.part(words)
     layers: list[Layer] = []
@@ -99,7 +99,7 @@ def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
 
 
 def _look_up(traced: Traced, feature_shape: tuple[int, ...]) -> fx.Node | None:
-    """The node that looks up the vectors of the sample's tokens, where one alone does and the vectors are trained."""
+    """Return the node that looks up the sample's token vectors, if it is the only one and the vectors are trained."""
     found = []
     for node in traced.graph.nodes:
         part = traced.part(node) if node.op == "call_module" else None

@@ -1,13 +1,14 @@
-"""A convolution and the pooling of 2 × 2 values behind it as one layer, on columns (k, values, b).
+"""A convolution and the following pooling of 2 × 2 values as one layer, on columns (k, values, b).
 
-The two neighbouring outputs in a row of a pooling window read almost the same values. So each filter is written twice
-into a kernel that is wider by one stride, once at its left and once at its right end, with zeros for the rest: patches
-are half as many, the matrix product has twice as many rows, outputs that no window reads are not computed, and pooling
-is a few operations on contiguous memory. Fewer than FEW_FILTERS are written four times, for the lower row of a window
-as well: twice as many would still be too few for a fast product. From MANY_FILTERS on the products are large enough,
-and multiplying zeros would cost more than fewer patches save: filters are used as they are, all left outputs before all
-right ones. ReLU and bias do not change which value is the largest, and are applied after the maximum, to a quarter of
-the values.
+The two neighbouring outputs in a row of a pooling window read almost the same values. Each filter is therefore written
+twice into a kernel that is wider by one stride: once at its left and once at its right end, with zeros elsewhere. This
+halves the number of patches and doubles the rows of the matrix product. Outputs outside all windows are not computed,
+and pooling is a few operations on contiguous memory.
+
+Fewer than FEW_FILTERS are written four times, to include the lower row of a window: twice would still be too few for a
+fast product. From MANY_FILTERS on the products are large enough, and multiplying zeros would cost more than fewer
+patches save. Filters are then used unchanged, with all left outputs before all right ones. ReLU and bias do not change
+which value is the largest, so they are applied after the maximum, to a quarter of the values.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, Me
 
 PAIR = (2, 2)
 FEW_FILTERS = 8
-"""Filters below which each is written four times."""
+"""Number of filters below which each is written four times."""
 MANY_FILTERS = 64
-"""Filters from which on each is used as it is."""
+"""Number of filters from which on each is used unchanged."""
 
 
 @dataclass(frozen=True)
 class EvenColumnsFirst(Geometry):
-    """The outputs of a convolution in columns of even number, then those in columns of odd number."""
+    """Outputs of a convolution in even columns, followed by those in odd columns."""
 
     @cached_property
     def output(self) -> tuple[int, int]:
-        """Height and width, which is even."""
+        """Return the height and the width, which is even."""
         return self.height or self._along(0), self._along(1) // 2 * 2
 
     def unfold_index(self) -> Tensor:
@@ -50,32 +51,32 @@ class EvenColumnsFirst(Geometry):
 
 @dataclass(frozen=True)
 class PooledConvolution:
-    """nn.Conv2d and nn.MaxPool2d(2), or nn.AvgPool2d(2) with ReLU between the two or not."""
+    """nn.Conv2d and nn.MaxPool2d(2) or nn.AvgPool2d(2), with or without ReLU between the two."""
 
     trained: ClassVar[bool] = True
 
-    geometry: Geometry  # Of the convolution alone
+    geometry: Geometry  # geometry of the convolution without pooling
     filters: int
     weight: Slot
     bias: Slot | None
-    largest: bool  # Whether the largest value of four is taken, else their mean
-    cut: bool = False  # Whether ReLU goes before the mean
+    largest: bool  # True takes the largest of four values, False their mean
+    cut: bool = False  # True applies ReLU before the mean
 
     @property
     def copies(self) -> tuple[int, int]:
-        """Rows and columns of a window for which each filter is written: (1, 1) = it is used as it is."""
+        """Return the rows and columns of a window for which each filter is written: (1, 1) = used unchanged."""
         if self.filters >= MANY_FILTERS:
             return 1, 1
         return (2, 2) if self.filters < FEW_FILTERS else (1, 2)
 
     @property
     def writes_filters(self) -> bool:
-        """Whether filters are written into larger kernels."""
+        """Check whether filters are written into larger kernels."""
         return self.copies != (1, 1)
 
     @cached_property
     def patches(self) -> Geometry:
-        """What each output reads, or the outputs side by side for which filters are written."""
+        """Return the geometry read by each output, or by the adjacent outputs for which filters are written."""
         one, (lines, sides) = self.geometry, self.copies
         height = one.output[0] // 2 * 2 // lines
         if not self.writes_filters:
@@ -165,7 +166,7 @@ class _PooledOp:
         return folded
 
     def _of_largest(self, gradient: Tensor) -> Tensor:
-        """Turn `product` into its gradient: that of a window goes to the first of its largest values, row by row."""
+        """Turn `product` into its gradient: that of a window goes to the first of its largest values, in row order."""
         to_the_larger(gradient, self.upper, self.lower)
         to_the_larger(self.row, self.left, self.right)
         return gradient.flatten(2).sum(2, keepdim=True)
@@ -180,7 +181,7 @@ class _PooledOp:
 
 
 class _WrittenFilters:
-    """Each filter written several times, for outputs of one window, into kernels on what all of these read."""
+    """Filters written several times, for outputs of one window, into kernels on all the values that these read."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
         one, at, clients, parameters = layer.geometry, layer.patches, place.clients, place.parameters
@@ -188,7 +189,7 @@ class _WrittenFilters:
         shape = layer.filters, channels, down, right
         self.step, self.patches = parameters.step, patches
         self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
-        kernels = place.take("kernels", clients, *copies, *shape[:2], *at.kernel)  # zero where none is written
+        kernels = place.take("kernels", clients, *copies, *shape[:2], *at.kernel)  # zero where no filter is written
         self.all = kernels.view(clients, -1, at.patch)
         self.transposed = self.all.transpose(1, 2)
         self.of_all = place.take("of_kernels", *self.all.shape[:2], patches.shape[2])
@@ -201,7 +202,7 @@ class _WrittenFilters:
             self.of_parts.append(gradients[:, line, side, ..., rows, columns])
 
     def arranged(self) -> Tensor:
-        """The kernels with the current weights: (k, copies · F, patch)."""
+        """Return the kernels with the current weights: (k, copies · F, patch)."""
         for part in self.parts:
             part.copy_(self.weight)
         return self.all
@@ -216,7 +217,7 @@ class _WrittenFilters:
 
 
 class _PlainFilters:
-    """Filters as they lie in the stack, on patches of one output each."""
+    """Filters in the layout of the stack, on patches of one output each."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
         shape = layer.filters, layer.geometry.patch
@@ -226,7 +227,7 @@ class _PlainFilters:
         self.transposed = self.weight.transpose(1, 2)
 
     def arranged(self) -> Tensor:
-        """The current weights: (k, F, patch)."""
+        """Return the current weights: (k, F, patch)."""
         return self.weight
 
     def learn(self, gradient: Tensor) -> None:
@@ -235,18 +236,18 @@ class _PlainFilters:
 
 
 def to_the_larger(gradient: Tensor, first: Tensor, second: Tensor) -> None:
-    """Put the gradient of the larger of two values in that one's place, 0 in the other's; the first one's where they
-    are equal."""
+    """Move the gradient of the larger of two values to its position and write 0 at the other; the first one wins if
+    they are equal."""
     torch.sub(second, first, out=second)
     torch.ops.aten.threshold_backward.grad_input(gradient, second, 0, grad_input=second)
     torch.sub(gradient, second, out=first)
 
 
 def with_pools(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """The layers with every convolution and the pooling behind it as one, where there is a form of both.
+    """Return the layers with every convolution and the following pooling fused, where there is such a form.
 
-    ReLU after a pooling keeps its outputs to know where it cut them, and a logistic layer writes over them: models
-    with one stay as they are.
+    ReLU after a pooling needs its unchanged outputs, and a logistic layer overwrites them: models with one stay
+    unchanged.
     """
     given = list(layers)
     if any(isinstance(layer, Squash) and layer.kind == "sigmoid" for layer in given):
@@ -269,5 +270,5 @@ def with_pools(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _of_four(pool: MaxPool | MeanPool) -> bool:
-    """Whether windows have 2 × 2 values, no two of them the same and no zeros around the image."""
+    """Check whether windows have 2 × 2 values, do not overlap and have no zeros around the image."""
     return pool.kernel == pool.stride == PAIR and pool.padding == (0, 0)

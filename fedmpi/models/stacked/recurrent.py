@@ -1,7 +1,7 @@
-"""Gated recurrent units of many clients (Cho et al. 2014, in torch's layout), their backward pass through time by hand.
+"""Batched gated recurrent units (Cho et al. 2014, in torch's layout) with a hand-written backward pass through time.
 
-All steps' products with the inputs, and all gradients of the weights, are one product each; only what a state needs of
-the state before it is done step by step. LSTMs and other recurrent layers are torch's own, client by client.
+One product each computes all steps' products with the inputs and all gradients of the weights; only the dependence of a
+state on the previous one is computed step by step. LSTMs and other recurrent layers use torch, client by client.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(k, L, b, ·) as (k, L · b, ·)."""
+    """Return (k, L, b, ·) as (k, L · b, ·)."""
     return x.flatten(1, 2)
 
 
 def _gates(x: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Views of the gates that lie side by side in (…, count · H), each (…, H)."""
+    """Return views of the adjacent gates in (…, count · H), each (…, H)."""
     return torch.unflatten(x, -1, (count, -1)).unbind(-2)
 
 
 class GRU(torch.autograd.Function):
     """One layer in one direction: inputs (k, L, b, E), first state (k, b, H); states (k, L, b, H).
 
-    Gates lie as torch has them: reset, update, new.
+    The order of the gates is that of torch: reset, update, new.
     """
 
     @staticmethod
@@ -77,8 +77,8 @@ class GRU(torch.autograd.Function):
         x, gates, states, kept = ctx.saved_tensors
         size, held = states.shape[3], ctx.held
         r, z, n = _gates(gates, 3)
-        # First what the gradients of all steps' states are multiplied by: of the gates, with `of_own` that of the
-        # state's part in the new value, which the reset gate lets through, and with `of_n` that of all of it.
+        # First the factors of the gradients of all steps' states. `of_own` is for the gates and the part of the state
+        # that the reset gate lets through; `of_n` is for all of the new value.
         of_own = torch.empty_like(gates)
         of_r, of_z, of_new = _gates(of_own, 3)
         of_n = torch.ops.aten.tanh_backward(1 - z, n)
@@ -108,7 +108,7 @@ _gru: Any = GRU.apply
 
 
 class _Held:
-    """The weights of one layer in one direction."""
+    """Weights of one layer in one direction."""
 
     def __init__(self, weights: Mapping[str, Weight], suffix: str):
         self.inner, self.outer = weights[f"weight_ih_{suffix}"], weights[f"weight_hh_{suffix}"]
@@ -120,7 +120,7 @@ class _Held:
 def stacked_gru(
     layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, hx: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """States (k, b, L, H · directions) of the last layer, or (k, L, b, …), and last states (k, layers, b, H)."""
+    """Return states (k, b, L, H · directions) of the last layer, or (k, L, b, …), and last states (k, layers, b, H)."""
     if x.dim() != 4:
         raise NotStackable("GRU of sequences without samples")
     x = x.transpose(1, 2) if layer.batch_first else x

@@ -1,11 +1,11 @@
-"""Texts of many clients: word vectors, convolutions over words, and the maximum over time (Kim 2014).
+"""Batched text layers: word vectors, convolutions over words, and the maximum over time (Kim 2014).
 
-A client's copy of the word vectors holds only the words that occur in its texts: every other row stays as the server
-sent it. Of every filter and text only the position of the maximum has a gradient. The filters' gradient is the sum of
-the patches (w words of E values) at these positions. For that of the word vectors there are two ways. With few filters
-the gradients are scattered into a matrix, words of the texts × words of the filters, whose product with the filters is
-the result. With many filters and short vectors that matrix would be larger than all patches, whose gradients are then
-formed and added to the words that they consist of, as in the backward pass of any convolution.
+A client's copy of the word vectors contains only the words in its texts; all other rows stay unchanged. For every
+filter and text, only the position of the maximum has a gradient. The filters' gradient is the sum of the patches (w
+words of E values) at these positions. The gradient of the word vectors is computed in one of two ways. With few
+filters, the gradients are scattered into a matrix, words of the texts × words of the filters, whose product with the
+filters is the result. With many filters and short vectors, that matrix would be larger than all patches. The gradients
+of the patches are then computed and added to their words, as in the backward pass of any convolution.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedmpi.models.text_layers import MaxOverTime
 from fedmpi.models.word_convolution import WordConvolution
 
 BLOCK = 256
-"""Words whose changes are summed at a time."""
+"""Number of words whose changes are summed at a time."""
 
 
 class Tables:
-    """The word vectors of the clients of one chunk, one client's words after another's."""
+    """Word vectors of the clients of one chunk, concatenated client after client."""
 
     def __init__(self, texts: Sequence[Tensor], table: Tensor):
         words, self.ids, self.bounds = [], [], [0]
@@ -49,13 +49,13 @@ class Tables:
 
     @property
     def gradient(self) -> Tensor:
-        """Zeros when it is first asked for: plain SGD never asks."""
+        """Return the gradient, zeros at the first access: plain SGD never uses it."""
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.start)
         return self._gradient
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
-        """total += Σ coefficient · (value − start), some words after others so that their changes stay in the cache.
+        """Compute total += Σ coefficient · (value − start) in blocks of words whose changes stay in the cache.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class Tables:
         Returns
         -------
         Tensor ()
-            The squared length of what was added.
+            Squared norm of the added sum.
         """
         length = total.new_zeros(())
         block = BLOCK if total.device.type == "cpu" else len(self.rows)
@@ -82,14 +82,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedding:
-    """Looks up the words of a text: nn.Embedding."""
+    """Look-up of the words of a text: nn.Embedding."""
 
     trained: ClassVar[bool] = True
 
     length: int  # L and E
     dimension: int
-    weight: Slot  # Of the table in the flat vector
-    padding: int | None = None  # The word whose vector is never trained (padding_idx of nn.Embedding)
+    weight: Slot  # slot of the table in the flat vector
+    padding: int | None = None  # word whose vector is never trained (padding_idx of nn.Embedding)
 
     @property
     def values(self) -> int:
@@ -100,8 +100,8 @@ class Embedding:
 
 
 class EmbeddingOp:
-    """The look-up bound to k clients; `table` is set when a chunk begins, its gradient goes to `target`; `words` are
-    the words of its rows."""
+    """Look-up bound to k clients. Each chunk sets `table`; its gradient is added to `target`; `words` are the words of
+    its rows."""
 
     def __init__(self, layer: Embedding, place: Place, x: Tensor):
         self.ids = x.view(-1)
@@ -125,11 +125,11 @@ class EmbeddingOp:
 
 
 MOST_FILTERS = 2
-"""Filters for each value of a word vector up to which the gradient of the words is formed by the first way."""
+"""Filters per value of a word vector up to which the gradient of the words is computed by the first way."""
 
 
 class Peaks:
-    """The gradients of filters and words, for k clients of b texts each and filters over windows of `width` words."""
+    """Gradients of filters and words, for k clients of b texts each and filters over windows of `width` words."""
 
     def __init__(self, clients: int, rows: int, length: int, width: int, filters: int, device: torch.device):
         self.clients, self.rows, self.length, self.filters, self.width = clients, rows, length, filters, width
@@ -141,7 +141,7 @@ class Peaks:
         self._taps = taps + taps % width * (filters * width)
 
     def of_filters(self, patches: Tensor, where: Tensor, gradient: Tensor) -> Tensor:
-        """Σ over a client's texts of gradient · patch: (k, F, w · E).
+        """Return Σ over a client's texts of gradient · patch: (k, F, w · E).
 
         Parameters
         ----------
@@ -160,7 +160,7 @@ class Peaks:
     def of_words(
         self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
     ) -> None:
-        """The gradient of the words, into (k, b, L, E)."""
+        """Write the gradient of the words into (k, b, L, E)."""
         if self.filters > MOST_FILTERS * into.shape[3]:
             self._add_patch_gradients(where, gradient, filters, into, scratch)
             return
@@ -169,7 +169,7 @@ class Peaks:
         torch.bmm(spread, taps, out=into.view(self.clients, -1, into.shape[3]))
 
     def _scattered(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
-        """The gradient of each maximum at the words that its filter saw, 0 elsewhere: (k, b · L, F · w)."""
+        """Return the gradient of each maximum at the words under its filter, 0 elsewhere: (k, b · L, F · w)."""
         taps = self.filters * self.width
         index = (where * taps).repeat_interleave(self.width, 2).add_(self._taps)
         spread = scratch(self.clients, self.rows, self.length * taps).zero_()
@@ -179,7 +179,7 @@ class Peaks:
     def _add_patch_gradients(
         self, where: Tensor, gradient: Tensor, filters: Tensor, into: Tensor, scratch: Callable[..., Tensor]
     ) -> None:
-        """Form the gradients of all patches, (k, b · positions, w · E), and add each to the words of its patch."""
+        """Compute the gradients of all patches, (k, b · positions, w · E), and add each to the words of its patch."""
         scores = scratch(self.clients, self.rows, self.positions, self.filters).zero_()
         scores.scatter_(2, where.unsqueeze(2), gradient.unsqueeze(2))
         patches = torch.bmm(scores.view(self.clients, -1, self.filters), filters)
@@ -218,7 +218,7 @@ class Highest(torch.autograd.Function):
             highest.add_(bias.unsqueeze(1))
         if cut:
             highest.relu_()
-        # not the maxima themselves: what follows may change them in place
+        # not the maxima themselves: later layers may change them in place
         ctx.save_for_backward(patches, where, highest <= 0 if cut else None)
         ctx.value, ctx.weight, ctx.bias_weight = value.detach(), weight, bias_weight
         return highest
@@ -240,7 +240,7 @@ class Highest(torch.autograd.Function):
 
 
 def highest(weights: Mapping[str, Weight], x: Tensor, cut: bool) -> Tensor:
-    """nn.Conv1d on x (k, b, E, L) and the maximum over all positions, with `cut` ReLU, too: (k, b, F)."""
+    """Apply nn.Conv1d to x (k, b, E, L), then the maximum over all positions, and ReLU if `cut`: (k, b, F)."""
     filters, bias = weights["weight"].seen_as(lambda tensor: tensor.flatten(2)), weights.get("bias")
     y: Tensor = Highest.apply(  # type: ignore[no-untyped-call]
         x.transpose(2, 3), filters.value, None if bias is None else bias.value, filters, bias, cut
@@ -260,7 +260,7 @@ def max_over_time(layer: MaxOverTime, weights: Mapping[str, Weight], words: Tens
 
 @built_in(nn.Conv1d, WordConvolution)
 def text_convolution(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    """Unfolds texts (k, b, E, L), so that one matrix product per client is left."""
+    """Unfold texts (k, b, E, L) and apply one matrix product per client."""
     (width,), (stride,), (dilation,) = layer.kernel_size, layer.stride, layer.dilation
     if layer.groups > 1 or dilation > 1 or layer.padding_mode != "zeros":
         return torch.stack([one(own) for one, own in zip(of_one(layer, weights), x.unbind(0), strict=True)])
@@ -279,9 +279,9 @@ POOLS = functional.max_pool1d, torch.max_pool1d, functional.adaptive_max_pool1d
 
 
 def find_peaks(traced: Traced) -> tuple[dict[fx.Node, tuple[bool, fx.Node]], set[fx.Node]]:
-    """The convolutions of a graph of which only the maximum over the text is read, and the nodes from there to it.
+    """Return the convolutions whose outputs only a maximum over the text reads, and the nodes from there to it.
 
-    Each with whether ReLU is among these nodes, and the last of them.
+    Each comes with the last of these nodes and whether ReLU is among them.
     """
     found, passed = {}, set()
     for node in traced.graph.nodes:
@@ -300,7 +300,7 @@ def _plain_convolution(part: Any) -> bool:
 
 
 def _to_maximum(traced: Traced, convolution: fx.Node) -> tuple[list[fx.Node], bool]:
-    """The nodes from a convolution to the maximum, each the only reader of the one before; none if there is none."""
+    """Return the nodes from a convolution to the maximum, each the only reader of the one before; empty if none."""
     nodes: list[fx.Node] = []
     node, cut, length = convolution, False, traced.value(convolution).shape[2]
     while len(readers := _readers(traced, node)) == 1:
@@ -326,7 +326,7 @@ _FIRST = (operator.getitem, 0), (getattr, "values")
 
 
 def _readers(traced: Traced, node: fx.Node) -> list[fx.Node]:
-    """The readers of a node's values; others ask for its shape."""
+    """Return the readers of a node's values; other users only read its shape."""
     return [reader for reader in node.users if not _asks_for_shape(reader)]
 
 
@@ -335,7 +335,7 @@ def _asks_for_shape(node: fx.Node) -> bool:
 
 
 def _window(traced: Traced, node: fx.Node, part: nn.Module | None) -> int | None:
-    """The positions that max_pool1d reads; None of adaptive pooling, which reads all."""
+    """Return the number of positions that max_pool1d reads; None for adaptive pooling, which reads all."""
     if isinstance(part, nn.AdaptiveMaxPool1d) or node.target is functional.adaptive_max_pool1d:
         return None
     if isinstance(part, nn.MaxPool1d):

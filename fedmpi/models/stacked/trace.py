@@ -1,4 +1,4 @@
-"""A model's forward pass as a graph of torch.fx, with the value of every node on two batches of different size."""
+"""A model's forward pass as a torch.fx graph, with the value of every node on two batches of different size."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import LAYERS
 
 ROWS = 3, 5
-"""Samples of two dummy batches, which show along which axis of a value the samples lie."""
+"""Samples of two dummy batches, which show the sample axis of every value."""
 DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 NUMBER = "number"
-"""Where the samples lie in a number or shape that grows with them."""
+"""Mark of a number or shape that grows with the number of samples."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """The axis of a tensor along which the samples lie."""
+    """Axis of a tensor that indexes the samples."""
 
-    axis: int  # -1 where several axes depend on the number of samples
-    times: int  # Entries per sample: more than 1 where the axis was joined with another one
+    axis: int  # -1 if several axes depend on the number of samples
+    times: int  # entries per sample: more than 1 if the axis was joined with another one
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The forward pass of a module."""
+    """Forward pass of a module."""
 
-    module: nn.Module  # The one to be trained; what was traced is a copy of it
-    graph: fx.Graph  # One placeholder: the samples
-    values: tuple[dict[fx.Node, Any], dict[fx.Node, Any]]  # Of every node on the two dummy batches
+    module: nn.Module  # the module to be trained; the trace is of a copy
+    graph: fx.Graph  # one placeholder: the samples
+    values: tuple[dict[fx.Node, Any], dict[fx.Node, Any]]  # values of every node on the two dummy batches
 
     def part(self, node: fx.Node) -> nn.Module:
-        """The layer that a node of the kind "call_module" calls."""
+        """Return the layer that a node of the kind "call_module" calls."""
         return self.module.get_submodule(str(node.target))
 
     def value(self, node: fx.Node) -> Any:
-        """A node's value on the first batch."""
+        """Return a node's value on the first batch."""
         return self.values[0][node]
 
     def along(self, node: fx.Node) -> Any:
-        """Where the samples lie in a node's value: an `Along`, None, NUMBER, or a tuple of these."""
+        """Return the sample axis of a node's value: an `Along`, None, NUMBER, or a tuple of these."""
         return _along(self.values[0][node], self.values[1][node])
 
 
@@ -90,13 +90,13 @@ class _Tracer(fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", "samples", (), {})]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A layer that the forward pass itself makes (`nn.Softmax(dim=1)(x)`) is traced through."""
+        """Trace through a layer that the forward pass itself creates (`nn.Softmax(dim=1)(x)`)."""
         known = any(m is part for part in self.root.modules())
         return super().call_module(m, forward, args, kwargs) if known else forward(*args, **kwargs)
 
 
 class _Values(fx.Interpreter):
-    """Runs a graph and keeps the value of every node; nothing is dropped."""
+    """Interpreter of a graph that keeps the value of every node."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph):
         super().__init__(module, graph=graph)
@@ -112,7 +112,7 @@ class _Values(fx.Interpreter):
 
 
 def trace(module: nn.Module, copied: nn.Module, description: DataDescription) -> Traced:
-    """The graph of a module's forward pass in training mode, traced on a copy of it."""
+    """Return the graph of a module's forward pass in training mode, traced on a copy of it."""
     for part in module.modules():
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             raise NotStackable(f"{type(part).__name__} has hooks")
@@ -122,7 +122,7 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
         with _own_gradients_refused(), torch.enable_grad():
             tracer = _Tracer()
             graph = tracer.trace(copied)
-        tracer.root, tracer.tensor_attrs = nn.Module(), {}  # what torch leaves in a cycle holds no values
+        tracer.root, tracer.tensor_attrs = nn.Module(), {}  # torch's remaining reference cycle then contains no values
         _check_layers(copied, graph)
         found = []
         for rows in ROWS:
@@ -139,7 +139,7 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
 
 @contextmanager
 def _own_gradients_refused() -> Iterator[None]:
-    """Within: a torch.autograd.Function of the user's own raises, since a trace would lose its backward pass."""
+    """Make a custom torch.autograd.Function raise within the context, since a trace would lose its backward pass."""
     base: Any = torch.autograd.Function
     original = base.__dict__["apply"]
 
@@ -156,7 +156,7 @@ def _own_gradients_refused() -> Iterator[None]:
 
 
 def _check_layers(module: nn.Module, graph: fx.Graph) -> None:
-    """Refuse layers that keep values from batch to batch or drop values inside, and numbers that depend on values."""
+    """Reject layers that keep values between batches or drop values inside, and numbers that depend on values."""
     for node in graph.nodes:
         if node.target in ("item", "tolist"):
             raise NotStackable("the forward pass makes a number of a tensor's values")
@@ -168,10 +168,10 @@ def _check_layers(module: nn.Module, graph: fx.Graph) -> None:
 
 
 def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
-    """Dummy samples as the module reads them: (rows, …).
+    """Return dummy samples as the module reads them: (rows, …).
 
-    Texts have what real ones have: from the second one on the end is padding (0); half of the other tokens are one of
-    few, such as often stand for something special.
+    Texts resemble real ones: from the second one on they end with padding (0), and half of the other tokens are among
+    the first few ids, which often have a special meaning.
     """
     parameter = next(module.parameters())
     generator = np.random.Generator(np.random.Philox(rows))
