@@ -1,1 +1,1 @@
-"""Benchmarks: fedmpi beside a plain PyTorch loop, hand-written floors and other simulators; see README.md."""
+"""Benchmarks: fedmpi against a plain PyTorch loop, hand-written floors and other simulators; see README.md."""

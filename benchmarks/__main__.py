@@ -1,12 +1,12 @@
-"""Benchmarks of fedmpi: run from the repository, with the environment that fedmpi is installed in.
+"""Benchmarks of fedmpi; run them in the repository, in the environment that fedmpi is installed in.
 
     python -m benchmarks                  one table: naive loop, floors, fedmpi on 1, 2, 3 ranks, installed peers
     python -m benchmarks --quick          tiny sizes, a smoke test
-    python -m benchmarks --profile        where fedmpi's time goes, phase by phase and rank by rank
+    python -m benchmarks --profile        time of fedmpi's rounds by phase and by rank
     python -m benchmarks --device cuda    one process each, on that device
     python -m benchmarks --scale          cost against clients, cohort, model size and ranks
 
-A peer in an environment of its own takes part with --peer NAME=PYTHON, e.g. --peer pfl=/opt/pfl/bin/python.
+A peer in an environment of its own is included by --peer NAME=PYTHON, e.g. --peer pfl=/opt/pfl/bin/python.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Is a round late in a long run as quick as one early in it? Two runs side by side, round for round.
+"""Check that late rounds of a long run are as fast as early ones, by alternating an old and a young run.
 
     python -m benchmarks.aged --rounds 2000 --pairs 500
 
-One run is --rounds old before it is measured, the other one starts then; both have every client take part, so that a
-round is the same work at any age. They take turns, ten rounds each and neither while the other computes, so that what
-the machine does to one it does to the other a second later. Prints the processor's time a round of the old run over the
-young one's, with a 95 % interval over the turns, and the Python calls (functions, methods and built-in ones) that a
-round of each takes, which no machine disturbs. Exits with 1 where the ratio's interval or the calls leave --margin.
+The old run is --rounds old when the measurement starts, and the young run starts then. Every client is selected in each
+round, so a round is the same work at any age. The two alternate, ten rounds each, and never compute at the same time,
+so that disturbances of the machine affect both. Prints the ratio of the old run's CPU time per round to the young
+run's, with its 95 % confidence interval over the turns. Also prints the Python calls (functions, methods and built-in
+ones) per round of each, which no machine disturbs. Exits with 1 if the ratio's interval or the calls are outside
+--margin.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ import fedmpi
 from fedmpi.common.types import Floats
 
 TURN = 10
-"""Rounds in a row: as many as `evaluation.every` and `checkpoint.every`, so that each turn has one of each."""
+"""Rounds per turn: as many as `evaluation.every` and `checkpoint.every`, so that each turn has one of each."""
 WARM = 3
-"""Turns before those that are timed: the young run imports, tries engines and fills caches."""
+"""Turns before the timed ones, in which the young run imports, benchmarks engines and fills caches."""
 COUNTED = 2
-"""Turns after them in which calls are counted, which takes time of its own."""
+"""Turns after the timed ones, in which calls are counted; counting itself takes time."""
 SETTINGS = {
     "data.shards": "digits:clients=10,alpha=1",
     "participation.clients": "all",
@@ -45,7 +46,7 @@ SETTINGS = {
 
 
 class Turns:
-    """Asked once a round: lets its run go on at a message, sends what each turn took, stops it after the last."""
+    """Callback per round: waits for a message before each turn, sends measurements, and stops after the last turn."""
 
     def __init__(self, before: int, turns: int, connection: Connection):
         self.before, self.last, self.connection = before, before + TURN * turns, connection
@@ -74,13 +75,13 @@ class Turns:
 
 
 def trained(folder: Path, before: int, turns: int, connection: Connection) -> None:
-    """A run that goes on alone for so many rounds and then takes so many turns, in a process of its own."""
+    """Train a run in a process of its own: `before` rounds alone, then `turns` turns."""
     rounds = before + TURN * turns + 1
     fedmpi.run("fedavg", {**SETTINGS, "rounds": rounds}, out=folder, stop=Turns(before, turns, connection))
 
 
 def measured(rounds: int, turns: int) -> tuple[Floats, Floats]:
-    """What a round takes of the old run, `rounds` old when it begins, and of the young one."""
+    """Measure each round of the old run, `rounds` old at the start, and of the young run."""
     spawn, every = multiprocessing.get_context("spawn"), WARM + turns + COUNTED
     times, calls = np.zeros((every, TURN, 2)), np.zeros((every, 2))
     with tempfile.TemporaryDirectory(prefix="fedmpi-aged-") as folder:
@@ -102,10 +103,10 @@ def measured(rounds: int, turns: int) -> tuple[Floats, Floats]:
 
 
 def ratio(times: Floats, level: float = 0.95) -> tuple[float, float, float]:
-    """Time of the old run over that of the young one, and its interval.
+    """Return the ratio of the old run's time to the young run's, and its interval.
 
-    The median over the rounds of a turn, so that a moment which the machine gives to something else does not count;
-    then the geometric mean over the turns with Student's interval.
+    Each turn counts by the median over its rounds, so that short disturbances have no effect. The ratio is the
+    geometric mean over the turns, with the 95 % confidence interval (paired t).
     """
     turns = np.median(np.log(times[..., 0] / times[..., 1]), axis=1)
     half = student.ppf((1 + level) / 2, len(turns) - 1) * turns.std(ddof=1) / np.sqrt(len(turns))

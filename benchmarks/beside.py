@@ -1,14 +1,13 @@
-"""Two ways beside each other, in turns in one run: another copy of the repository, or other settings.
+"""Compare two variants in alternation: another copy of the repository, or other settings.
 
     python -m benchmarks.beside W1 W2 W3 S4 S6 --other ../fedmpi-before      this copy against that one
     python -m benchmarks.beside W1 W2 --set local.algorithm=scaffold         those settings against the workload's own
     python -m benchmarks.beside residual lstm --other ../fedmpi-before       single models (`benchmarks.workloads`)
 
-A pass runs both, the first one first in odd passes and second in even ones; the ratio is taken within a pass. Printed
-are the median of the passes and the lowest and highest. On a machine whose speed wavers the last column says more: the
-ratio of the fast rounds, where nothing else held either up (the lowest tenth of all rounds of all passes), with a 95 %
-interval of drawing the passes again (the bootstrap's percentiles). W1 and W2 name the batched engine: a trial by time
-could choose differently in the two.
+A pass runs both variants, in alternating order, and the ratio is taken within a pass. The output shows the median,
+lowest and highest ratio of the passes. On a machine of varying speed the last column is more reliable. It is the ratio
+of the fast rounds, the lowest tenth of all rounds of all passes, with a 95 % bootstrap interval (percentiles over
+passes). W1 and W2 set the batched engine, since the engine benchmark could choose different engines for the two.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ FAST = 0.1
 
 
 def seconds_of_rounds(keys: dict[str, object], ranks: int, tree: Path, out: Path) -> list[float]:
-    """Seconds of the rounds of one run, those of warming up left out."""
+    """Return the seconds of the rounds of one run, without warm-up rounds."""
     out.mkdir(parents=True)
     command = fedmpi_command(ranks, keys, out)
     run_tree(command, out / "log.txt", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}, tree)
@@ -42,7 +41,7 @@ def seconds_of_rounds(keys: dict[str, object], ranks: int, tree: Path, out: Path
 def measured(
     workload: Workload, asked: argparse.Namespace, data: Path, work: Path
 ) -> list[tuple[list[float], list[float]]]:
-    """Seconds of the rounds of the one and of the other, pass by pass."""
+    """Return the seconds of the rounds of both variants, pass by pass."""
     prepare(workload, data)
     engine = {"local.engine": "batched"} if workload.name in ("W1", "W2") else {}
     own = {**settings(workload, data), **engine, **dict(word.split("=", 1) for word in asked.both)}
@@ -60,13 +59,13 @@ def measured(
 
 
 def fast_ratio(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
-    """Ratio of the seconds of fast rounds: the quantile `FAST` of all rounds of each."""
+    """Return the ratio of the seconds of fast rounds: the quantile `FAST` of all rounds of each variant."""
     one, other = (np.quantile(np.concatenate(rounds), FAST) for rounds in zip(*pairs, strict=True))
     return float(other / one)
 
 
 def bootstrap(pairs: Sequence[tuple[list[float], list[float]]], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of `fast_ratio`: percentiles over passes drawn again with replacement."""
+    """Return the 95 % interval of `fast_ratio`: percentiles over passes resampled with replacement."""
     generator = np.random.default_rng(0)
     drawn = [fast_ratio([pairs[i] for i in generator.integers(0, len(pairs), len(pairs))]) for _ in range(draws)]
     low, high = np.percentile(drawn, [2.5, 97.5])

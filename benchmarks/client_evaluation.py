@@ -1,13 +1,13 @@
-"""What it costs to evaluate every client: `evaluation.clients` against plain PyTorch that only passes the rows.
+"""Cost of evaluating every client: `evaluation.clients` against a plain PyTorch pass over the samples.
 
     python -m benchmarks.client_evaluation                       10,000 clients, 1 and 2 processes
     python -m benchmarks.client_evaluation --model cnn --rows 20
 
-The plain pass knows nothing of clients: each process takes an equal share of the rows of the same shards and passes
-2,000 at a time through the same network for the mean loss and the accuracy of all. "as stored" normalises the bytes as
-it goes, as fedmpi does; "in memory" has them as normalised tensors before the clock starts. fedmpi's seconds are the
-phase `clients` of its own records, which ends when rank 0 has every client's row. All are run in turns, and ratios are
-taken within a pass.
+The plain pass ignores clients. Each process takes an equal share of the samples of the same shards and passes 2,000 at
+a time through the same network, for the mean loss and the accuracy of all. "as stored" normalises the bytes during the
+pass, as fedmpi does. "in memory" has normalised tensors before the clock starts. fedmpi's seconds are the phase
+`clients` of its own records, which ends when rank 0 has the results of every client. All variants alternate, and ratios
+are taken within a pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fedmpi.models import build
 
 ROWS_AT_ONCE = 2000
 EVALUATIONS = 6
-"""Of which the first is left out: files are read and memory is made in it."""
+"""Number of evaluations. The first is not counted, because it reads files and allocates memory."""
 IMAGE, CLASSES, POOL = (1, 28, 28), 10, 4096
 MEAN, STD = 0.5, 0.3
 OPTIONS: dict[str, dict[str, Any]] = {"mlp": {"hidden": [200, 200]}, "cnn": {}}
@@ -45,13 +45,13 @@ WAYS = ("plain, as stored", "plain, in memory", "fedmpi")
 
 
 def sizes_of(clients: int, rows: int) -> Ints:
-    """Samples of each client, int64 (N,): log-normal (σ = 0.8), about `rows` on average."""
+    """Draw the samples of each client, int64 (N,): log-normal (σ = 0.8), about `rows` on average."""
     drawn = np.random.default_rng(0).lognormal(0.0, 0.8, clients)
     return np.maximum(1, np.round(drawn * rows / drawn.mean())).astype(np.int64)
 
 
 def make_shards(folder: Path, clients: int, rows: int) -> None:
-    """A folder of shards of made-up images."""
+    """Write a folder of shards of synthetic images."""
     sizes, generator = sizes_of(clients, rows), np.random.default_rng(1)
     pool = generator.integers(0, 256, (POOL, *IMAGE), np.uint8)
     labels = generator.integers(0, CLASSES, int(sizes.sum()))
@@ -80,7 +80,7 @@ def make_shards(folder: Path, clients: int, rows: int) -> None:
 
 
 def rows_between(store: ShardStore, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows start … stop − 1 of the training part, normalised."""
+    """Return rows start … stop − 1 of the training part, normalised."""
     pieces = store.span(start, stop)
     x = torch.cat([torch.from_numpy(np.array(x)) for x, _ in pieces])
     y = torch.cat([torch.from_numpy(y.astype(np.int64)) for _, y in pieces])
@@ -88,7 +88,7 @@ def rows_between(store: ShardStore, start: int, stop: int) -> tuple[torch.Tensor
 
 
 def plain_pass(store: ShardStore, network: nn.Module, share: tuple[int, int], kept: list[Any] | None) -> float:
-    """Seconds of one pass over a share of the rows."""
+    """Return the seconds of one pass over a share of the rows."""
     started, loss, right = time.perf_counter(), 0.0, 0
     with torch.inference_mode():
         for number, first in enumerate(range(*share, ROWS_AT_ONCE)):
@@ -101,7 +101,7 @@ def plain_pass(store: ShardStore, network: nn.Module, share: tuple[int, int], ke
 
 
 def plain(process: int, processes: int, folder: Path, model: str, in_memory: bool, barrier: Barrier, out: Any) -> None:
-    """One of the processes of the plain pass: seconds of each pass, from where all begin to where all are done."""
+    """Run one process of the plain pass; report the seconds of each pass, from the common start to the common end."""
     torch.set_num_threads(1)
     store = open_store(folder)
     network = build(model, OPTIONS[model], store.description, 0).eval()
@@ -120,7 +120,7 @@ def plain(process: int, processes: int, folder: Path, model: str, in_memory: boo
 
 
 def seconds_of_plain(processes: int, folder: Path, model: str, in_memory: bool) -> float:
-    """Median seconds of a pass over all rows by so many processes."""
+    """Return the median seconds of a pass over all rows by `processes` processes."""
     context = multiprocessing.get_context("spawn")
     barrier, out = context.Barrier(processes), context.Queue()
     started = [
@@ -136,7 +136,7 @@ def seconds_of_plain(processes: int, folder: Path, model: str, in_memory: bool) 
 
 
 def seconds_of_fedmpi(ranks: int, folder: Path, model: str, out: Path) -> float:
-    """Median seconds of an evaluation of all clients by so many ranks."""
+    """Return the median seconds of an evaluation of all clients by `ranks` ranks."""
     keys = {
         "preset": "fedavg",
         "data.shards": str(folder),

@@ -1,7 +1,7 @@
-"""The table: all contestants of a workload one after another, again and again, beside the naive loop of the same pass.
+"""Table of all contestants of a workload, run in sequence and in several passes, with ratios to the naive loop.
 
-The machine's speed drifts and other programs come and go: ratios are taken within a pass, where the reference ran a
-minute before or after, and the median over the passes is shown with its spread.
+The machine's speed varies with time and with other programs. Ratios are therefore taken within a pass, shortly after
+the reference ran. The table shows the median over the passes and the range.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from benchmarks.measure import ContestantFailed, run_tree
 from benchmarks.workloads import WARM_UP, Workload, prepare
 
 BUSY_ELSEWHERE = 0.3
-"""Cores used by others above which a pass is marked as disturbed."""
+"""Number of cores used by other programs above which a pass is marked as disturbed."""
 
 
 @dataclass
 class Row:
-    """The passes of one contestant."""
+    """Measurements of one contestant, pass by pass."""
 
     name: str
-    # Median seconds of a round, and that divided by the reference's, pass by pass
+    # Median seconds of a round, and their ratio to the reference's, pass by pass
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
-    clients: float = 0.0  # Participants and samples of a round
+    clients: float = 0.0  # Clients and samples per round
     samples: float = 0.0
-    steps: int = 0  # Of the last round; equal among contestants that do the same work
+    steps: int = 0  # Steps of the last round; equal among contestants that do the same work
     loss: float | None = None  # Test loss after the last round
     peak_bytes: int = 0
-    others: list[float] = field(default_factory=list)  # Cores that others used
-    failure: str = ""  # Why it could not be run, if so
+    others: list[float] = field(default_factory=list)  # Cores used by other programs
+    failure: str = ""  # Reason why it could not be run, or ""
 
 
 def race(
@@ -48,12 +48,12 @@ def race(
     pythons: Mapping[str, str],
     device: str | None = None,
 ) -> list[Row]:
-    """Run every contestant of a workload once a pass; `pythons` and `device` as in `contestants`."""
+    """Run every contestant of a workload once per pass; `pythons` and `device` as in `contestants`."""
     return run_all(workload, contestants(workload, quick, pythons, device), data, work, passes)
 
 
 def run_all(workload: Workload, entrants: Sequence[Contestant], data: Path, work: Path, passes: int) -> list[Row]:
-    """Run the entrants once a pass, the reference first."""
+    """Run the entrants once per pass, the reference first."""
     prepare(workload, data)
     rows = [Row(entrant.name) for entrant in entrants]
     for number in range(passes):
@@ -76,7 +76,7 @@ def run_all(workload: Workload, entrants: Sequence[Contestant], data: Path, work
 
 
 def result_folder(work: Path, workload: Workload, number: int, place: int) -> Path:
-    """Where the entrant of this place leaves its results in a pass."""
+    """Return the result folder of the entrant at this place in a pass."""
     return work / f"{workload.name}-{number}-{place}"
 
 
@@ -95,7 +95,7 @@ def _measure(workload: Workload, entrant: Contestant, row: Row, data: Path, out:
 
 
 def table(workload: Workload, rows: Sequence[Row]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     reference = rows[0].name
     lines = [
         f"### {title(workload)}",
@@ -121,7 +121,7 @@ def _line(row: Row) -> str:
 
 
 def title(workload: Workload) -> str:
-    """One line that says what a round is."""
+    """Return one line that describes a round."""
     if workload.wanted:
         return f"{workload.name}: FedSampling, K = {workload.wanted:,} of {workload.clients:,} clients' samples"
     return (

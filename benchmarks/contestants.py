@@ -1,4 +1,4 @@
-"""Who takes part: the naive loop, the hand-written floors, fedmpi on 1, 2 and 3 ranks, and installed peers."""
+"""Contestants: the naive loop, the hand-written floors, fedmpi on 1, 2 and 3 ranks, and installed peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedmpi import UserError
 REPOSITORY = Path(__file__).resolve().parents[1]
 Result = dict[str, Any]
 Module = Literal["layers", "own", "one by one"]
-"""How the network is given: as layers that fedmpi can look into; as a user's module; that, and no clients merged."""
+"""Form of the network: as layers that fedmpi can analyse, as a user's module, or as a module without merged clients."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class Contestant:
     """One row of the table."""
 
     name: str
-    command: Callable[[Path, Path], Sequence[str]]  # command(folder of shards' parent, folder for results) -> arguments
+    command: Callable[[Path, Path], Sequence[str]]  # command(parent folder of shards, result folder) -> arguments
     read: Callable[[Path], Result]  # read(folder for results) -> seconds, samples and steps of every round
-    environment: Mapping[str, str] = field(default_factory=dict)  # Variables beside those inherited
+    environment: Mapping[str, str] = field(default_factory=dict)  # Variables added to the inherited ones
 
 
 @dataclass(frozen=True)
 class Peer:
     """Another simulator; `benchmarks.peers.drive_NAME` drives it, NAME being the package it installs."""
 
-    distribution: str  # Its name on PyPI
-    processes: tuple[int, ...]  # Processes of each of its rows: those that it can make use of
+    distribution: str  # Name on PyPI
+    processes: tuple[int, ...]  # Processes of each of its rows, as far as it can use them
 
 
 ON_DEVICES = ("pfl",)
-"""Peers whose drivers compute on a GPU where one is seen; the others' stay on the processor."""
+"""Peers whose drivers use a GPU if one is available; the others stay on the CPU."""
 PEERS = {
     "pfl": Peer("pfl", (1, 2)),
     "blazefl": Peer("blazefl", (1, 2)),
@@ -55,7 +55,7 @@ PEERS = {
 def contestants(
     workload: Workload, quick: bool, pythons: Mapping[str, str], device: str | None = None
 ) -> list[Contestant]:
-    """The contestants of a workload, the reference first."""
+    """Return the contestants of a workload, the reference first."""
     if device is not None:
         return _on_device(workload, quick, pythons, device)
     if workload.wanted:
@@ -69,7 +69,7 @@ def contestants(
     rows += [by_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
     rows += [by_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
     rows += [by_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
-    if workload.task == "text":  # elsewhere nobody takes a single step, and the row above trains one by one as well
+    if workload.task == "text":  # only here do clients take a single step; other workloads already train sequentially
         rows += [by_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
     driven = {name: peer for name, peer in PEERS.items() if name in pythons}
     return [
@@ -90,7 +90,7 @@ def _on_device(workload: Workload, quick: bool, pythons: Mapping[str, str], devi
 
 
 def find_peers(given: Sequence[str], known: Collection[str] = PEERS.keys()) -> dict[str, str]:
-    """Which peers can take part, and with which Python: those given, and what this environment has installed."""
+    """Return the Python of each available peer: the given ones, and those installed in this environment."""
     here = {name: sys.executable for name in known if importlib.util.find_spec(name)}
     return {**here, **dict(_given_peer(text, known) for text in given)}
 
@@ -135,7 +135,7 @@ def by_peer(
 
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # a peer that sees a GPU takes it
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a peer that sees a GPU uses it
     return Contestant(f"{name}, {_processes(processes)}", command, _read_result, environment)
 
 
@@ -149,7 +149,7 @@ def _read_result(out: Path) -> Result:
 
 
 def settings(workload: Workload, data: Path, module: Module = "layers", device: str = "cpu") -> dict[str, Any]:
-    """The keys of fedmpi's configuration that make it do the workload, evaluated once at the end as by the peers."""
+    """Return the keys of fedmpi's configuration for the workload, evaluated once at the end as by the peers."""
     home = data / f"{workload.name}-{workload.clients}"
     chosen = {
         "preset": "fedsampling" if workload.wanted else "fedavg",
@@ -162,7 +162,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
         "cluster.device": device,
     }
     if workload.wanted:
-        # A large ε, so that every round really samples about K; the answers cost the same whatever they are.
+        # A large ε, so that every round samples about K; the cost of the size reports does not depend on it.
         return {**chosen, "samples.wanted": workload.wanted, "samples.epsilon": 12, "aggregation.lr": workload.lr}
     averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
     averaging["local.epochs"] = workload.epochs
@@ -170,7 +170,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
 
 
 def fedmpi_command(ranks: int, keys: Mapping[str, Any], out: Path) -> list[str]:
-    """`fedmpi train` with these keys, under mpiexec where there are several ranks."""
+    """Return the command `fedmpi train` with these keys, under mpiexec for several ranks."""
     train = [sys.executable, "-m", "fedmpi", "train", "--out", str(out / "run")]
     for key, value in keys.items():
         train += ["--set", f"{key}={value}"]
@@ -178,7 +178,7 @@ def fedmpi_command(ranks: int, keys: Mapping[str, Any], out: Path) -> list[str]:
 
 
 def find_mpiexec() -> str:
-    """The mpiexec of this environment, else the one of the PATH."""
+    """Return the mpiexec of this environment, else the one on the PATH."""
     own = Path(sys.prefix) / "bin" / "mpiexec"
     found = str(own) if own.exists() else shutil.which("mpiexec")
     if found is None:
@@ -198,7 +198,7 @@ def by_fedmpi(workload: Workload, ranks: int, module: Module = "layers", device:
 
 
 def read_run(out: Path) -> Result:
-    """Seconds, samples and steps of every round from a run's records, and what the summary says."""
+    """Return the seconds, samples and steps of every round from a run's records, and the facts of its summary."""
     records = read_records(out)
     summary = json.loads((out / "run" / "summary.json").read_text())
     return {
@@ -210,12 +210,12 @@ def read_run(out: Path) -> Result:
 
 
 def read_records(out: Path) -> list[dict[str, Any]]:
-    """The records of the run in `out`."""
+    """Return the records of the run in `out`."""
     return [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
 def versions(pythons: Mapping[str, str]) -> list[str]:
-    """Versions of what takes part, as name and number; peers that are not there are named as absent."""
+    """Return the versions of all contestants, as name and number; missing peers are listed as absent."""
     code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     lines = [f"{name} {_version(sys.executable, code, name)}" for name in ("torch", "numpy", "mpi4py", "mpich")]
     for name, peer in PEERS.items():

@@ -1,7 +1,8 @@
-"""How fast and how lean the preparation is at scale: `python -m benchmarks.data_scale`; needs about 25 GB of free disk.
+"""Speed and memory of the preparation at scale: `python -m benchmarks.data_scale`; needs about 25 GB of free disk.
 
-Gigabytes of images through the real writer, beside the disk's own speed; a million clients as a whole command, then
-`fedmpi inspect` on them. Every measured part is a process of its own, so that its peak memory is its own.
+Writes gigabytes of images with the real writer, compared with the disk's own speed. Then prepares a million clients as
+a whole command and runs `fedmpi inspect` on them. Every measured part is a separate process, so that its peak memory is
+its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MILLION_ROWS = 4_000_000
 
 
 def image_source(rows: int) -> RawDataset:
-    """`rows` uint8 images drawn from a pool of random ones: reading costs one copy."""
+    """Return `rows` uint8 images drawn from a pool of random ones, so that reading costs one copy."""
     generator = np.random.default_rng(0)
     pool = generator.integers(0, 256, (POOL, *IMAGE), np.uint8)
     labels = generator.integers(0, CLASSES, rows)
@@ -59,7 +60,7 @@ def image_source(rows: int) -> RawDataset:
 
 
 def write_images(out: Path, gigabytes: float, clients: int, shards: int) -> dict[str, float]:
-    """Partition and write the images; seconds of the whole and bytes of features."""
+    """Partition and write the images; return the total seconds and the bytes of features."""
     rows = int(gigabytes * 1e9 / np.prod(IMAGE))
     started = time.perf_counter()
     raw = image_source(rows)
@@ -77,7 +78,7 @@ def write_images(out: Path, gigabytes: float, clients: int, shards: int) -> dict
 
 
 def disk_speed(folder: Path, gigabytes: float) -> float:
-    """Bytes a second of one plain file, written in large blocks and flushed to the disk."""
+    """Return the bytes per second of one plain file, written in large blocks and flushed to the disk."""
     block = np.random.default_rng(0).bytes(BLOCK)
     blocks = max(1, int(gigabytes * 1e9) // BLOCK)
     path = folder / "plain"
@@ -93,7 +94,7 @@ def disk_speed(folder: Path, gigabytes: float) -> float:
 
 
 def command(words: list[str]) -> dict[str, float]:
-    """Wall seconds, CPU seconds and peak memory of a whole command."""
+    """Return wall seconds, CPU seconds and peak memory of a whole command."""
     started = time.perf_counter()
     child = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
@@ -104,7 +105,7 @@ def command(words: list[str]) -> dict[str, float]:
 
 
 def measure_images(folder: Path, gigabytes: float) -> list[str]:
-    """The images beside the disk, before and after."""
+    """Measure writing the images, and the disk before and after."""
     before = disk_speed(folder, gigabytes)
     words = ["write-images", str(folder / "images"), str(gigabytes)]
     done = subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True, capture_output=True, text=True)
@@ -121,7 +122,7 @@ def measure_images(folder: Path, gigabytes: float) -> list[str]:
 
 
 def measure_million(folder: Path, clients: int) -> list[str]:
-    """A million clients of lognormal size, from an .npz file to the report, then inspected."""
+    """Measure a million clients of log-normal size, from an .npz file to the report and its inspection."""
     generator = np.random.default_rng(0)
     rows, source, out = 4 * clients, folder / "rows.npz", folder / "million"
     np.savez(

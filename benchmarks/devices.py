@@ -1,4 +1,4 @@
-"""Seconds on a device that works through a queue of its own, what is told of it, and programs that refuse."""
+"""Timing on devices with their own work queue, device descriptions, and programs that reject input."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device) -> float:
-    """Seconds: processor time on the processor, which others stretch less; elsewhere the time when all is done."""
+    """Return seconds: CPU time on the CPU, which other programs disturb less; else the time once all work is done."""
     if device.type == "cpu":
         return time.process_time()
     wait_for(device)
@@ -31,7 +31,7 @@ def now(device: torch.device) -> float:
 
 
 def described(device: torch.device) -> str:
-    """The device, and what of torch decides its speed."""
+    """Describe the device and the torch settings that affect its speed."""
     if device.type != "cuda":
         return f"{device}, torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
     facts = torch.cuda.get_device_properties(device)
@@ -45,7 +45,7 @@ def described(device: torch.device) -> str:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Within: what is refused ends the program with its sentence and exit code 2."""
+    """End the program with one sentence and exit code 2 if input is rejected."""
     try:
         yield
     except UserError as error:
@@ -54,7 +54,7 @@ def refusing() -> Iterator[None]:
 
 
 def main() -> None:
-    """Describe the device that is named, or refuse it with exit code 2."""
+    """Describe the named device, or reject it with exit code 2."""
     parser = argparse.ArgumentParser(description="What is to be told of a device beside a measurement.")
     parser.add_argument("device")
     with refusing():

@@ -1,15 +1,15 @@
-"""One process, one core: the naive loop, clients one after another, and clients side by side, model by model.
+"""Naive loop, sequential engine and batched engine on one process and one core, for each model.
 
     python -m benchmarks.engines                  every model
     python -m benchmarks.engines lstm LeNet       some
     python -m benchmarks.engines --passes 5
-    python -m benchmarks.engines --device cuda    on a GPU, where the last column is worth a look
+    python -m benchmarks.engines --device cuda    on a GPU; see the last column
 
-The ways take turns within a pass and are divided within it; printed are medians over the passes, of processor time on
-the processor: a machine that others keep busy stretches it less than the time that passes, which is measured elsewhere.
-Beside them stands what the device allows a step (`benchmarks.rooflines`). Samples are made up, and lie on the device
-but for the naive loop's, whose batches travel. The last column is how far the sum of the clients' updates side by side
-lies from that one by one, relative to its length.
+The engines alternate within a pass, and ratios are taken within a pass. The output shows medians over the passes. On
+the CPU these are CPU seconds, which other programs disturb less than wall-clock time; on other devices they are
+wall-clock seconds. The table also shows the bound of the device per step (`benchmarks.rooflines`). Samples are
+synthetic and stored on the device, except for the naive loop, whose batches are copied to it. The last column is the
+distance between the summed client updates of the batched and the sequential engine, relative to the length of the sum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what its clients have: sizes and batch."""
+    """A model and the sizes and batch size of its clients."""
 
     description: DataDescription
     make: Callable[[], nn.Module]
@@ -89,7 +89,7 @@ CASES = {
 
 
 class MadeUp:
-    """Samples of every client, in the memory of a device."""
+    """Synthetic samples of every client, in the memory of a device."""
 
     def __init__(self, case: Case, device: torch.device = CPU):
         self.description, self.sizes = case.description, np.array(case.sizes)
@@ -111,7 +111,7 @@ class MadeUp:
 
 
 def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
-    """One client after another with PyTorch's own tools; samples on the processor, the module where it is."""
+    """Train the clients sequentially with PyTorch's own tools; samples on the CPU, the module on its own device."""
     device = next(module.parameters()).device
     received = {name: value.clone() for name, value in module.state_dict().items()}
     mean = {name: torch.zeros_like(value) for name, value in received.items()}
@@ -130,7 +130,7 @@ def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
 
 
 def in_turns(ways: Sequence[Callable[[], object]], passes: int, device: torch.device) -> list[list[float]]:
-    """Seconds of each way in each pass; the ways take turns, and a pass before the first is not counted."""
+    """Return the seconds of each way in each pass; the ways alternate, and a first warm-up pass is not counted."""
     seconds = []
     for _ in range(passes + 1):
         row = []
@@ -143,7 +143,7 @@ def in_turns(ways: Sequence[Callable[[], object]], passes: int, device: torch.de
 
 
 def measure(name: str, passes: int, machine: Machine, device: torch.device) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     case = CASES[name]
     torch.manual_seed(1)
     here, model, plain = MadeUp(case), FlatModel(case.make(), device), as_users_write_it(case.make()).to(device)

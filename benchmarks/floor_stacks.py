@@ -1,7 +1,7 @@
-"""The stacked floor: a few clients' copies of a small network side by side, forward and backward written by hand.
+"""Batched floor: copies of a small network for a few clients, with forward and backward pass written by hand.
 
-Every product is one batched matrix product over the clients; the step of SGD is part of the weight gradient's product
-(w ← w − lr · dᵀx). Convolutions are products over patches, activations keep their channels last.
+Every product is one batched matrix product over the clients. The SGD step is part of the product of the weight gradient
+(w ← w − lr · dᵀx). Convolutions are products over patches, and activations are channels-last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Product:
 
 
 class Patches:
-    """Images (k, b, height · width · channels) to their patches (k, b · positions, kernel² · channels)."""
+    """Conversion of images (k, b, height · width · channels) to patches (k, b · positions, kernel² · channels)."""
 
     def __init__(self, side: int, channels: int, kernel: int, stride: int):
         self.side, self.channels, self.kernel, self.stride = side, channels, kernel, stride
@@ -92,7 +92,7 @@ class Stack:
             elif isinstance(layer, nn.Linear):
                 inputs = layer.in_features
                 order = torch.arange(inputs)
-                if channels > 1:  # the first dense layer reads what was an image, here with its channels last
+                if channels > 1:  # the first dense layer reads a former image, here channels-last
                     order = order.view(channels, side**2).t().reshape(-1)
                     channels = 1
                 self.layers.append(("product", Product(layer, copies, order, lr)))
@@ -103,7 +103,7 @@ class Stack:
         self.products: list[Product] = [part for kind, part in self.layers if kind == "product"]
 
     def load(self, values: list[Tensor], clients: int) -> None:
-        """Every copy starts from the model."""
+        """Set every copy to the model."""
         self.clients = clients
         for product, weight, bias in zip(self.products, values[::2], values[1::2], strict=True):
             product.load(weight, bias)

@@ -1,8 +1,8 @@
-"""The variants of the floors: how the clients that a process got are trained.
+"""Variants of the floors: the training of the clients assigned to a process.
 
-naive     what everybody writes first: load_state_dict, DataLoader, torch.optim.SGD
+naive     the usual first version: load_state_dict, DataLoader, torch.optim.SGD
 tight     flat parameters, autograd.grad, update in place, slices of one shuffled copy; any network
-stacked   five clients side by side, batched matrix products, backward written by hand (`floor_stacks`)
+stacked   five clients batched: batched matrix products, backward written by hand (`floor_stacks`)
 merged    clients with one step as one weighted gradient, the few others tight; exact for SGD
 gradient  one data-parallel gradient of K samples of the pool, no clients at all
 """
@@ -25,7 +25,7 @@ from fedmpi.common.types import Ints
 from fedmpi.data.shards import ShardStore
 
 MERGED_ROWS = 256
-"""Samples of one pass of a merged gradient: few enough for the activations to stay in the cache."""
+"""Samples per pass of a merged gradient: few enough for the activations to stay in the cache."""
 STACKED_CLIENTS = 5
 
 
@@ -33,13 +33,13 @@ class Variant(Protocol):
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device): ...
 
     def chosen(self, round: int) -> Ints:
-        """The clients of a round (or, without clients, the samples)."""
+        """Return the clients of a round (or, without clients, the samples)."""
 
     def weights(self, clients: Ints) -> Ints:
-        """Samples of each."""
+        """Return the number of samples of each."""
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
-        """Add this process's part of the round's new model to `share` (d,); the number of steps."""
+        """Add this process's part of the round's new model to `share` (d,); return the number of steps."""
 
 
 class Flat:
@@ -60,7 +60,7 @@ class Flat:
 
 
 class Averaging(Flat):
-    """What the variants of federated averaging have in common."""
+    """Common part of the variants of federated averaging."""
 
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network)
@@ -75,7 +75,7 @@ class Averaging(Flat):
 
 
 class Naive(Averaging):
-    """One client after the other with PyTorch's own tools; batches are put together on the processor, then moved."""
+    """Sequential training with PyTorch's own tools; batches are assembled on the CPU, then moved."""
 
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network, store, CPU)
@@ -103,7 +103,7 @@ class Naive(Averaging):
 
 
 class Tight(Averaging):
-    """One client after the other, without any overhead that plain PyTorch can do without."""
+    """Sequential training without any overhead that plain PyTorch can avoid."""
 
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network, store, device)
@@ -129,7 +129,7 @@ class Tight(Averaging):
 
 
 class Stacked(Averaging):
-    """Five clients side by side."""
+    """Five clients batched."""
 
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network, store, device)
@@ -153,7 +153,7 @@ class Stacked(Averaging):
         return steps
 
     def _padded(self, members: list[int], longest: int) -> tuple[Tensor, Tensor]:
-        """The members' samples in a random order, filled up with zeros."""
+        """Return the members' samples in a random order, padded with zeros."""
         x0, _ = self.clients[members[0]]
         x, y = x0.new_zeros(len(members), longest, *x0.shape[1:]), torch.zeros(len(members), longest, dtype=torch.int64)
         for into_x, into_y, member in zip(x, y, members, strict=True):
@@ -165,7 +165,7 @@ class Stacked(Averaging):
 
 
 class Merged(Tight):
-    """One-step clients as one gradient; embeddings only where words occur."""
+    """One-step clients as one gradient; embedding rows only of occurring words."""
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         alone = self.sizes[clients] > self.workload.batch
@@ -203,7 +203,7 @@ class Gradient(Flat):
 
 
 def add_summed_gradient(variant: Flat, x: Tensor, y: Tensor, factor: float, share: Tensor) -> None:
-    """Add factor · Σ ∇ℓ_i at the bound values; tables of words are touched only where their words occur."""
+    """Add factor · Σ ∇ℓ_i at the bound parameters; embedding tables change only in the rows of occurring words."""
     for some_x, some_y in zip(torch.split(x, MERGED_ROWS), torch.split(y, MERGED_ROWS), strict=True):
         table, network = variant.parameters[0], variant.network
         words, places = torch.unique(some_x, return_inverse=True)

@@ -1,10 +1,10 @@
-"""Hand-written rounds of federated averaging in plain PyTorch: what the machine allows, without any framework.
+"""Hand-written rounds of federated averaging in plain PyTorch: a bound of the machine without any framework.
 
     python -m benchmarks.floors W1 tight --processes 2 --folder DATA --out RESULT.json
     python -m benchmarks.floors W1 naive --device cuda --folder DATA --out RESULT.json
 
-Processes are forked and share memory; clients go longest first to the least loaded process. `floor_steps` has the
-variants.
+Processes are forked and share memory. Clients are assigned longest first to the least loaded process. The variants are
+in `floor_steps`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedmpi.data.shards import ShardStore
 
 
 class Rounds:
-    """The rounds of one floor, the same object in every forked process."""
+    """Rounds of one floor; the same object in every forked process."""
 
     def __init__(self, workload: Workload, store: ShardStore, variant: str, processes: int, device: torch.device = CPU):
         torch.set_num_threads(1)
@@ -45,7 +45,7 @@ class Rounds:
         self.trainer = VARIANTS[variant](workload, self.network, store, device)
 
     def run(self, place: int, barrier: Barrier) -> list[tuple[float, int, int]]:
-        """Seconds, samples and steps of every round, as process `place` sees them."""
+        """Return seconds, samples and steps of every round, as process `place` measures them."""
         records = []
         barrier.wait()
         for round in range(self.workload.rounds):
@@ -64,7 +64,7 @@ class Rounds:
         return records
 
     def _dealt(self, clients: Ints) -> list[Ints]:
-        """The clients of every process: longest first, to the one with the least work."""
+        """Return the clients of every process: longest first, to the one with the least work."""
         cost = self.trainer.weights(clients)
         loads, hands = np.zeros(self.processes), [[] for _ in range(self.processes)]  # type: ignore[var-annotated]
         for i in np.argsort(-cost, kind="stable").tolist():
@@ -77,7 +77,7 @@ class Rounds:
 def run_floor(
     workload: Workload, store: ShardStore, variant: str, processes: int, device: torch.device = CPU
 ) -> dict[str, object]:
-    """Run all rounds in `processes` forked processes; what the first of them measured."""
+    """Run all rounds in `processes` forked processes; return the measurements of the first."""
     rounds = Rounds(workload, store, variant, processes, device)
     before = mean_loss(store, rounds.network)
     context = multiprocessing.get_context("fork")
@@ -120,4 +120,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # torch's threads of forked processes have nothing to say any more
+    os._exit(0)  # skip the exit handlers of torch's threads in forked processes

@@ -1,13 +1,13 @@
-"""The same bits before and after a change of the code: every preset's records and final model, recorded and compared.
+"""Bit-for-bit comparison of every preset's records and final model before and after a change of the code.
 
     python -m benchmarks.golden record golden/before          runs every preset on 1 and on 3 ranks
     python -m benchmarks.golden record golden/after --against golden/before
     python -m benchmarks.golden compare golden/before golden/after
 
-What is run is the `fedmpi` that Python finds: with PYTHONPATH naming another copy of the repository, that copy. The
-engine is chosen by name (one process: one client after another; several: stacked, or merged where rows are sampled):
-a trial by time may choose differently. Records are compared without their seconds, models bit by bit. Exit code 1
-where anything differs.
+The tested version is the `fedmpi` that Python imports; PYTHONPATH can select another copy of the repository. The engine
+is set by name, since the engine benchmark may choose differently. One process uses the sequential engine; several use
+the stacked one, or the merged one if rows are sampled. Records are compared without their seconds, models bit by bit.
+The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedstas-dp": STRATA,
     "fedsts": STRATA,
 }
-"""Presets run with the papers' numbers, not those for the digits, but for what 20 clients have to have smaller."""
+"""Presets run with the papers' values instead of those for the digits, except what 20 clients need smaller."""
 
 
 def engine(preset: Preset, ranks: int) -> str:
-    """The engine that trains a preset's run."""
+    """Return the engine that trains a preset's run."""
     if preset.table.get("topology", {}).get("kind") == "mediators":
-        return "auto"  # a model travels: there is only one that can
+        return "auto"  # a model is relayed between clients, and only one engine can do that
     if ranks == 1:
         return "sequential"
     merges = "rule" in preset.table.get("samples", {}) and preset.table.get("local", {}).get("steps") == 1
@@ -52,13 +52,13 @@ def engine(preset: Preset, ranks: int) -> str:
 
 
 def papers_values(preset: Preset) -> dict[str, Any]:
-    """What the preset's table for the digits replaces, as it is elsewhere."""
+    """Return the papers' values of the keys that the preset's table for the digits replaces."""
     keys = [(table, key) for table, values in preset.digits.items() for key in values]
     return {f"{table}.{key}": preset.table[table][key] for table, key in keys}
 
 
 def record(folder: Path, only: list[str]) -> int:
-    """Run the presets into `folder`; returns how many failed."""
+    """Run the presets into `folder` and return the number of failures."""
     failed = 0
     for preset in presets():
         for ranks in RANKS:
@@ -81,14 +81,14 @@ def record(folder: Path, only: list[str]) -> int:
 
 
 def untimed(record: Any) -> Any:
-    """A record without what is measured in seconds of the machine."""
+    """Return a record without its measured seconds."""
     if not isinstance(record, dict):
         return record
     return {key: untimed(value) for key, value in record.items() if "seconds" not in key or key == "virtual_seconds"}
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What differs between two runs: the first round with another record, and the model."""
+    """List the differences between two runs: the first round with another record, and the model."""
     found = []
     records = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (one, other)]
     for a, b in zip(*records, strict=False):
@@ -106,7 +106,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print what differs run by run; returns how many runs differ or are missing."""
+    """Print the differences run by run; return how many runs differ or are missing."""
     wrong = 0
     names = sorted(run.name for run in before.iterdir() if (run / "summary.json").exists())
     for name in names:

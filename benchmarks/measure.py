@@ -1,4 +1,4 @@
-"""Run a contestant as a process tree: its peak memory, and how busy everybody else kept the machine meanwhile."""
+"""Run a contestant as a process tree and measure its peak memory and the load of other programs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 
 import psutil
 
-SAMPLED_EVERY = 0.4  # reading a tree's memory takes milliseconds that the tree is then short of
+SAMPLED_EVERY = 0.4  # reading a tree's memory takes milliseconds from the tree
 LAST_LINES = 15
 
 
 @dataclass(frozen=True)
 class TreeUse:
-    """What a process tree needed."""
+    """Resources used by a process tree."""
 
-    peak_bytes: int  # Most proportional set size (shared pages counted once) of all its processes together
-    others_cores: float  # Mean number of cores that processes outside of the tree kept busy
+    peak_bytes: int  # Largest proportional set size (shared pages counted once) of all its processes together
+    others_cores: float  # Mean number of cores used by processes outside the tree
 
 
 class ContestantFailed(RuntimeError):
-    """A contestant ended with an error or did not end; carries the last lines it printed."""
+    """A contestant failed or did not end; contains the last lines it printed."""
 
 
 def run_tree(
@@ -71,7 +71,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _use(tree: list[psutil.Process]) -> tuple[float, float]:
-    """Bytes that the processes hold, and processor seconds that they have spent."""
+    """Return the bytes of memory of the processes and the CPU seconds they have used."""
     held = spent = 0.0
     for process in tree:
         with suppress(psutil.Error):
@@ -88,6 +88,6 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _busy_seconds() -> float:
-    """Processor seconds that the machine has worked since it started."""
+    """Return the CPU seconds of the machine since it started."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "irq", 0) + getattr(times, "softirq", 0))

@@ -1,6 +1,6 @@
-"""The networks of the workloads, each twice: as a sequence of layers, and as a user's own module.
+"""Networks of the workloads, each in two forms: as a sequence of layers, and as a user's own module.
 
-Both forms of a network have the same parameters in the same order, so that they start from the same weights.
+Both forms have the same parameters in the same order, so that they start from the same weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedmpi.models.text_models import text_cnn as layered_text_cnn
 
 
 def mlp(description: DataDescription) -> nn.Sequential:
-    """784-200-200-10, 199,210 parameters."""
+    """Build an MLP 784-200-200-10 with 199,210 parameters."""
     return layered_mlp(description, hidden=(200, 200))
 
 
 def cnn(description: DataDescription) -> nn.Sequential:
-    """Astraea's CNN, 68,873 parameters at 47 classes, with the second of its two dropouts only, as peers were given."""
+    """Build Astraea's CNN with only the second of its dropouts, as for the peers; 68,873 parameters at 47 classes."""
     return nn.Sequential(
         nn.Conv2d(1, 12, 5, stride=2),
         nn.ReLU(),
@@ -39,12 +39,15 @@ def cnn(description: DataDescription) -> nn.Sequential:
 
 
 def text_cnn(description: DataDescription) -> nn.Sequential:
-    """64 values a word, 64 filters of 3, 4 and 5 words: 370,309 parameters at 5,000 words and 5 classes."""
+    """Build a Text-CNN of 64 values per word and 64 filters of 3, 4 and 5 words.
+
+    It has 370,309 parameters at 5,000 words and 5 classes.
+    """
     return layered_text_cnn(description)
 
 
 class OwnModule(nn.Module):
-    """A network behind a forward function of its own, as users write them."""
+    """Network with a custom forward function, as users write them."""
 
     def __init__(self, layers: nn.Sequential):
         super().__init__()
@@ -67,7 +70,7 @@ def own_text_cnn(description: DataDescription) -> nn.Module:
 
 
 class PlainMaxOverTime(MaxOverTime):
-    """Max over time in torch's plain words."""
+    """Max over time in plain torch operations."""
 
     def forward(self, words: Tensor) -> Tensor:
         channels_first = words.transpose(1, 2)
@@ -75,7 +78,7 @@ class PlainMaxOverTime(MaxOverTime):
 
 
 def as_users_write_it(network: nn.Module) -> nn.Module:
-    """The same network, with max over time as everybody writes it where fedmpi's own models have a quicker one."""
+    """Return the network with plain max over time instead of the faster version of fedmpi's own models."""
     for part in network.modules():
         if type(part) is MaxOverTime:
             part.__class__ = PlainMaxOverTime
@@ -83,10 +86,10 @@ def as_users_write_it(network: nn.Module) -> nn.Module:
 
 
 def wide(description: DataDescription, width: int) -> nn.Sequential:
-    """An MLP of one hidden layer, to scale the number of parameters."""
+    """Build an MLP of one hidden layer, to scale the number of parameters."""
     return layered_mlp(description, hidden=(width,))
 
 
 def parameters_of(network: nn.Module) -> Tensor:
-    """All parameters as one vector (d,)."""
+    """Return all parameters as one vector (d,)."""
     return torch.cat([p.detach().reshape(-1) for p in network.parameters()])

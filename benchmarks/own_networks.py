@@ -1,6 +1,6 @@
-"""Networks as users write them, in the style of public tutorials: classes with a forward pass of their own.
+"""Networks as users write them, in the style of public tutorials: classes with custom forward passes.
 
-The functions in small letters make each for a data set, as `model.name = "benchmarks.own_networks:lenet"` asks.
+The lower-case functions build each network for a data set, as in `model.name = "benchmarks.own_networks:lenet"`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OddCNN(nn.Module):
 
 
 class LeNet(nn.Module):
-    """LeCun et al. 1998, with ReLU, 1 × 28 × 28."""
+    """LeNet of LeCun et al. 1998, with ReLU, 1 × 28 × 28."""
 
     def __init__(self, classes: int):
         super().__init__()
@@ -88,7 +88,7 @@ class Residual(nn.Module):
 
 
 class GRUClassifier(nn.Module):
-    """Word vectors, a GRU, its last state."""
+    """Word vectors, a GRU, and a classifier on its last state."""
 
     def __init__(self, vocabulary: int, classes: int):
         super().__init__()
@@ -102,7 +102,7 @@ class GRUClassifier(nn.Module):
 
 
 class TextCNN(nn.Module):
-    """Kim 2014 with functional calls."""
+    """Text-CNN of Kim 2014 with functional calls."""
 
     def __init__(self, vocabulary: int, classes: int):
         super().__init__()
@@ -119,7 +119,7 @@ class TextCNN(nn.Module):
 
 
 class Attending(nn.Module):
-    """A transformer's block, norms first."""
+    """Pre-norm transformer block."""
 
     def __init__(self, size: int, heads: int):
         super().__init__()
@@ -153,7 +153,7 @@ class TinyViT(nn.Module):
 
 
 def odd_layers(data: DataDescription) -> nn.Module:
-    """OddCNN as a sequence of layers."""
+    """Build OddCNN as a sequence of layers."""
     return nn.Sequential(
         nn.Conv2d(1, 7, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(7, 13, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(13 * 5 * 5, 57), nn.ReLU(), nn.Linear(57, data.classes),

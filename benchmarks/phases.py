@@ -1,4 +1,4 @@
-"""Where the time of fedmpi's rounds goes: phase by phase, and how long every rank is busy."""
+"""Time of fedmpi's rounds by phase, and busy time of every rank."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ VARIANTS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 )
 
 TRAINS_ABOVE = 0.25
-"""Share of the busiest rank's work above which a rank counts as one that trains; planning and evaluating are below."""
+"""Share of the busiest rank's work above which a rank counts as training; planning and evaluating are below."""
 
 
 def profile(workload: Workload, data: Path, work: Path, device: str | None = None) -> str:
-    """Milliseconds of every phase of a round as Markdown, medians.
+    """Return the median milliseconds of every phase of a round as Markdown.
 
-    `load` and `train` are the slowest rank's. `others` is what remains of the round after the busiest rank's work: the
-    plan, the sum, the server's step, and waiting politely for all of these. Imbalance is the busiest rank's work over
-    the mean of those that train. On a named `device` only the first two variants are run.
+    `load` and `train` are the slowest rank's. `others` is the rest of the round after the busiest rank's work: the
+    plan, the sum, the server's step, and waiting for all of these without spinning. Imbalance is the busiest rank's
+    work over the mean of those that train. On a given `device` only the first two variants are run.
     """
     prepare(workload, data)
     lines = [

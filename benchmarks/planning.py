@@ -1,9 +1,10 @@
-"""What planning a round costs on one core, from a thousand clients to a million:
+"""Cost of planning a round on one core, from a thousand clients to a million:
 
     OMP_NUM_THREADS=1 python -m benchmarks.planning --plot planning.png
 
 Every row is the median of some rounds of the real planner: the cohort, the size query of all clients with its estimate,
-the coefficients, the privacy ledger and the record's facts; for Bernoulli sampling also the drawing of all rows.
+the coefficients, the privacy ledger and the facts of the record. For Bernoulli sampling it includes drawing all
+samples.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SYSTEMS = {
 
 
 def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
-    """Median seconds of planning, after a first round that allocates what is kept."""
+    """Return the median seconds of planning, after a first round that allocates reused memory."""
     config, streams = load_config(None, settings), Streams(0)
     sizes = 1 + streams.generator(Purpose.PARTITION).poisson(20, clients).astype(np.int64)
     planner = Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, values=40_000))
@@ -64,7 +65,7 @@ def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
 
 
 def plot(numbers: list[int], costs: dict[str, list[float]], path: Path) -> None:
-    """Draw seconds against clients, both logarithmic, beside a line that is proportional to the clients."""
+    """Draw seconds against clients, both logarithmic, with a line proportional to the number of clients."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

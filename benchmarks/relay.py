@@ -1,12 +1,12 @@
-"""How busy the relay keeps its workers: equal clients, real training, more and more mediators on the same ranks.
+"""Worker utilisation of the relay: equal clients, real training, a growing number of mediators on the same ranks.
 
     mpiexec -n 3 python -m benchmarks.relay
 
-Rank 0 serves, the others train. Every round all workers start together; wall time is that of the last one to end.
-Busy: training and handing over, as a share of workers x wall; median of the rounds, and the best. Planned: what the
-order of the visits allows when every visit takes as long. CPU: processor time as a share of workers x wall; on a
-machine with other work it falls with the cores that the ranks do not get. The paper's Algorithm 1 lets one mediator
-keep one worker busy: M mediators are needed for M workers.
+Rank 0 serves, the others train. In every round all workers start together, and wall time ends with the last worker.
+Busy: training and transmission, as a share of workers x wall; median of the rounds, and the best. Planned: the upper
+bound given by the order of visits if every visit takes equally long. CPU: CPU time as a share of workers x wall; on a
+machine with other work it falls with the cores that the ranks do not get. In the paper's Algorithm 1 a mediator keeps
+one worker busy, so M workers need M mediators.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
     mediators: int
     placement: str = "owner"
     cohort: str = "even"
-    """even: as many clients of every worker; random: drawn from all clients, as in a run."""
+    """even: equally many clients of every worker; random: drawn from all clients, as in a run."""
 
 
 CASES = (
@@ -54,7 +54,7 @@ CASES = (
 
 
 def cohort(case: Case, boundaries: Ints, generator: np.random.Generator) -> Ints:
-    """Participants, sorted."""
+    """Draw the selected clients, sorted."""
     if case.cohort == "random":
         return np.sort(generator.choice(CLIENTS, ONLINE, replace=False))
     each = ONLINE // (len(boundaries) - 1)
@@ -63,7 +63,7 @@ def cohort(case: Case, boundaries: Ints, generator: np.random.Generator) -> Ints
 
 
 def round_plan(case: Case, workers: int, generator: np.random.Generator) -> RelayPlan:
-    """The relays of a round of equal clients."""
+    """Plan the relays of a round of equal clients."""
     boundaries = np.arange(workers + 1) * CLIENTS // workers
     clients = cohort(case, boundaries, generator)
     mediators = random_groups(len(clients), -(-len(clients) // case.mediators), generator)
@@ -75,7 +75,7 @@ def round_plan(case: Case, workers: int, generator: np.random.Generator) -> Rela
 
 
 class Bench:
-    """The cluster, the clients and the model, the same for all rows."""
+    """Cluster, clients and model, shared by all rows."""
 
     def __init__(self, width: int) -> None:
         self.cluster = Cluster.connect()
@@ -88,7 +88,7 @@ class Bench:
         self.buffer = self.cluster.sum_buffer(model.size, np.float32)
 
     def round(self, case: Case, number: int) -> Floats | None:
-        """busy, CPU, planned shares and wall seconds of one round, on rank 0."""
+        """Return busy, CPU and planned shares and wall seconds of one round, on rank 0."""
         cluster, generator = self.cluster, self.streams.generator(Purpose.SCHEDULE, number)
         plan = round_plan(case, cluster.workers, generator)
         tasks = {k: ClientTask(k, None, 1.0) for leg in plan.of(cluster.worker) for k in leg.clients}

@@ -1,17 +1,17 @@
-"""Built-in models at the papers' batch size and users' own, beside the naive loop and beside what the machine allows.
+"""Compare built-in models at the papers' batch size and users' own models with the naive loop and with rooflines.
 
     python -m benchmarks.rooflines                       all of them
     python -m benchmarks.rooflines lstm lenet W1 S4      some, or workloads of `python -m benchmarks`
     python -m benchmarks.rooflines --peer pfl=PYTHON     pfl with two processes as well
     python -m benchmarks.rooflines --device cuda         on a GPU: one process each, fedmpi on 1 and 2 ranks
 
-The roofline of a step is the larger of two times on one core, or on the device: its floating-point operations at the
-speed of a large matrix product, and the bytes that it moves at the speed of a copy, both measured in the same run; that
-of a round is the sum over its batches, smaller last ones counted as such. W3's clients of one step are one gradient
-there, and S4 and S6 are the gradient of K samples, which stands in the naive loop's and the tight loop's columns.
-Operations are counted by torch in a forward and a backward pass; bytes are every layer's output and its gradient,
-written and read once each, and the values that are trained, read twice, changed once; of word vectors only those of the
-batch's words. Rows that others disturbed are marked: more than 0.3 cores busy elsewhere.
+The roofline of a step is the larger of two times on one core or on the device. The first is its floating-point
+operations at the speed of a large matrix product. The second is the bytes that it moves at the speed of a copy. Both
+speeds are measured in the same run. The roofline of a round is the sum over its batches, with smaller last ones counted
+as such. For W3 the one-step clients count as one gradient. For S4 and S6 the naive loop's and the tight loop's columns
+show the gradient of K samples. Torch counts the operations of a forward and a backward pass. The bytes are every
+layer's output and its gradient, written and read once each, and the trained parameters, read twice and written once; of
+word vectors only those of the batch's words. Rows are marked as disturbed if other programs used more than 0.3 cores.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a table's entrants compute."""
+    """Device and number of processes of a table's entrants."""
 
-    device: str | None  # All on this one; None = on the processor's cores
-    processes: int  # Of the tight loop and of pfl
-    ranks: int  # Of fedmpi's second entrant
-    cores: int  # That these ranks compute on at once: their roofline is that of one, divided by it
+    device: str | None  # Device of all entrants; None = CPU cores
+    processes: int  # Processes of the tight loop and of pfl
+    ranks: int  # Ranks of fedmpi's second entrant
+    cores: int  # Cores used by these ranks at once: the roofline of one core is divided by this number
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The table's head."""
+        """Column titles of the table."""
         processes = f"{self.processes} process{'es' * (self.processes > 1)}"
         share = "half the roofline" if self.cores == 2 else "roofline"
         return (
@@ -69,14 +69,14 @@ ON_CORES = Setting(None, processes=2, ranks=3, cores=2)
 
 @dataclass(frozen=True)
 class Machine:
-    """What one core, or a device, does at best."""
+    """Best performance of one core or a device."""
 
-    flops: float  # Operations a second of a large product of matrices
-    bandwidth: float  # Bytes a second that a large copy moves, read and written
-    stacked: float = math.nan  # Operations a second of small products side by side: 16 clients, 64 × 256 by 256 × 256
-    # Bytes a second of a large copy from the host's memory (page-locked where the device is a GPU)
+    flops: float  # Operations per second of a large matrix product
+    bandwidth: float  # Bytes per second that a large copy moves, read and written
+    stacked: float = math.nan  # Operations per second of small batched products: 16 clients, 64 × 256 by 256 × 256
+    # Bytes per second of a large copy from the host's memory (page-locked if the device is a GPU)
     from_host: float = math.nan
-    call: float = math.nan  # Seconds that a call on one value takes, of many after one another
+    call: float = math.nan  # Seconds per call on one value, in a sequence of many
 
     def __str__(self) -> str:
         return (
@@ -88,18 +88,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of one client asks for: floating-point operations and bytes."""
+    """Floating-point operations and bytes of one step of one client."""
 
     flops: float
     bytes: float
 
     def seconds(self, machine: Machine) -> float:
-        """Its roofline on one core."""
+        """Return the roofline of the step on one core."""
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
 
 def measure_machine(device: torch.device = CPU, quick: bool = False) -> Machine:
-    """The best of some trials, on one thread where the device is the processor; small sizes where it is to be quick."""
+    """Measure the machine as the best of some trials, on one thread on the CPU; `quick` uses small sizes."""
     torch.set_num_threads(1)
     size, values = (1536, 1 << 26) if device.type == "cpu" else (8192, 1 << 28)
     if quick:
@@ -124,7 +124,7 @@ def measure_machine(device: torch.device = CPU, quick: bool = False) -> Machine:
 
 
 def _best(call: Callable[[], object], device: torch.device, calls: int = 1, trials: int = 8) -> float:
-    """Least seconds of one of some calls after one another, of some trials."""
+    """Return the least seconds per call over some trials of `calls` calls in sequence."""
     call()
     seconds = []
     for _ in range(trials):
@@ -136,9 +136,9 @@ def _best(call: Callable[[], object], device: torch.device, calls: int = 1, tria
 
 
 def count_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Operations and bytes of a forward and a backward pass over one batch, and of plain SGD."""
-    network = network.double()  # torch counts the products of recurrent layers in this precision alone
-    network(x if not x.is_floating_point() else x.double())  # what is made in the first pass is not counted
+    """Count operations and bytes of a forward and a backward pass over one batch, and of plain SGD."""
+    network = network.double()  # torch counts the products of recurrent layers only in this precision
+    network(x if not x.is_floating_point() else x.double())  # tensors made in the first pass are not counted
     moved = 0.0
     words = _words(network, x)
 
@@ -158,14 +158,14 @@ def count_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def _words(network: nn.Module, x: Tensor) -> dict[int, int]:
-    """Table of word vectors (by id) -> how many of its values the batch reads."""
+    """Return how many values of each table of word vectors (by id) the batch reads."""
     present = 0 if x.is_floating_point() else len(torch.unique(x))
     tables = [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
     return {id(table): present * table.shape[1] for table in tables if not x.is_floating_point()}
 
 
 def batches_of_a_round(workload: Workload) -> Counter[int]:
-    """Sizes of the batches that the last round takes, and how many of each."""
+    """Return the sizes of the batches of the last round, and how many of each."""
     if workload.wanted:
         return Counter([workload.wanted])
     sizes = workload.sizes()[workload.participants(workload.rounds - 1)]
@@ -180,9 +180,9 @@ def batches_of_a_round(workload: Workload) -> Counter[int]:
 
 
 def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str], setting: Setting) -> list[Contestant]:
-    """Who is measured; the naive loop first, fedmpi last."""
+    """Return the measured contestants; the naive loop first, fedmpi last."""
     device, processes = setting.device or "cpu", setting.processes
-    joins = "pfl" in pythons and not workload.wanted  # it samples clients, and no rows of all of them
+    joins = "pfl" in pythons and not workload.wanted  # it samples clients, not single samples of all clients
     others = [by_peer(workload, "pfl", pythons["pfl"], processes, quick, device)] if joins else []
     one, several = ("gradient", "gradient") if workload.wanted else ("naive", "tight")
     floors = [by_floor(workload, name, n, quick, device) for name, n in ((one, 1), (several, processes))]
@@ -197,7 +197,7 @@ def line(
     engine: str,
     setting: Setting = ON_CORES,
 ) -> str:
-    """A row of the table; `batches` are what a round takes: how many of each kind, the largest first."""
+    """Return a row of the table; `batches` gives the number of batches of each kind in a round, the largest first."""
     naive, tight, *peer, one, several = rows
     (_, step), sizes = batches[0], workload.sizes()
     steps = naive.steps or sum(count for count, _ in batches)
@@ -236,7 +236,7 @@ def _ratio(row: Row) -> str:
 
 
 def chosen_engine(run: Path) -> str:
-    """The engine of a run that leaves the choice to fedmpi, as its log says."""
+    """Return the engine that fedmpi chose in a run, as logged."""
     log = run / "run.log"
     found = re.search(r"engine: auto: .*?(batched|sequential)", log.read_text()) if log.exists() else None
     return found[1] if found else ""

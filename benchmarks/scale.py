@@ -1,4 +1,4 @@
-"""How fedmpi's cost grows: with the clients, the cohort, the model and the ranks, each while the rest stays."""
+"""Scaling of fedmpi's cost with the clients, the cohort, the model and the ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COHORTS = (10, 100, 1000, 10_000)
 PARAMETERS = (10**5, 10**6, 10**7, 10**8)
 RANKS = (1, 2, 3, 4, 8)
 BYTES_PER_PARAMETER = 40
-"""Of a rank: model, slot of the sum, its result, working vector, gradients, and what a server step needs."""
+"""Bytes of a rank per parameter: model, slot of the sum, its result, working vector, gradients, and server step."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is varied, how many ranks, fedmpi's keys beside the common ones, environment variables."""
+    """One row: varied quantity, number of ranks, fedmpi's keys beside the common ones, environment variables."""
 
     label: str
     ranks: int
@@ -54,7 +54,7 @@ class Case:
 
 
 def scale(work: Path, quick: bool) -> str:
-    """Tables as Markdown; `quick` runs the first two rows of each."""
+    """Return the tables as Markdown; `quick` runs the first two rows of each."""
     parts = []
     for title, what, cases in _experiments(work, CLIENTS[:2] if quick else CLIENTS):
         rows = [(case.label, _run(work, case)) for case in (cases[:2] if quick else cases)]
@@ -106,7 +106,7 @@ def _wide(parameters: int) -> dict[str, Any]:
 
 
 def _population(work: Path, clients: int) -> Path:
-    """Clients of 1 to 4 small vectors, as shards."""
+    """Write shards of clients with 1 to 4 small vectors."""
     home = work / f"population-{clients}"
     if home.exists():
         return home
@@ -128,7 +128,7 @@ def _population(work: Path, clients: int) -> Path:
 
 
 def vectors(x: NDArray[np.float32], y: Ints, classes: int) -> RawDataset:
-    """Vectors x (n, width) with labels y (n,) as a data set to deal out; the first thousand are its test part too."""
+    """Return vectors x (n, width) with labels y (n,) as a data set to partition; the first thousand also test it."""
     return RawDataset(
         name="vectors",
         task="vector",

@@ -1,8 +1,8 @@
-"""A model of a round's time on many devices: work and its imbalance, the sum on and between nodes, latencies.
+"""Model of a round's time on many devices: work and its imbalance, the sum on and between nodes, latencies.
 
     python -m benchmarks.scaling_model
 
-Nothing here is measured; `Machine` says what is assumed and docs/performance.md which of it was measured where.
+Nothing is measured by this script. `Machine` lists the assumptions; docs/performance.md states which were measured.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ BYTES_PER_VALUE = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What a cluster can do."""
+    """Performance of a cluster."""
 
-    devices_per_node: int = 8  # Ranks of a node that train
-    memory_bandwidth: float = 8e9  # Bytes per second of a rank that sums its slice of the node's slots
+    devices_per_node: int = 8  # Training ranks per node
+    memory_bandwidth: float = 8e9  # Bytes per second at which a rank sums its slice of the node's slots
     barrier: float = 50e-6  # Seconds of a barrier of ranks that are awake
-    # Seconds by which a sleeping rank notices that all have arrived (half of the longest sleep), once a round
+    # Seconds until a sleeping rank notices that all have arrived (half of the longest sleep), once per round
     lateness: float = 1e-3
-    network_latency: float = 5e-6  # Seconds of a message between two nodes, bytes per second of a node's link
+    network_latency: float = 5e-6  # Seconds of a message between two nodes, and bytes per second of a node's link
     network_bandwidth: float = 12.5e9
-    # Bytes per second between a device and its host; infinite where the device is the host
+    # Bytes per second between a device and its host; infinite if the device is the host
     staging_bandwidth: float = 20e9
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What a round does."""
+    """Work of a round."""
 
-    cohort: int  # Participants
-    client_seconds: float  # Mean seconds of a participant's work on one device
-    spread: float  # Standard deviation of the logarithm of a participant's work
-    values: int  # d, values of the model
-    # What every rank does one after another with the rest: the server's step, the record, the plan's broadcast
+    cohort: int  # Selected clients
+    client_seconds: float  # Mean seconds of a client's work on one device
+    spread: float  # Standard deviation of the logarithm of a client's work
+    values: int  # d, parameters of the model
+    # Sequential work of every rank: the server's step, the record, the plan's broadcast
     server_seconds: float = 1.5e-3
 
 
 def work_seconds(federation: Federation, devices: int) -> float:
-    """Seconds of the busiest device when participants are dealt out longest first; one client is never divided."""
+    """Return the seconds of the busiest device if clients are assigned longest first; a client is never divided."""
     generator = np.random.default_rng(0)
     costs = generator.lognormal(-0.5 * federation.spread**2, federation.spread, federation.cohort)
     costs *= federation.client_seconds / costs.mean()
@@ -53,7 +53,7 @@ def work_seconds(federation: Federation, devices: int) -> float:
 
 
 def sum_seconds(machine: Machine, values: int, devices: int) -> float:
-    """The fused sum: slots on the node, a ring between one leader a node, and the way to and from the device."""
+    """Return the seconds of the fused sum: slots on the node, a ring of one leader per node, and the device copies."""
     size = BYTES_PER_VALUE * values
     ranks = min(devices, machine.devices_per_node)
     nodes = math.ceil(devices / machine.devices_per_node)
@@ -64,7 +64,7 @@ def sum_seconds(machine: Machine, values: int, devices: int) -> float:
 
 
 def round_seconds(machine: Machine, federation: Federation, devices: int) -> float:
-    """Seconds of a round; plan, evaluation and checkpoints are rank 0's and lie beside the work."""
+    """Return the seconds of a round; rank 0's plan, evaluation and checkpoints overlap with the work."""
     waiting = machine.lateness if devices > 1 else 0.0
     return (
         work_seconds(federation, devices)
@@ -74,7 +74,7 @@ def round_seconds(machine: Machine, federation: Federation, devices: int) -> flo
 
 
 def efficiency(machine: Machine, federation: Federation, devices: int) -> float:
-    """Speed-up over one device, divided by the number of devices."""
+    """Return the speed-up over one device, divided by the number of devices."""
     return round_seconds(machine, federation, 1) / (devices * round_seconds(machine, federation, devices))
 
 
@@ -87,7 +87,7 @@ DEVICES = (1, 8, 16, 32, 64, 128, 256, 512)
 
 
 def table(machine: Machine) -> str:
-    """Seconds of a round and efficiency for every case as Markdown."""
+    """Return the seconds of a round and the efficiency of every case as Markdown."""
     lines = ["| a round | " + " | ".join(f"{n}" for n in DEVICES) + " |", "|---|" + "---:|" * len(DEVICES)]
     for name, federation in CASES.items():
         cells = [

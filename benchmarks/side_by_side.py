@@ -1,12 +1,12 @@
-"""Two runs of one process each, side by side, against one alone on one thread: what sharing a machine costs.
+"""Cost of sharing a machine: two single-process runs at the same time, against one run alone on one thread.
 
     python -m benchmarks.side_by_side                  the default threads; nothing else should run
-    python -m benchmarks.side_by_side --threads 2      what happened without looking at the load
+    python -m benchmarks.side_by_side --threads 2      number of threads if runs ignored the load
 
-A run's time is the median of its rounds after the first five; runs are long enough to overlap but for their starts. A
-pass runs one alone and then two; the ratio is taken within a pass, since machines drift. Prints one line a pass and one
-a case, with the median ratio of the slower of the two, and ends with 1 where one is above --limit. The load of the
-machine by others is printed too: above about 0.2 cores the ratios mean little.
+A run's time is the median of its rounds after the first five. Runs are long enough to overlap except for their starts.
+A pass runs one alone and then two; the ratio is taken within a pass, since machines drift. Prints one line per pass,
+and one per case with the median ratio of the slower of the two. Exits with 1 if one is above --limit. The load of the
+machine by other programs is printed too: above about 0.2 cores the ratios are unreliable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM = 5
 
 
 def start(folder: Path, settings: list[str], threads: int) -> subprocess.Popen[bytes]:
-    """One run, in a process that does not inherit a number of threads."""
+    """Start one run, in a process that does not inherit a number of threads."""
     keys = [*settings, f"cluster.threads={threads}", "logging.tensorboard=false", "checkpoint.every=0"]
     words = [word for key in keys for word in ("--set", key)]
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -42,13 +42,13 @@ def start(folder: Path, settings: list[str], threads: int) -> subprocess.Popen[b
 
 
 def seconds(folder: Path) -> float:
-    """Median time of a run's rounds after the first few."""
+    """Return the median time of a run's rounds after the first few."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     return statistics.median(record["seconds"] for record in records[WARM:])
 
 
 def together(folder: Path, count: int, settings: list[str], threads: int) -> list[float]:
-    """The times of so many runs side by side."""
+    """Return the times of `count` simultaneous runs."""
     folders = [folder / f"{count}-{threads}-{number}" for number in range(count)]
     runs = [start(place, settings, threads) for place in folders]
     codes = [run.wait() for run in runs]

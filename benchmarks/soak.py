@@ -1,11 +1,11 @@
-"""Do memory and time grow with the rounds? Every rank while a small federation trains on and on.
+"""Check that memory and time of every rank do not grow with the rounds, while a small federation trains for long.
 
     mpiexec -n 3 python -m benchmarks.soak --rounds 2000
 
-Prints, for every rank, the resident set after the first tenth of the rounds (imports, caches and buffers are in place
-by then) and at the end, and exits with 1 if it grew by more than --margin megabytes. Of each fifth of the rounds it
-prints the median milliseconds that a round took by the clock, and those that rank 0's processor spent on it, which
-other programs on the machine disturb less (ranks that wait for others keep it busy, so: of a single process).
+For every rank, prints the resident set after the first tenth of the rounds (when imports, caches and buffers are in
+place) and at the end. Exits with 1 if it grew by more than --margin megabytes. For each fifth of the rounds, prints the
+median milliseconds per round by the clock and by rank 0's CPU time, which other programs disturb less. Waiting ranks
+use CPU time too, so CPU times are meaningful for a single process only.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedmpi.process.exit_codes import run_guarded
 
 SAMPLES = 20
 PARTS = 5
-"""Of the rounds, whose medians are compared."""
+"""Number of parts of the rounds whose medians are compared."""
 
 
 class Watch:
-    """Notes the time, and this process's resident memory now and then; asked once a round, and never for a stop."""
+    """Callback per round that records the time and sometimes the resident memory, and never stops the run."""
 
     def __init__(self, rounds: int):
         self.every = max(1, rounds // SAMPLES)
@@ -50,17 +50,17 @@ class Watch:
 
 
 def growth(resident: Ints) -> float:
-    """Megabytes between the first tenth of the moments and the last."""
+    """Return the megabytes of growth between the first tenth of the moments and the last."""
     return float(resident[-1] - resident[SAMPLES // 10]) / 1e6
 
 
 def medians(clocks: Floats) -> Floats:
-    """Median milliseconds a round in each fifth of the rounds, by both clocks."""
+    """Return the median milliseconds per round in each fifth of the rounds, by both clocks."""
     return np.array([np.median(part, axis=0) for part in np.array_split(1e3 * np.diff(clocks, axis=0), PARTS)])
 
 
 def soak(config: Config, folder: Path, report: Callable[[str], None] = print) -> float:
-    """Run; the largest growth of all ranks in megabytes, on all ranks. Rank 0 reports what every rank holds."""
+    """Run and return the largest growth of all ranks in megabytes, on all ranks; rank 0 reports every rank's memory."""
     watch = Watch(config.rounds)
     fedmpi.run(config, out=folder / "run", stop=watch)
     cluster = Cluster.connect()

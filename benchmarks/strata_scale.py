@@ -1,10 +1,10 @@
-"""Strata of many clients with many parameters: seconds and peak memory of what a run does, e.g. within 8 GiB for
+"""Seconds and peak memory of stratifying many clients with many parameters as in a run, e.g. within 8 GiB for
 
     OMP_NUM_THREADS=1 python -m benchmarks.strata_scale --clients 10000 --parameters 100000
 
-The strata of FedSTS (compressed gradients, k-means, Neyman, importance) and of FedSSO (one-step changes, OPTICS) are
-made by the program's own Stratifier in one process. Gradients are synthetic (ten kinds of clients plus noise) and come
-in blocks, as the probes deliver them.
+The program's own Stratifier makes the strata of FedSTS (compressed gradients, k-means, Neyman, importance) and of
+FedSSO (one-step changes, OPTICS) in one process. Gradients are synthetic (ten kinds of clients plus noise) and arrive
+in blocks, as from the probes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SYSTEMS = ("fedsts", "fedsso")
 
 
 class SyntheticClients:
-    """Gradients of ten kinds of clients."""
+    """Synthetic gradients of ten kinds of clients."""
 
     def __init__(self, parameters: int, block: int):
         self.kinds = np.random.default_rng(0).laplace(size=(KINDS, parameters)).astype(np.float32)
         self.block = block
 
     def probe(self, t: int, w: torch.Tensor, clients: Ints) -> Iterator[tuple[Ints, torch.Tensor]]:
-        """What `Stratifier` calls."""
+        """Yield gradients in blocks, as `Stratifier` requests them."""
         rng = np.random.default_rng(1)
         for first in range(0, len(clients), self.block):
             members = clients[first : first + self.block]
@@ -47,7 +47,7 @@ class SyntheticClients:
 
 
 def peak_gibibytes() -> float:
-    """The largest memory of this process so far."""
+    """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

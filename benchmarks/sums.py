@@ -1,4 +1,4 @@
-"""What the sum of a round costs by itself: milliseconds of one reduction, for models of many sizes.
+"""Cost of the sum of a round alone: milliseconds of one reduction, for models of many sizes.
 
 mpiexec -n 2 python -m benchmarks.sums
 """
@@ -18,7 +18,7 @@ REPEATS = 15
 
 
 def reduction_ms(cluster: Cluster, values: int) -> float:
-    """Median over the repeats of the slowest rank's milliseconds; all ranks enter together."""
+    """Return the median over the repeats of the slowest rank's milliseconds; all ranks enter together."""
     slot = cluster.sum_buffer(values, np.float32)
     slot[:] = cluster.rank
     seconds = []

@@ -1,13 +1,13 @@
-"""The workloads that every contestant runs: the same clients, cohorts and initial weights, made from fixed seeds.
+"""Workloads of all contestants: the same clients, cohorts and initial weights, made from fixed seeds.
 
-W1  100 clients of 600 images, MLP 784-200-200-10, 10 clients a round, B = 10
-W2  500 clients of about 235 images, Astraea's CNN, 25 clients a round, B = 20
-W3  5,000 clients of about 2 texts, Text-CNN, 500 clients a round, B = 20
-S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples a round
+W1  100 clients of 600 images, MLP 784-200-200-10, 10 clients per round, B = 10
+W2  500 clients of about 235 images, Astraea's CNN, 25 clients per round, B = 20
+W3  5,000 clients of about 2 texts, Text-CNN, 500 clients per round, B = 20
+S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples per round
 MODELS  the built-in models, a few clients of equal sizes
 OWN     networks as users write them (`own_networks`), OddCNN's clients of 1 to 900 images and with three epochs
 
-Samples are noise around a pattern of their class: what is learned matters little, what a step costs is real.
+Samples are noise around a pattern of their class: they have the cost of real ones, but results have no meaning.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ SIZES, PATTERNS, SAMPLES, TEST_SAMPLES = range(4)  # tags of the generators
 
 @dataclass(frozen=True)
 class Workload:
-    """One task that all contestants do."""
+    """One task that all contestants run."""
 
     name: str
-    task: str  # What a sample is: float32 values, or 30 words
-    model: str  # The network: a function of `benchmarks.networks`, "module:function", or a built-in one
-    clients: int  # N and, for federated averaging, the participants of a round
+    task: str  # Kind of a sample: float32 values, or 30 words
+    model: str  # Network: a function of `benchmarks.networks`, "module:function", or a built-in one
+    clients: int  # N and, for federated averaging, the clients per round
     cohort: int
     batch: int  # B
     lr: float
     classes: int
     rounds: int  # Rounds of one measurement, the first `WARM_UP` of them not counted
     seed: int
-    wanted: int = 0  # K of FedSampling; 0 = federated averaging
-    each: int = 0  # Samples of every client; 0 = as many as are drawn for it
-    # Samples of the last client where the first has one and the others lie between, evenly in their logarithms
+    wanted: int = 0  # Sample budget K of FedSampling; 0 = federated averaging
+    each: int = 0  # Samples of every client; 0 = drawn per client
+    # Samples of the last client, if the first has one and the others are evenly spaced in logarithms between them
     largest: int = 0
-    shape: tuple[int, ...] = PIXELS  # Of an image
-    vocabulary: int = VOCABULARY  # Words
-    built_in: bool = False  # Whether `model` is the name of one of fedmpi's own models
-    epochs: int = 1  # E; more than one for the naive loop, the tight one, pfl and fedmpi only
+    shape: tuple[int, ...] = PIXELS  # Shape of an image
+    vocabulary: int = VOCABULARY  # Number of words
+    built_in: bool = False  # True if `model` is the name of a built-in model of fedmpi
+    epochs: int = 1  # Local epochs E; more than one for the naive loop, the tight one, pfl and fedmpi only
 
     def sizes(self) -> Ints:
-        """Samples of every client, int64 (N,)."""
+        """Return the samples of every client, int64 (N,)."""
         generator = np.random.default_rng([self.seed, SIZES])
         if self.each:
             return np.full(self.clients, self.each)
@@ -75,18 +75,18 @@ class Workload:
         return np.maximum(1, np.rint(generator.lognormal(np.log(2) - 0.5, 1.0, self.clients))).astype(np.int64)
 
     def participants(self, round: int) -> Ints:
-        """The cohort that fedmpi draws in a round, for those who do not draw it themselves; sorted int64 (m,)."""
+        """Return fedmpi's cohort of a round, for contestants that do not draw it themselves; sorted int64 (m,)."""
         generator = Streams(0).generator(Purpose.COHORT, round)
         return uniform(generator, self.clients, self.cohort).clients
 
     def model_name(self, own: bool = False) -> str:
-        """What fedmpi's configuration calls the network; as a user's own module where that is wanted."""
+        """Return the network's name in fedmpi's configuration; with `own`, as a user's module."""
         if self.built_in or ":" in self.model:
             return self.model
         return f"benchmarks.networks:{'own_' * own}{self.model}"
 
     def network(self, store: ShardStore) -> nn.Module:
-        """The network of the naive loop, the floors and the peers, with the initial weights that fedmpi gives it."""
+        """Return the network of the naive loop, the floors and the peers, with fedmpi's initial weights."""
         return networks.as_users_write_it(build(self.model_name(), {}, store.description, 0))
 
 
@@ -104,7 +104,7 @@ WORKLOADS = {
 
 
 def _built_in(model: str, task: str, clients: int, each: int, rounds: int, **more: Any) -> Workload:
-    """A built-in model on clients of equal sizes, all of which take part in every round."""
+    """Return a workload of a built-in model on clients of equal sizes, all selected in every round."""
     text = task == "text"
     shape = {"classes": 17 if text else 10, "vocabulary": 20_002 if text else 0, **more}
     return Workload(
@@ -128,11 +128,11 @@ MODELS = {
         _built_in("bilstm", "text", 10, 60, 7),
     )
 }
-"""The built-in models: B = 20, one epoch; texts of 30 out of 20,002 words and 17 classes, as in the papers' data."""
+"""Built-in models: B = 20, one epoch; texts of 30 out of 20,002 words and 17 classes, as in the papers' data."""
 
 
 def _own(name: str, task: str, rounds: int, clients: int = 10, **more: Any) -> Workload:
-    """A network of `own_networks` on clients all of which take part in every round."""
+    """Return a workload of a network of `own_networks`, with all clients selected in every round."""
     model = f"benchmarks.own_networks:{name}"
     common = {"batch": 20, "lr": 0.01, "classes": 17 if task == "text" else 10, "rounds": rounds, "seed": 707}
     words = {"vocabulary": 20_002} if task == "text" else {}
@@ -165,12 +165,12 @@ QUICK_MODELS = {"text-cnn": replace(MODELS["text-cnn"], clients=4, cohort=4, rou
 
 
 def find(name: str, quick: bool = False) -> Workload:
-    """The workload of a name, or the tiny one of that name."""
+    """Return the workload of this name, or the tiny one of this name."""
     return (QUICK | QUICK_MODELS if quick else WORKLOADS | MODELS | OWN)[name]
 
 
 def samples(workload: Workload, n: int, tag: int) -> tuple[AnyArray, Ints]:
-    """n samples and their labels; `tag` names the generator, the classes' patterns are shared by all tags."""
+    """Draw n samples and their labels; `tag` names the generator, the classes' patterns are shared by all tags."""
     generator = np.random.default_rng([workload.seed, tag])
     labels = generator.integers(0, workload.classes, n)
     if workload.task == "text":
@@ -186,7 +186,7 @@ def samples(workload: Workload, n: int, tag: int) -> tuple[AnyArray, Ints]:
 
 
 def prepare(workload: Workload, folder: Path) -> ShardStore:
-    """The workload's shards under `folder`, written when they are not there yet."""
+    """Return the workload's shards under `folder`; write them if they are missing."""
     home = folder / f"{workload.name}-{workload.clients}"
     if not (home / MANIFEST).exists():
         write_shards(
@@ -232,7 +232,7 @@ def _one_after_another(sizes: Ints) -> Partition:
 
 
 def all_samples(store: ShardStore) -> tuple[torch.Tensor, torch.Tensor]:
-    """The samples of all clients, copied into plain memory."""
+    """Return the samples of all clients, copied into plain memory."""
     pieces = store.span(0, store.samples)
     x = torch.from_numpy(np.concatenate([x for x, _ in pieces]))
     y = torch.from_numpy(np.concatenate([y for _, y in pieces]).astype(np.int64))
@@ -240,14 +240,14 @@ def all_samples(store: ShardStore) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every client's samples, one after another."""
+    """Return the samples of each client, in the order of the clients."""
     x, y = all_samples(store)
     sizes = store.sizes.tolist()
     return list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
 
 
 def mean_loss(store: ShardStore, network: nn.Module) -> float:
-    """Cross-entropy on the test part."""
+    """Return the cross-entropy on the test part."""
     x, y = store.test()
     training = network.training
     network.eval()

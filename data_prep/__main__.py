@@ -1,7 +1,7 @@
-"""The command line: `python -m data_prep list` and `python -m data_prep DATASET --partition NAME ... --out DIR`.
+"""Command line: `python -m data_prep list` and `python -m data_prep DATASET --partition NAME ... --out DIR`.
 
-Under mpiexec or srun the processes share the writing of the shards. Exit codes: 0 done, 1 our fault, 2 the user's input
-is wrong (one sentence on stderr, no traceback), 130 interrupted.
+Under mpiexec or srun the processes write the shards together. Exit codes: 0 done, 1 internal error, 2 invalid user
+input (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def _with_command(words: list[str]) -> list[str]:
         return words
     if words[0].startswith("-"):
         raise UserError(f"the data set comes first: python -m data_prep DATASET {words[0]} ...")
-    data_set(words[0])  # an unknown name is the first thing to be said
+    data_set(words[0])  # report an unknown name before anything else
     return ["prepare", *words]
 
 
 def _data_set_first(words: list[str]) -> list[str]:
-    """The words with the value of --dataset, where it is given so, in the place of the data set."""
+    """Return the words with the data set's name first instead of as the value of --dataset."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == "--dataset" and (equals or place + 1 < len(words)):
@@ -97,7 +97,7 @@ def _data_set_first(words: list[str]) -> list[str]:
 
 @app.command("list")
 def list_all() -> None:
-    """List data sets (samples, classes, licences, where from) and partitions (options, laws).
+    """List data sets (samples, classes, licences, sources) and partitions (options, schemes).
 
     Example: python -m data_prep list
     """
@@ -167,7 +167,7 @@ def prepare_command(
 
 
 def as_text(words: str) -> str:
-    """Words of the command line without the bytes that are no UTF-8."""
+    """Return words of the command line without bytes that are not valid UTF-8."""
     return words.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Data in memory as a folder of shards: what `fedmpi.ClientArrays.save` writes."""
+"""Data in memory as a folder of shards: the implementation of `fedmpi.ClientArrays.save`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMAND = "fedmpi.ClientArrays.save"
 
 
 def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) -> Path:
-    """Write the samples of `arrays` as shards, in their order, with the description that they have."""
+    """Write the samples of `arrays` as shards, in their order and with their description."""
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise UserError(f"shards = {shards!r} is impossible: give a whole number of at least 1")
     clients, samples = len(arrays.offsets) - 1, len(arrays.x)
@@ -39,7 +39,7 @@ def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) 
 
 
 def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
-    """The arrays as the writer reads data sets: training rows, then validation rows."""
+    """Return the arrays in the form that the writer reads: training rows, then validation rows."""
     description, manifest = arrays.description, arrays.store.manifest
     x = [arrays.x, *(arrays.val or ())[:1]]
     y = np.concatenate([arrays.y, *(arrays.val or ())[1:]])

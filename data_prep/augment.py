@@ -2,8 +2,8 @@
 
     python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
 
-The copies are those that a run with `rebalance.mode = "virtual"` and the same seed makes while reading (Duan et al.
-2019, Algorithm 2); runs on the new folder have `rebalance.mode = "stored"` and the same α.
+The copies equal those that a run with `rebalance.mode = "virtual"` and the same seed makes while reading (Duan et al.
+2019, Algorithm 2). Runs on the new folder use `rebalance.mode = "stored"` and the same α.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_augmented(
     progress: Callable[[int, int], None] | None = None,
     cluster: Cluster | None = None,
 ) -> Rebalancing:
-    """Write the shards of a folder again, with the augmented copies of every client behind its samples.
+    """Write the shards of a folder again, with the augmented copies of every client after its samples.
 
     Parameters
     ----------
@@ -56,28 +56,28 @@ def write_augmented(
     copies : {"ratio", "ratio-minus-one"}
         See `fedmpi.data.copies.class_copies.copies_per_sample`.
     seed : int
-        The seed of the runs whose copies these are.
+        Seed of the runs that make the same copies.
     ranges : WarpRanges
-        How far the copies are warped.
+        Ranges of the random warps.
     overwrite : bool
         Replace what is in `out`.
     command : str
-        For the manifest.
+        Command line for the manifest.
     progress : callable, optional
         ``progress(done, total)`` in bytes.
     cluster : Cluster, optional
-        The processes that write together; see `data_prep.writer.write_shards`.
+        Processes that write together; see `data_prep.writer.write_shards`.
 
     Returns
     -------
     Rebalancing
-        What was added; its `overhead` is that of the paper's Fig 9.
+        The added copies; its `overhead` is that of the paper's Fig 9.
 
     Raises
     ------
     UserError
-        The data are no images or augmented already, the folder has a validation part, `out` is the folder itself, or
-        one of them cannot be read or written.
+        The data are not images or are augmented already, the folder has a validation part, `out` is the folder itself,
+        or one of them cannot be read or written.
     """
     if out.resolve() == folder.resolve():
         raise UserError(f"{out} is the folder to be augmented: choose another --out")
@@ -111,7 +111,7 @@ def write_augmented(
 
 
 def _raw(store: ShardStore, rows: AugmentedRows, labels: Ints) -> RawDataset:
-    """The store with its copies, as the writer reads data sets."""
+    """Return the store with its copies, in the form that the writer reads."""
     manifest, description = store.manifest, store.description
     test_x, test_y = store.test()
     named = store.client_ids.dtype.kind == "U"

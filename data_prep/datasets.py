@@ -1,4 +1,4 @@
-"""The data sets by name, and those that a reader of the user's own reads ("package.module:function")."""
+"""Built-in data sets by name, and data sets read by custom readers ("package.module:function")."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedmpi.common.registry import Part, resolve
 from fedmpi.data.opening import load_digits_split
 
 OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
-"""Fields of ReadOptions that say what arrays mean."""
+"""Fields of ReadOptions that describe arrays."""
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -42,8 +42,8 @@ EMNIST_SPLITS = {
     "digits": ("240,000 + 40,000", 10),
     "mnist": ("60,000 + 10,000", 10),
 }
-"""byclass has all classes; bymerge both cases of 15 letters in one; balanced equally many of these 47; letters both
-cases in one."""
+"""Samples (training + test) and classes of each split. byclass has all 62 classes. bymerge merges both cases of 15
+letters. balanced has equally many samples of each of these 47 classes. letters merges both cases of every letter."""
 LEAF = "S. Caldas et al., LEAF: a benchmark for federated settings, 2018"
 
 
@@ -82,7 +82,7 @@ def _cifar(classes: int, files: str, md5: str) -> DataSet:
 
 
 def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """scikit-learn's digits, the rows of `data.shards = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
+    """Return scikit-learn's digits, as in `data.shards = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
     train = (lambda index: train_x[index], train_y)
     return measured(data_set.images(tally, tuple("0123456789"), train, (test_x, test_y)))
@@ -241,11 +241,11 @@ AS_EXAMPLES = {
     **{name: f"next_words:{name.replace('-', '_')}" for name in ("reddit", "stackoverflow", "fed-shakespeare")},
     "stackoverflow-tags": "next_words:tags",
 }
-"""Data sets that readers of docs/examples/readers read, and their names."""
+"""Data sets read by the readers of docs/examples/readers, by name."""
 
 
 def data_set(name: str) -> DataSet:
-    """The data set of a name, or that which the user's own reader reads."""
+    """Return the data set of this name, or the one that a custom reader reads."""
     if ":" in name:
         return _own_data_set(name)
     if name in AS_EXAMPLES:
@@ -258,10 +258,10 @@ def data_set(name: str) -> DataSet:
 
 
 def _own_data_set(name: str) -> DataSet:
-    """The data set of a reader, a function (raw, *, options) -> arrays by name, or a `RawDataset`.
+    """Return the data set of a custom reader: a function (raw, *, options) -> arrays by name, or a `RawDataset`.
 
-    `raw` is the path that --raw names; a reader without it reads no files. The arrays are those of an .npz file that
-    the data set `arrays` reads: x, y and optionally user, x_test, y_test.
+    `raw` is the path given with --raw; a reader without it reads no files. The arrays have the names used in an .npz
+    file of the data set `arrays`: x, y and optionally user, x_test, y_test.
     """
     part = resolve("data set", name)
     return DataSet(
@@ -280,7 +280,7 @@ def _own_data_set(name: str) -> DataSet:
 
 
 def reads_files(part: Part) -> bool:
-    """Whether a reader is called with the path that --raw names."""
+    """Check whether a reader takes the path given with --raw."""
     parameters = list(inspect.signature(part.object).parameters.values())
     return bool(parameters) and parameters[0].kind in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -289,7 +289,7 @@ def reads_files(part: Part) -> bool:
 
 
 def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """What a reader of the user's own reads."""
+    """Read a data set with a custom reader."""
     reader = part.make(given)
     with calling(part):
         found = reader(raw) if reads_files(part) else reader()
@@ -306,7 +306,7 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
         )
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
-    with calling(part):  # what it gives may fail to become an array, as a tensor of another device does
+    with calling(part):  # its result may not convert to an array, e.g. a tensor on another device
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
     source = replace(OWN_ARRAYS, name=part.name)
     return hold_out_test(of_arrays(source, part.name, arrays, options, tally), options.split, tally)

@@ -1,4 +1,4 @@
-"""Official addresses of data sets: downloaded once, on request only, and checked against a published checksum."""
+"""Downloads from official addresses: once, on request only, checked against a published checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Source:
 
     url: str  # The address
     checksum: str  # "sha256:..." or "md5:...", as published
-    members: tuple[str, ...] = ()  # What to take out of an archive; empty takes everything
+    members: tuple[str, ...] = ()  # Files to extract from an archive; empty extracts all
 
     @property
     def filename(self) -> str:
@@ -33,13 +33,13 @@ class Source:
 
 
 def cache_folder(name: str) -> Path:
-    """Where the files of a data set are kept: $DATA_PREP_CACHE/name, else the user's cache folder."""
+    """Return the cache folder of a data set: $DATA_PREP_CACHE/name, else the user's cache folder."""
     root = os.environ.get("DATA_PREP_CACHE")
     return Path(root).expanduser() / name if root else Path(pooch.os_cache("data_prep")) / name
 
 
 def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) -> Path:
-    """Download the files of a data set, unless they are there already, check them and unpack the archives."""
+    """Download the files of a data set unless they are cached, check them and unpack the archives."""
     target = folder or cache_folder(name)
     for source in sources:
         unpack = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
@@ -64,7 +64,7 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
                 "fetch it by hand and pass the folder with --raw"
             ) from error
         except OSError as error:
-            shutil.rmtree(target / UNPACKED, ignore_errors=True)  # half a file looks like a whole one the next time
+            shutil.rmtree(target / UNPACKED, ignore_errors=True)  # a partial file would later pass as complete
             raise UserError(
                 f"cannot store {source.filename} in {target}: {error.strerror or error}; make room there, or set "
                 "DATA_PREP_CACHE to another folder"
@@ -73,7 +73,7 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
 
 
 class RichBar:
-    """A download bar on rich in the form that pooch's downloader asks for."""
+    """Download bar on rich with the interface that pooch's downloader expects."""
 
     def __init__(self, label: str) -> None:
         self.total = 0
@@ -82,10 +82,10 @@ class RichBar:
         self.close = self._progress.stop
 
     def update(self, size: int) -> None:
-        """`size` more bytes have arrived."""
+        """Advance the bar by `size` bytes."""
         self._progress.start()
         self._progress.update(self._task, advance=size, total=self.total or None)
 
     def reset(self) -> None:
-        """Back to zero: pooch resets the bar before the last update."""
+        """Reset the bar to zero, as pooch does before the last update."""
         self._progress.reset(self._task)

@@ -1,4 +1,4 @@
-"""Parts held out of a data set: a test part where the files have none, and validation samples of every client."""
+"""Hold-out of data: a test part if the files have none, and validation samples of every client."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TEST_SHARE = 0.2
 
 
 def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
-    """Take a fifth of the training samples for testing, where the data set has no test part; the same for every seed.
+    """Hold out a fifth of the training samples for testing if there is no test part; the same for every seed.
 
-    Normalisation and vocabulary are then those of the other samples (`RawDataset.refit`).
+    Normalisation and vocabulary are then fitted to the remaining samples (`RawDataset.refit`).
     """
     groups = raw.users if split == "users" else raw.groups
     if len(raw.test_y):
@@ -51,7 +51,7 @@ def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
 
 
 def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
-    """A note where the users, texts or folders (n,) of test rows also have training rows; empty where none has."""
+    """Return a note if users, texts or folders (n,) of test rows also have training rows; else an empty text."""
     tested = np.unique(codes[test])
     both = int(np.isin(tested, codes[train]).sum())
     if not both:
@@ -63,7 +63,7 @@ def in_both(what: str, codes: Ints, train: Ints, test: Ints) -> str:
 
 
 def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyArray | None) -> RawDataset:
-    """The data set of the rows `train`, tested on the rows `test`, with the statistics of the rows `known`."""
+    """Return the data set of the rows `train`, tested on the rows `test`, with the statistics of the rows `known`."""
     fitted = raw if raw.refit is None else raw.refit(known)
     if test_x is None or raw.task == "text":  # token ids depend on the vocabulary
         test_x = stored(fitted.read, test, raw.feature_shape, raw.dtype)
@@ -88,10 +88,10 @@ def _parted(raw: RawDataset, train: Ints, test: Ints, known: Ints, test_x: AnyAr
 
 
 def stratified_rows(n: int, labels: Ints | None) -> tuple[Ints, Ints]:
-    """Rows of the training and of the test part (sorted): of every class its share, drawn at random.
+    """Draw the rows of the training and the test part (sorted) at random, stratified by class.
 
-    Shares are rounded by largest remainders; each class with two samples or more has at least one in either part.
-    Without labels, or where no class has two samples, floor(n / 5) rows are drawn, at least one.
+    Shares are rounded by largest remainders. Each class with two samples or more has at least one in either part.
+    Without labels, or if no class has two samples, floor(n / 5) rows are drawn, at least one.
     """
     counts = np.zeros(0, np.int64) if labels is None else np.bincount(labels)
     if counts.max(initial=0) < 2:
@@ -108,17 +108,18 @@ def stratified_rows(n: int, labels: Ints | None) -> tuple[Ints, Ints]:
 
 
 def train_test_rows(n: int, least: int = 0) -> tuple[Ints, Ints]:
-    """Rows of the training and of the test part (sorted): floor(n / 5), but at least so many, drawn at random."""
+    """Draw the rows of the training and the test part (sorted) at random: floor(n / 5) test rows, at least `least`."""
     chosen = np.zeros(n, bool)
     chosen[_generator().choice(n, max(int(n * TEST_SHARE), least), replace=False)] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def train_test_groups(groups: Ints, labels: Ints | None = None) -> tuple[Ints, Ints]:
-    """Rows of the training and of the test part (sorted), all rows of a group in the same part.
+    """Draw the rows of the training and the test part (sorted), with all rows of a group in the same part.
 
-    Groups come in random order. Each goes to the test part if that then holds at most floor(n / 5) rows and its class
-    counts come nearer to a fifth of each class. Where none does, the smallest of several groups tests.
+    Groups come in random order. Each is assigned to the test part if the part then has at most floor(n / 5) rows and
+    its class counts come nearer to a fifth of each class. If no group qualifies, the smallest of several is the test
+    part.
     """
     n, classes = len(groups), labels if labels is not None else np.zeros(len(groups), np.int64)
     missing = np.bincount(classes) * TEST_SHARE
@@ -141,17 +142,17 @@ def train_test_groups(groups: Ints, labels: Ints | None = None) -> tuple[Ints, I
 
 
 def _generator() -> np.random.Generator:
-    """The generator of the test part: the same for every seed, so that runs over seeds share one test part."""
+    """Return the generator of the test part: the same for every seed, so that runs over seeds share one test part."""
     return Streams(0).generator(Purpose.PARTITION, round=2**32)
 
 
 def hold_out_validation(
     rows: Ints, offsets: Ints, fraction: float, generator: np.random.Generator
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Take a share of every client's samples for validation, chosen uniformly at random.
+    """Hold out a share of every client's samples for validation, chosen uniformly at random.
 
-    Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1), which is f n_k on
-    average and f n to within one in all, but never its last sample: among clients of few samples less is held out.
+    Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, with o the offsets and u ~ U(0, 1). This is f n_k on
+    average and f n to within one in total. A client never gives its last sample, so clients with few samples give less.
     """
     if fraction == 0.0:
         return rows, offsets, rows[:0], np.zeros_like(offsets)
@@ -167,9 +168,9 @@ def hold_out_validation(
 
 
 def balanced_rows(labels: Ints, classes: int, total: int = 0) -> Ints:
-    """Rows (sorted) of a part with equal class totals: of every class the first m.
+    """Return the rows (sorted) of a part with equal class totals: the first m of every class.
 
-    Classes without any sample are not counted. m is the smallest class's size, or, with a total, its share of it.
+    Classes without samples are not counted. m is the smallest class's size, or, with a total, the class's share of it.
     """
     counts = np.bincount(labels, minlength=classes)
     if not counts.any():

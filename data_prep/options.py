@@ -1,6 +1,6 @@
-"""Options on the command line: what `list` and the help show of them, and the parsing of those chosen by name.
+"""Options on the command line: their display in `list` and the help, and the parsing of options chosen by name.
 
-The lists are plain lines without frames: addresses stay whole, and `grep` finds a line.
+The lists are plain lines without frames, so that addresses stay whole and `grep` finds a line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedmpi.common.registry import parts, resolve
 WIDEST = 120
 INDENT = 4
 FLAGS = {"files": "--file"}
-"""Where the name on the command line is not that of the reader's option."""
+"""Names on the command line that differ from the reader's option."""
 COMMON = (
     "help",
     "dataset",
@@ -46,7 +46,7 @@ COMMON = (
     "feature_shift",
     "label_noise",
 )
-"""Options that belong to data_prep itself."""
+"""Options of data_prep itself."""
 
 
 def _whole(name: str, text: str) -> int:
@@ -67,7 +67,7 @@ def _one_of(choices: dict[str, str]) -> Callable[[str, str], str]:
 
 
 def _size(name: str, text: str) -> tuple[int, int]:
-    """Width and height of --image-size 64x48 or --image-size 64."""
+    """Parse width and height of --image-size 64x48 or --image-size 64."""
     width, _, height = text.lower().partition("x")
     try:
         size = int(width), int(height or width)
@@ -112,20 +112,20 @@ READ_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any] | None]] = {
     "image_size": ("image folders, tables: resize to WIDTHxHEIGHT, or N to N x N", _size),
     "skip_odd_sizes": ("image folders, tables: leave out images of another size than most", None),
 }
-"""Fields of ReadOptions, each with its help and what makes a value of a text; None takes no value."""
+"""Fields of ReadOptions, each with its help and the parser of its text; None takes no value."""
 RESERVED = {*COMMON, *READ_OPTIONS} - {"files"}
-"""Options of data_prep and of built-in data sets, as the command line writes them."""
+"""Options of data_prep and of built-in data sets, as written on the command line."""
 GIVEN_AS: dict[str, type] = {
     name: kind
     for name, hint in get_type_hints(ReadOptions).items()
     for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
     if kind in (int, bool, str, Path)
 }
-"""Of these, what a reader of one's own may have too, and what the command line makes of it."""
+"""Options that custom readers may share with built-in ones, and the type that the command line gives them."""
 
 
 def show_lists(console: Console) -> None:
-    """Print the data sets, the partitions, and what changes clients' samples."""
+    """Print the data sets, the partitions, and the components that change clients' samples."""
     wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
     for heading, entries in (
@@ -149,7 +149,7 @@ def _about(data_set: DataSet) -> Iterator[str]:
     yield f"licence: {data_set.licence}"
     built_in = data_set.raw == "none"
     yield "built in: nothing to fetch" if built_in else f"--raw {data_set.raw.upper()}: {data_set.files}"
-    if data_set.sources:  # of several files the address of their folder
+    if data_set.sources:  # for several files, the address of their folder
         files, url = len(data_set.sources), data_set.sources[0].url
         yield f"--download: {url if files == 1 else url.rpartition('/')[0] + '/'}{f' ({files} files)' * (files > 1)}"
     if data_set.page:
@@ -175,7 +175,7 @@ def _changes(kind: str) -> dict[str, list[str]]:
 
 
 def help_of_options() -> str:
-    """Options of data sets and partitions for `--help`, one option or partition a line."""
+    """Return the options of data sets and partitions for `--help`, one option or partition per line."""
     read = "\n".join(f"  {FLAGS.get(name, flag(name))}: {meaning}" for name, (meaning, _) in READ_OPTIONS.items())
     flags = {name: " ".join(flag(option.name) for option in law.options) for name, law in PARTITIONS.items()}
     laws = "\n".join(f"  {name}: {named or 'no options'}" for name, named in flags.items())
@@ -187,10 +187,10 @@ def help_of_options() -> str:
 
 @dataclass
 class Given:
-    """Options given on the command line, by what takes them; one that several have is given to each."""
+    """Options given on the command line, by the component that takes them; a shared option is given to each."""
 
     read: dict[str, Any] = field(default_factory=dict)  # Fields of ReadOptions
-    own: dict[str, Any] = field(default_factory=dict)  # Of a reader of the user's own
+    own: dict[str, Any] = field(default_factory=dict)  # Options of a custom reader
     law: dict[str, OptionValue] = field(default_factory=dict)
     shift: dict[str, OptionValue] = field(default_factory=dict)
     noise: dict[str, OptionValue] = field(default_factory=dict)
@@ -199,8 +199,9 @@ class Given:
 def parse_options(
     words: list[str], law: str, data: DataSet, shift: str | None = None, label_noise: str | None = None
 ) -> Given:
-    """Options of the data set, the partition and what changes clients' samples, from the words that the command line
-    did not know: --name value, --name=value or --name.
+    """Parse the options of the data set, the partition and the sample changes from words of the command line.
+
+    Each is --name value, --name=value or --name.
     """
     own = law_of(law) if ":" in law else None
     laws = [*PARTITIONS.values(), *([own] if own else [])]
@@ -249,12 +250,12 @@ def parse_options(
             if name in takes:
                 holder[name] = found
         if name in {option.name for option in law_of(law).options} or not any(name in takes for _, takes in takers):
-            given.law[name] = found  # refused later where the partition does not take it
+            given.law[name] = found  # rejected later if the partition does not take it
     return given
 
 
 def _free(option: Option) -> bool:
-    """Whether a reader of one's own may have this option: it is nobody's, or gets what the command line makes of it."""
+    """Check whether a custom reader may define this option: it is unused, or has the type of the built-in one."""
     kind = GIVEN_AS.get(option.name)
     if kind is None:
         return option.name not in RESERVED

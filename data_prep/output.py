@@ -1,6 +1,6 @@
-"""The output of a preparation: room on the disk, the folder, and HDF5 files that are whole or absent.
+"""Output of a preparation: disk space, the folder, and HDF5 files that are written atomically.
 
-A file grows under a temporary name, is flushed to the disk and renamed; nothing in it depends on the clock.
+A file is written under a temporary name, flushed to the disk and renamed. Its content does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedmpi.records.hold import FOLDER, Hold
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-_ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as its dtype
+_ALIGNMENT = 64  # every array starts at a multiple of this, so that it can be mapped as its dtype
 _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No space, no quota, or a limit on the length of files."""
+"""Error codes for no space, no quota, or a limit on the length of files."""
 SPARE = 1 << 20
-"""Bytes for what is small: the vocabulary, the manifest, the headers of files."""
+"""Bytes reserved for small content: the vocabulary, the manifest, the headers of files."""
 
 
 def megabytes(count: int) -> str:
-    """Bytes in words."""
+    """Return bytes as text."""
     return f"{count / 1e6:,.1f} MB"
 
 
 def require_room(folder: Path, needed: int, replaced: int) -> None:
-    """Refuse to begin what cannot fit."""
+    """Raise an error if the output does not fit on the disk."""
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize + replaced
     if free < needed + SPARE:
@@ -65,7 +65,7 @@ def require_room(folder: Path, needed: int, replaced: int) -> None:
 
 @contextmanager
 def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
-    """Within: a temporary folder that cannot be written is told from damaged input."""
+    """Report a temporary folder that cannot be written as such, not as damaged input."""
     try:
         yield
     except OSError as error:
@@ -77,10 +77,10 @@ def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
 
 
 class SparedFile(io.RawIOBase):
-    """A file for HDF5 to write to, which never learns that the disk is full.
+    """File for HDF5 to write to, which hides write errors such as a full disk from HDF5.
 
-    HDF5 cannot close a file whose writes fail: its destructor tries again at the end of the process and crashes. Here
-    the first error is kept, and from then on writes are dropped.
+    HDF5 cannot close a file whose writes fail: its destructor retries at the end of the process and crashes. This class
+    keeps the first error and drops all later writes.
     """
 
     def __init__(self, path: Path):
@@ -88,15 +88,15 @@ class SparedFile(io.RawIOBase):
         self.error: OSError | None = None
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a place."""
+        """Set the position."""
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """The place."""
+        """Return the position."""
         return self._file.tell()
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read what is there."""
+        """Read into the buffer."""
         return self._file.readinto(buffer)
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -120,7 +120,7 @@ class SparedFile(io.RawIOBase):
         return size or 0
 
     def close(self) -> None:
-        """Close the file; an error counts as one of writing."""
+        """Close the file; an error counts as a write error."""
         if not self.closed:
             try:
                 self._file.close()
@@ -130,7 +130,7 @@ class SparedFile(io.RawIOBase):
 
 
 class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
-    """An HDF5 file being filled, whose first failed write can be asked for."""
+    """HDF5 file being filled, which reports its first failed write on request."""
 
     def __init__(self, file: SparedFile, alignment: int):
         super().__init__(file, "w", alignment_threshold=1, alignment_interval=alignment)
@@ -144,7 +144,7 @@ class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
 
 @contextmanager
 def growing_h5(path: Path) -> Iterator[GrowingFile]:
-    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own."""
+    """Open an HDF5 file under a temporary name, removed if the block fails; `complete` gives it its final name."""
     partial = partial_of(path)
     try:
         with closing(SparedFile(partial)) as file, GrowingFile(file, _ALIGNMENT) as h5:
@@ -158,7 +158,7 @@ def growing_h5(path: Path) -> Iterator[GrowingFile]:
 
 @contextmanager
 def nothing_partial(*paths: Path) -> Iterator[None]:
-    """Within: files are grown and completed; none stays under its temporary name where the block is broken off."""
+    """Remove files that still have their temporary names if the block fails."""
     try:
         yield
     except BaseException:
@@ -168,7 +168,7 @@ def nothing_partial(*paths: Path) -> Iterator[None]:
 
 
 def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
-    """Flush a grown file to the disk and let it appear under `path`; the manifest's entry of it, with its sha256."""
+    """Flush a growing file to the disk and rename it to `path`; return its entry of the manifest, with its sha256."""
     with whole_file(path) as partial, partial.open("rb+") as stream:
         os.fsync(stream.fileno())
     return entry(path, first_client, clients, samples)
@@ -176,7 +176,7 @@ def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int =
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path whose file is renamed to `path` when the block ends well and removed otherwise."""
+    """Provide a temporary path whose file is renamed to `path` if the block succeeds and removed otherwise."""
     partial = partial_of(path)
     try:
         yield partial
@@ -187,12 +187,12 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """The name of a file while it is being written."""
+    """Return the temporary name of a file that is being written."""
     return path.with_name(path.name + PARTIAL)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or absent, flushed to the disk; half characters, which JSON may hold, as codes."""
+    """Write a text file atomically, flushed to the disk; lone surrogates, which JSON may contain, are escaped."""
     with whole_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
         stream.write(text)
         stream.flush()
@@ -200,7 +200,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def reserve(h5: h5py.File, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
-    """A contiguous dataset whose space is allotted now and written once, without a filling pass."""
+    """Create a contiguous dataset whose space is allocated now and written once, without a fill pass."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -218,23 +218,23 @@ def store(h5: h5py.File, name: str, values: AnyArray) -> None:
 
 
 def entry(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
-    """The manifest's entry of a finished file, with size and sha256."""
+    """Return the manifest's entry of a finished file, with size and sha256."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return ShardFile(path.name, path.stat().st_size, digest, first_client, clients, samples)
 
 
 def shard_starts(sizes: Ints, shards: int) -> Ints:
-    """First client of every shard, then N: shards of nearly equal samples, each with a client, at most one a client."""
+    """Return the first client of every shard, then N: shards of nearly equal samples, each with at least one client."""
     clients = len(sizes)
     return ownership(sizes, np.array([0, clients]), min(shards, clients)) if shards > 1 else np.array([0, clients])
 
 
 def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
-    """Make `folder` ready to be written, or refuse.
+    """Lock `folder` and make it ready to be written, or raise an error.
 
-    An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
-    only with `overwrite`. Files that a preparation does not write are never touched.
+    An empty or missing folder is used. A folder whose preparation was interrupted is cleared of its files; a prepared
+    one only with `overwrite`. Files that a preparation does not write are never touched.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
         _forget(folder)
         raise _unwritable(folder, error) from None
     try:
-        _refuse(folder, overwrite)  # others may have written before they let go of it
+        _refuse(folder, overwrite)  # others may have written before they released the lock
         _clear(folder, needed)
     except OSError as error:
         let_go(hold)
@@ -259,7 +259,7 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Refuse what `claim` would, as far as that can be told without writing anything."""
+    """Raise the errors of `claim` that can be found without writing anything."""
     refuse_unwritable(folder, writing=True)
     if folder.is_dir():
         _refuse(folder, overwrite)
@@ -275,12 +275,12 @@ def _refuse(folder: Path, overwrite: bool) -> None:
 
 
 def _clear(folder: Path, needed: int) -> None:
-    """Mark the folder as one at work, and remove what earlier preparations have left there."""
+    """Mark the folder as being written, and remove the files of earlier preparations."""
     ours = own_files(folder)
     require_room(folder, needed, sum(path.stat().st_size for path in ours))
     (folder / PREPARING).touch()
     sync_folder(folder)
-    # The manifest goes first: at no moment does it describe files that are gone.
+    # Remove the manifest first, so that it never describes missing files.
     for path in ours:
         path.unlink()
 
@@ -290,33 +290,33 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def let_go(hold: Hold) -> None:
-    """Let others have the folder, without a trace of who had it."""
+    """Release the folder lock and remove its traces."""
     hold.release()
     hold.path.unlink(missing_ok=True)
     _forget(hold.run)
 
 
 def _forget(folder: Path) -> None:
-    with suppress(OSError):  # another has it already, or it is gone
+    with suppress(OSError):  # another process has the lock already, or it is gone
         (folder / FOLDER).rmdir()
 
 
 def own_files(folder: Path) -> list[Path]:
-    """What earlier preparations have left in a folder, whole or not; the manifest first."""
+    """Return the files of earlier preparations in a folder, complete or not; the manifest first."""
     present = folder.iterdir() if folder.is_dir() else ()
     ours = [path for path in present if _OWN.fullmatch(path.name.removesuffix(PARTIAL))]
     return sorted(ours, key=lambda path: (path.name != MANIFEST, path.name))
 
 
 def abandon(folder: Path) -> None:
-    """Clear the folder of a preparation that failed of all that it wrote."""
+    """Remove from the folder all that a failed preparation wrote."""
     for path in own_files(folder):
         path.unlink(missing_ok=True)
     release(folder)
 
 
 def release(folder: Path) -> None:
-    """Declare the preparation complete."""
+    """Mark the preparation as complete."""
     with suppress(FileNotFoundError):
         (folder / PREPARING).unlink()
     sync_folder(folder)

@@ -1,8 +1,8 @@
-"""The built-in partitions and data sets as parts, so that `fedmpi parts` lists them and `fedmpi check` checks them.
+"""Built-in partitions and data sets as components, so that `fedmpi parts` lists them and `fedmpi check` checks them.
 
-Each is a function with the signature that one of the user's own has: (labels, clients, generator, *, options) -> the
-client of every row, and (raw, *, options) -> `RawDataset`. A law that goes by more than labels takes what it needs of a
-data set behind the generator, by the names that `partition` has for it.
+Each is a function with the signature of a custom component: (labels, clients, generator, *, options) -> the client of
+every row, and (raw, *, options) -> `RawDataset`. A partition scheme that uses more than labels takes the other data of
+the data set as arguments after the generator, under the names that `partition` has for them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _dress(
     sentence: str,
     entries: list[str],
 ) -> None:
-    """Give a function the signature and the docstring of what it does."""
+    """Give a function the signature and the docstring of the component it wraps."""
     positional = [Parameter(parameter, Parameter.POSITIONAL_OR_KEYWORD) for parameter in given]
     keywords = [Parameter(option, Parameter.KEYWORD_ONLY, default=default) for option, _, default in options]
     function.__name__ = function.__qualname__ = name

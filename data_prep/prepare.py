@@ -1,6 +1,6 @@
 """One preparation from the checked command line to the shards: find the files, read, partition, write.
 
-SIGINT and SIGTERM end it by unwinding it, so that no half file stays behind.
+SIGINT and SIGTERM unwind the preparation, so that no partial file remains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _received: list[int] = []
 
 
 def catch_signals() -> None:
-    """Turn the signals into `KeyboardInterrupt`; one that the parent had ignored stays ignored."""
+    """Turn the signals into `KeyboardInterrupt`; one that the parent ignored stays ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -48,18 +48,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def check_signals() -> None:
-    """Raise `KeyboardInterrupt` again if it was lost: Python drops what a weak reference's callback raises."""
+    """Raise `KeyboardInterrupt` again if it was lost: Python drops exceptions raised in a weak reference's callback."""
     if _received:
         raise KeyboardInterrupt
 
 
 def signal_code() -> int:
-    """The code of a process that a signal ended."""
+    """Return the exit code of a process ended by a signal."""
     return 128 + (_received[0] if _received else int(signal.SIGINT))
 
 
 class WriteDisplay:
-    """Shows bytes written; a context manager, `update` fits the writer's progress callback."""
+    """Display of the bytes written; a context manager whose `update` is the writer's progress callback."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -80,7 +80,7 @@ class WriteDisplay:
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are written."""
+        """Show that `done` of `total` bytes are written."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
             return
@@ -93,29 +93,29 @@ class WriteDisplay:
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line asks for."""
+    """One preparation as requested on the command line."""
 
     name: str  # The data set
-    raw: Path | None  # Where its files are
-    download: bool  # Whether to fetch them
-    law: str  # The partition
-    clients: int | None  # N; None where the law counts them
+    raw: Path | None  # Location of its files
+    download: bool  # True to download them
+    law: str  # Partition scheme
+    clients: int | None  # N; None if the scheme counts them
     shards: int  # Training shards
     seed: int  # Seed of the partition and the validation part
-    out: Path  # The folder to write
+    out: Path  # Output folder
     val: float  # Share of every client's samples for validation
-    strict: bool  # Refuse unreadable rows
-    overwrite: bool  # Replace what a previous preparation wrote
+    strict: bool  # Reject unreadable rows
+    overwrite: bool  # Replace the output of a previous preparation
     command: str  # The command line, for the manifest
-    given: Given  # Options of the data set, the partition and what changes clients' samples
-    shift: str | None = None  # What changes features and labels client by client
+    given: Given  # Options of the data set, the partition and the sample changes
+    shift: str | None = None  # Shift of features and labels by client
     label_noise: str | None = None
 
 
 def prepare(job: Job, console: Console, cluster: Cluster) -> None:
-    """Write the shards of one job; everything that can be refused is refused before the data are read.
+    """Write the shards of one job, after checking everything that can be checked before the data are read.
 
-    Under several processes each reads and partitions alike, and writes its share of the shards.
+    With several processes, each reads and partitions the same data, and writes its share of the shards.
     """
     chosen, options, law = _checked(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
@@ -167,16 +167,16 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
 
 
 def check_job(job: Job) -> None:
-    """Refuse what can be refused before data are read or fetched."""
+    """Raise the errors that can be found before data are read or downloaded."""
     chosen, _, _ = _checked(job)
     check_folder(job.out, job.overwrite)
-    _locate(chosen, job)  # the last: that files are missing need not stop everybody
+    _locate(chosen, job)  # last, since missing files need not stop the other checks
     if job.raw is not None and job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
         raise MissingFiles(f"--raw {job.raw} is empty; it must name {chosen.files}")
 
 
 def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
-    """The data set, how it is read and the law, once everything is known to fit that can be told without the data."""
+    """Return the data set, its read options and the partition scheme, after all checks that need no data."""
     chosen = data_set(job.name)
     if chosen.own is not None:
         chosen.own.checked(job.given.own)
@@ -190,7 +190,7 @@ def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
 
 
 def _checked_law(job: Job) -> Law:
-    """The law of a job whose options are its own."""
+    """Return the partition scheme of a job whose options are its own."""
     law = law_of(job.law)
     taken = [option.name for option in law.options]
     for name in job.given.law:
@@ -222,7 +222,7 @@ def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
 
 
 def _locate(chosen: DataSet, job: Job) -> Path | None:
-    """The folder or file to read; None where it is to be downloaded."""
+    """Return the folder or file to read; None if it is to be downloaded."""
     if job.raw is not None and job.download:
         raise UserError("--raw and --download exclude each other; give one of them")
     if chosen.raw == "none":

@@ -1,4 +1,4 @@
-"""A data set before any partition: how it is described and read, and what a reader hands to the writer."""
+"""Data sets before partitioning: how they are described and read, and what a reader passes to the writer."""
 
 from __future__ import annotations
 
@@ -28,78 +28,79 @@ class RawDataset:
     """One data set as read from its official files; n training rows, C classes."""
 
     name: str  # The data set's name on the command line, e.g. ``"mnist"``
-    task: Literal["image", "text", "vector"]  # What a row of features is
-    # C; labels lie in 0 ... C-1. Where targets are no classes, the values of an output: labels, numbers, or the classes
+    task: Literal["image", "text", "vector"]  # Kind of a row of features
+    # C; labels are in 0 ... C-1. For targets that are not classes, the values of an output: labels, numbers, or the
+    # classes
     # of each position
     classes: int
-    class_names: tuple[str, ...]  # C names, in label order; may be none where targets are no classes
+    class_names: tuple[str, ...]  # C names, in label order; may be empty if targets are not classes
     # Shape of one row as stored and as models see it: (channels, height, width) for images (a grey image of 28 x 28 is
     # (1, 28, 28)), (length,) for tokens and vectors
     feature_shape: tuple[int, ...]
-    dtype: Literal["uint8", "float32", "int32"]  # The smallest dtype that holds the features faithfully
+    dtype: Literal["uint8", "float32", "int32"]  # Smallest dtype that represents the features faithfully
     # Normalisation, one value for each channel or column, or for all, of x / 255 (uint8) or x (float32); empty for text
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    # (n,): Labels of the training rows. Where targets are no classes: what partition laws may go by in place of them,
-    # or zeros
+    # (n,): Labels of the training rows. For targets that are not classes: the values that partition schemes may use
+    # instead, or zeros
     labels: Ints
-    users: Ints | None  # (n,): The natural client of every training row, 0 ... U-1, where the data set names one
+    users: Ints | None  # (n,): Natural client of every training row, 0 ... U-1, if the data set names one
     user_names: tuple[str, ...] | None  # U names of the users
     # ``read(rows)`` gives the features (r, \*feature_shape) of the given training rows (int64, in any order); its
-    # memory is bounded by the rows asked for
+    # memory is bounded by the requested rows
     read: Callable[[Ints], AnyArray]
-    # (t, \*feature_shape): The test part; test_y (t, \*target_shape) where targets are no classes. No rows where the
-    # files have no test part: `data_prep.holdout` then takes one from the training rows
+    # (t, \*feature_shape): Test part; test_y is (t, \*target_shape) if targets are not classes. Empty if the files
+    # have no test part: `data_prep.holdout` then takes one from the training rows
     test_x: AnyArray
     test_y: AnyArray
     skipped: int  # Training and test rows of the official files that could not be read
-    licence: str  # Terms of use and what to cite
+    licence: str  # Terms of use and citation
     citation: str
     vocabulary: tuple[str, ...] = ()  # The words of the token ids, for text
     # (V, dim): Pretrained word vectors in the order of the vocabulary, stored once beside the shards
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)  # Further arrays stored once beside the shards
-    notes: tuple[str, ...] = ()  # What the user ought to know of the data, for the manifest
+    notes: tuple[str, ...] = ()  # Notes for the user about the data, for the manifest
     superclasses: Ints | None = None  # (C,): Superclass of every class, for the partition pachinko
-    # (n,): Numbers known of the training rows beside their features, by name, for the partition attribute
+    # (n,): Further numbers of the training rows beside their features, by name, for the partition attribute
     attributes: dict[str, Floats] = field(default_factory=dict)
-    feature_names: tuple[str, ...] = ()  # Names of the numbers of a vector; none where they have none
-    # (n,): Labels as the clients' training samples have them, where they differ from `labels`, the true ones
+    feature_names: tuple[str, ...] = ()  # Names of the numbers of a vector; empty if they have none
+    # (n,): Labels of the clients' training samples, if they differ from `labels`, the true ones
     given_labels: Ints | None = None
-    # ``refit(rows)`` is this data set with the normalisation or vocabulary that these training rows alone give; None
-    # where neither depends on the rows
+    # ``refit(rows)`` is this data set with the normalisation or vocabulary of these training rows alone; None if
+    # neither depends on the rows
     refit: Callable[[Ints], RawDataset] | None = None
-    targets: str = "classification"  # What is to be learned (`fedmpi.data.schema.TARGETS`)
-    # Of one row's target: (L,) of tokens, (C,) of labels, () or any other of numbers
+    targets: str = "classification"  # Kind of targets (`fedmpi.data.schema.TARGETS`)
+    # Shape of one row's target: (L,) of tokens, (C,) of labels, () or any other of numbers
     target_shape: tuple[int, ...] = ()
-    # ``read_targets(rows)`` gives the targets (r, \*target_shape) of the given training rows, as `read` does the
-    # features: whole numbers of tokens (-1 at positions that count nowhere), 0 and 1 or numbers between them of labels,
-    # floats of a regression. None where they are the labels
+    # ``read_targets(rows)`` gives the targets (r, \*target_shape) of the given training rows, like `read` for the
+    # features: whole numbers of tokens (-1 at ignored positions), 0 and 1 or numbers between them of labels, floats of
+    # a regression. None if they are the labels
     read_targets: Callable[[Ints], AnyArray] | None = None
-    understood: Understood = Understood()  # What the reader took the files for
-    groups: Ints | None = None  # (n,): Group of every training row, 0 ... G-1, where `ReadOptions.split` names a column
+    understood: Understood = Understood()  # The reader's interpretation of the files
+    groups: Ints | None = None  # (n,): Group of every training row, 0 ... G-1, if `ReadOptions.split` names a column
 
     @property
     def has_classes(self) -> bool:
-        """Whether each row's target is one class."""
+        """True if each row's target is one class."""
         return self.targets == "classification"
 
     @property
     def labelled(self) -> bool:
-        """Whether partition laws may go by the labels."""
+        """True if partition schemes may use the labels."""
         return self.has_classes or bool(np.any(self.labels))
 
     @property
     def label_classes(self) -> int:
-        """Classes of the labels, which are C where each row's target is one."""
+        """Number of classes of the labels: C if each row's target is one class."""
         return self.classes if self.has_classes else int(self.labels.max(initial=0)) + 1
 
     def targets_of(self, rows: Ints) -> AnyArray:
-        """The targets of training rows (r, \\*target_shape)."""
+        """Return the targets of training rows (r, \\*target_shape)."""
         return self.labels[rows] if self.read_targets is None else np.asarray(self.read_targets(rows))
 
     def attribute(self, name: str) -> Floats:
-        """A number for every training row, float64 (n,), for the partition `attribute`."""
+        """Return a number for every training row, float64 (n,), for the partition `attribute`."""
         if name in self.attributes:
             return np.asarray(self.attributes[name], np.float64)
         measures: dict[str, Callable[[AnyArray], AnyArray]] = {
@@ -125,17 +126,17 @@ class RawDataset:
 
 
 def row_bytes(raw: RawDataset) -> int:
-    """Bytes of the features of one row."""
+    """Return the bytes of the features of one row."""
     return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize
 
 
 def measured(
     raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS, together: bool = False
 ) -> RawDataset:
-    """The data set with the mean and standard deviation of its training rows.
+    """Return the data set with the mean and standard deviation of its training rows.
 
-    They are those of each channel of images, of each column of float vectors (d,) and series (T, C), and of all bytes
-    of uint8 vectors, which share one scale.
+    These are per channel for images, per column for float vectors (d,) and series (T, C), and over all bytes for uint8
+    vectors, which share one scale.
     """
     again = replace(raw, refit=lambda kept: measured(raw, kept, at_most, together))
     if among is None and not len(raw.test_y):
@@ -150,50 +151,50 @@ def measured(
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader may be told; a data set takes the options that it names in `DataSet.options`.
+    """Options of readers; a data set takes the options that it names in `DataSet.options`.
 
     Parameters
     ----------
     length : int
-        Tokens kept of a text; shorter texts are padded with 0.
+        Number of tokens kept of a text; shorter texts are padded with 0.
     vocabulary : int
-        Words kept, the most frequent first; padding and unknown come on top.
+        Number of words kept, the most frequent first; padding and unknown are added.
     vectors : Path or None
         Pretrained word vectors, a GloVe text file.
     files : tuple of str
-        Names of the files to read, where a folder holds several.
+        Names of the files to read, if a folder contains several.
     label : str
-        Column that holds the label, or several with commas between.
+        Column that contains the label, or several separated by commas.
     task : {"image", "text", "vector"} or None
-        What the arrays mean, where their dtype does not say.
+        Meaning of the arrays, if their dtype does not determine it.
     channels : {"first", "last"} or None
-        Which axis of four-dimensional arrays holds the channels, where their shape does not say.
+        Channel axis of four-dimensional arrays, if their shape does not determine it.
     skip_unlabelled : bool
-        Rows of the user's own data without a label are left out, not refused.
+        Skip rows of the user's data without a label instead of rejecting them.
     numbers_are_classes : bool
-        Every distinct number among labels is a class, fractions too.
+        Treat every distinct number among labels as a class, fractions too.
     image_size : (int, int) or None
         Width and height that images are resized to; None keeps their size, which must then be the same for all.
     skip_odd_sizes : bool
-        Images of another size than most are left out, not refused.
+        Skip images whose size is not the most frequent one instead of rejecting them.
     split : str
-        What is held out for testing where the files have no test part: "rows", "users" with all their rows, "texts"
-        with all rows that have them, or the column whose values are held out with all their rows.
+        What to hold out for testing if the files have no test part: "rows", "users" with all their rows, "texts" with
+        all rows that contain them, or a column whose values are held out with all their rows.
     keep_duplicates : bool
-        Reviews that say the same of the same thing by the same person are all kept.
+        Keep all reviews by the same person of the same product with the same text.
     targets : str or None
-        What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
-        classes, and tells targets of several values by their kind of numbers.
+        Kind of the user's targets (`fedmpi.data.schema.TARGETS`); None treats whole numbers or texts (n,) as classes,
+        and determines the kind of targets with several values from their numbers.
     user : str or None
-        Column that names the natural client of a row; None takes a column "user", where there is one.
+        Column that names the natural client of a row; None uses a column "user", if there is one.
     features : tuple of str or None
-        Columns that the samples are made of; None takes what suits.
+        Feature columns; None chooses suitable ones.
     delimiter : str or None
-        What separates the columns of a CSV file; None detects it.
+        Separator of the columns of a CSV file; None detects it.
     decimal : str or None
-        What separates the decimals of a number in a CSV file; None detects it.
+        Decimal separator of a CSV file; None detects it.
     encoding : str or None
-        Of a CSV file; None is UTF-8.
+        Encoding of a CSV file; None is UTF-8.
     """
 
     length: int = 30
@@ -222,7 +223,7 @@ TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})
 
 @dataclass
 class Tally:
-    """Counts the rows that are left out: unreadable ones (refused when strict) and those the data set's rule drops."""
+    """Counts of the skipped rows: unreadable ones (rejected when strict) and those dropped by the data set's rule."""
 
     strict: bool = False
     unreadable: int = 0
@@ -238,7 +239,7 @@ class Tally:
         self.first = self.first or f"{where}: {why}"
 
     def drop(self, rule: str, rows: int = 1) -> None:
-        """Count rows that the data set's rule, or the user's, leaves out; no fault of the file, so never refused."""
+        """Count rows that the data set's or the user's rule skips; not an error of the file, so never rejected."""
         self.dropped[rule] = self.dropped.get(rule, 0) + rows
 
     def note(self, text: str) -> None:
@@ -247,34 +248,34 @@ class Tally:
 
     @property
     def first_of_none(self) -> str:
-        """The first row that cannot be read, as the end of a sentence which says that there is none that can."""
+        """Return the first unreadable row, as the end of a sentence which reports that there is no readable one."""
         return f": the first that is none: {self.first}" if self.first else ""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set that data_prep can read."""
+    """Data set that data_prep can read."""
 
-    name: str  # Its name on the command line
+    name: str  # Name on the command line
     samples: str  # Size of the official set, for people
     classes: str  # Number of classes, for people
     licence: str  # Printed before anything is read
     citation: str
-    page: str  # Where a person gets the files
-    files: str  # What `--raw` must hold, for the error message that asks for it
+    page: str  # Page to get the files from
+    files: str  # Required content of `--raw`, for the error message that requests it
     reader: Callable[[DataSet, Path, ReadOptions, Tally], RawDataset]
-    sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty: must be fetched by hand
+    sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty if the user must download the files
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
-    raw: Literal["folder", "file", "none"] = "folder"  # What `--raw` names
-    own: Part | None = None  # The reader of the user's own, which has options of its own
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # Of options, where they are not those of ReadOptions
+    raw: Literal["folder", "file", "none"] = "folder"  # Kind of path that `--raw` names
+    own: Part | None = None  # Custom reader, which has options of its own
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # Default options that differ from those of ReadOptions
 
     def read(self, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         """Read the official files below `raw`."""
         return self.reader(self, raw, options, tally)
 
     def of(self, tally: Tally, **facts: Any) -> RawDataset:
-        """The raw data set of what a reader found: by default without users and normalisation."""
+        """Return the raw data set of a reader's findings: by default without users and normalisation."""
         said = {"name": self.name, "licence": self.licence, "citation": self.citation, "skipped": tally.unreadable}
         return RawDataset(**{**said, "mean": (), "std": (), "users": None, "user_names": None, **facts})
 
@@ -286,7 +287,7 @@ class DataSet:
         test: tuple[AnyArray, Ints],
         **facts: Any,
     ) -> RawDataset:
-        """The raw data set of images of bytes: training images by their rows, and the test part, each with labels."""
+        """Return the raw data set of byte images: training images by row, and the test part, each with labels."""
         shape = train[0](np.zeros(0, np.int64)).shape[1:]
         about: dict[str, Any] = {"task": "image", "dtype": "uint8", "feature_shape": shape, "classes": len(names)}
         parts = {"read": train[0], "labels": train[1], "test_x": test[0], "test_y": test[1]}
@@ -294,7 +295,7 @@ class DataSet:
 
 
 def not_official(data: RawDataset, tally: Tally) -> RawDataset:
-    """Data in an official set's format that are not this set's: of unknown licence, mean and deviation measured."""
+    """Mark data in an official set's format as unofficial: unknown licence, measured mean and standard deviation."""
     tally.note(
         f"these are not {data.name}'s own files, but another data set in their format ({data.name}-format). Mean and "
         "standard deviation are measured; the licence and the citation above are not theirs"
@@ -304,7 +305,7 @@ def not_official(data: RawDataset, tally: Tally) -> RawDataset:
 
 
 def natural_clients(users: Ints, names: tuple[str, ...], tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
-    """The users of the training rows as clients, int64 (n,), and their names; None where a row names no user (-1)."""
+    """Return the users of the training rows as clients, int64 (n,), and their names; None if a row has no user (-1)."""
     if nobody := int((users < 0).sum()):
         tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
         return None, None
@@ -312,6 +313,6 @@ def natural_clients(users: Ints, names: tuple[str, ...], tally: Tally) -> tuple[
 
 
 def compact(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
-    """Renumber codes so that only the names in use remain, in their old order."""
+    """Renumber codes so that only the used names remain, in their old order."""
     used, inverse = np.unique(codes, return_inverse=True)
     return inverse.astype(np.int64), tuple(names[code] for code in used)

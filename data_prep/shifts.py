@@ -1,7 +1,7 @@
-"""What sets clients apart beyond who has which rows: features shifted client by client, and labels made noisy.
+"""Client-specific shifts of features and label noise, applied after the partition.
 
-A feature shift is a function (clients, generator, *, options) that gives a function (x, client, generator) of one
-sample x of a client; label noise is a function (labels, owners, classes, generator, *, options). Both keep all rows.
+A feature shift is a function (clients, generator, *, options) that returns a function (x, client, generator) of one
+sample x of a client. Label noise is a function (labels, owners, classes, generator, *, options). Both keep all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 
 SHIFT, LABEL_NOISE = "feature shift", "label noise"
-"""Their kinds."""
+"""Kinds of these components."""
 _SHIFT_STREAM, _ROW_STREAM, _LABEL_STREAM = 2, 3, 4  # the partition draws from stream 0, the validation part from 1
 _WHITE = 255.0
 OfSample = Callable[[AnyArray, int, np.random.Generator], AnyArray]
@@ -32,18 +32,18 @@ OfSample = Callable[[AnyArray, int, np.random.Generator], AnyArray]
 class Shift:
     """A feature shift ready for use, with the number that it has for each client."""
 
-    of_sample: OfSample  # (x, client, generator) -> the sample as the client has it
-    levels: Floats  # (N,): Kept beside the shards as the array "feature_shift"
-    description: str  # What the levels are, for the manifest
+    of_sample: OfSample  # (x, client, generator) -> the client's version of the sample
+    levels: Floats  # (N,): Stored beside the shards as the array "feature_shift"
+    description: str  # Meaning of the levels, for the manifest
 
     def __call__(self, x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
-        """One sample of a client, shifted."""
+        """Shift one sample of a client."""
         return self.of_sample(x, client, generator)
 
 
 @register(SHIFT, "rotation")
 def rotation(clients: int, generator: np.random.Generator, *, angles: str = "0,90,180,270") -> Shift:
-    """Every client's images are turned by one angle; each angle has equally many clients, at random.
+    """Rotate every client's images by one angle; each angle has equally many clients, at random.
 
     A. Ghosh, J. Chung, D. Yin, K. Ramchandran, An efficient framework for clustered federated learning (NeurIPS 2020),
     section 6, "rotated MNIST". Quarter turns of square images are exact; any other angle is interpolated bilinearly
@@ -52,7 +52,7 @@ def rotation(clients: int, generator: np.random.Generator, *, angles: str = "0,9
     Parameters
     ----------
     angles : str
-        Degrees, counter-clockwise, with commas between.
+        Degrees, counter-clockwise, separated by commas.
     """
     try:
         degrees = np.array([float(angle) for angle in angles.split(",")])
@@ -86,19 +86,19 @@ def noise(
     level: float = 0.1,
     scale: Literal["deviation", "variance"] = "deviation",
 ) -> Shift:
-    """Normal noise is added to every number of a sample, of level (k + 1) / N for client k from 0 to N - 1.
+    """Add normal noise to every number of a sample, of level (k + 1) / N for client k from 0 to N - 1.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-B, noise-based
-    feature imbalance. Paper and README (Xtra-Computing/NIID-Bench) call the level a variance, their code multiplies
-    standard normal numbers by it, which makes it a deviation, and goes from 0 to the level in steps of level / (N - 1).
-    Images of bytes are meant on the scale x / 255, and are rounded to bytes again.
+    feature imbalance. Paper and README (Xtra-Computing/NIID-Bench) call the level a variance. Their code multiplies
+    standard normal numbers by it, which makes it a standard deviation, and uses 0 to the level in steps of level / (N -
+    1). For byte images the level refers to the scale x / 255; they are rounded to bytes again.
 
     Parameters
     ----------
     level : float
-        Of the last client: standard deviation, or variance.
+        Level of the last client: standard deviation, or variance.
     scale : {"deviation", "variance"}
-        Which of them the level is.
+        Meaning of the level.
     """
     if not 0 < level < np.inf:
         raise UserError(f"--level {level} is impossible: give a standard deviation or variance above 0")
@@ -116,7 +116,7 @@ def noise(
 def _noisy_rows(
     owners: Ints, generator: np.random.Generator, noisy: float, low: float, high: float
 ) -> tuple[Ints, Floats]:
-    """Rows to be given another label, and the rate of every client."""
+    """Draw the rows that get another label, and return the rate of every client."""
     if not (0 <= low <= high <= 1 and 0 <= noisy <= 1):
         raise UserError(
             f"--noisy {noisy:g}, --low {low:g} and --high {high:g} are impossible: they are shares from 0 to 1, low at "
@@ -139,10 +139,10 @@ def uniform(
     low: float = 0.5,
     high: float = 1.0,
 ) -> tuple[Ints, Floats]:
-    """A noisy client's labels become, each with the client's rate, a class drawn uniformly from all C.
+    """Replace labels of noisy clients, each with the client's rate, by a class drawn uniformly from all C.
 
     J. Xu, Z. Chen, T. Q. S. Quek, K. F. E. Chong, FedCorr (CVPR 2022), section 4.1: a client is noisy with probability
-    `noisy`, and its rate is then uniform between `low` and `high` (the paper's lower bound, and 1). The class drawn may
+    `noisy`, and its rate is then uniform between `low` and `high` (the paper's lower bound, and 1). The drawn class may
     be the true one.
 
     Parameters
@@ -171,9 +171,9 @@ def pair(
     low: float = 0.5,
     high: float = 1.0,
 ) -> tuple[Ints, Floats]:
-    """A noisy client's labels become, each with the client's rate, the next class (the last becomes the first).
+    """Replace labels of noisy clients, each with the client's rate, by the next class (the last becomes the first).
 
-    Pair flipping as in B. Han et al., Co-teaching (NeurIPS 2018), with rates of clients as under `uniform`.
+    Pair flipping as in B. Han et al., Co-teaching (NeurIPS 2018), with client rates as for `uniform`.
 
     Parameters
     ----------
@@ -193,10 +193,10 @@ def pair(
 def shifted(
     raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
 ) -> RawDataset:
-    """The data set whose clients' features are shifted.
+    """Return the data set whose clients' features are shifted.
 
-    A row's own stream decides its noise, so features do not depend on what is read beside them. Normalisation that is
-    measured is measured on the shifted features. The test part stays as it is.
+    The noise of a row comes from its own random stream, so features do not depend on the rows read with it. Measured
+    normalisation uses the shifted features. The test part is not shifted.
     """
     part = resolve(SHIFT, name)
     if raw.task == "text":
@@ -231,9 +231,9 @@ def shifted(
 def with_label_noise(
     raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
 ) -> RawDataset:
-    """The data set whose clients have noisy labels; validation and test part keep the true ones.
+    """Return the data set whose clients have noisy labels; validation and test part keep the true ones.
 
-    Parameters and errors as of `shifted`; `name` is "uniform", "pair" or "package.module:function".
+    Parameters and errors are those of `shifted`; `name` is "uniform", "pair" or "package.module:function".
     """
     part = resolve(LABEL_NOISE, name)
     if not raw.has_classes:
@@ -254,13 +254,13 @@ def with_label_noise(
                 f"returned {found.dtype} {found.shape} beside the labels: return the rate of each of the {clients} "
                 "clients",
             )
-        rates = np.pad(found.astype(np.float64), (0, clients - len(found)))  # the last ones may hold no row
+        rates = np.pad(found.astype(np.float64), (0, clients - len(found)))  # the last clients may have no rows
     extras = raw.extras if rates is None else {**raw.extras, "label_noise": rates}
     return replace(raw, given_labels=labels, extras=extras)
 
 
 def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
-    """What a feature shift made of a sample: numbers of the same shape; raises `PartFailure` where it is else."""
+    """Check that a feature shift returned numbers of the same shape; raise `PartFailure` otherwise."""
     found = np.asarray(given)
     if found.shape != like.shape or found.dtype.kind not in "uif" or not np.isfinite(found).all():
         raise refuse_result(
@@ -270,7 +270,7 @@ def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
 
 
 def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
-    """What label noise gave, int64 (n,) in 0 ... C - 1; raises `PartFailure` where it is anything else."""
+    """Check that label noise returned int64 (n,) in 0 ... C - 1; raise `PartFailure` otherwise."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(part, f"returned {found.dtype} {found.shape}: return the label of each of the {rows} rows")
@@ -282,7 +282,7 @@ def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
 
 
 def owners_of(partition: Partition, rows: int) -> Ints:
-    """The client of every row, int64 (n,); -1 for rows that nobody has."""
+    """Return the client of every row, int64 (n,); -1 for unassigned rows."""
     owners = np.full(rows, -1, np.int64)
     owners[partition.rows] = np.repeat(np.arange(partition.clients), partition.sizes)
     return owners

@@ -21,15 +21,15 @@ from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, natural_clien
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
-# Marks combine with the letter before them (accents, vowel signs, points); 0xE0100 begins the variation selectors.
+# Marks combine with the letter before them (accents, vowel signs, points); 0xE0100 is the first variation selector.
 _CODES = [code for code in (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)) if category(chr(code))[0] == "M"]
 _RUNS = [[code for _, code in run] for _, run in groupby(enumerate(_CODES), lambda pair: pair[1] - pair[0])]
 _MARKS = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in _RUNS)
 PLAIN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-"""A word of a text in ASCII."""
+"""Words of an ASCII text."""
 _LETTERS = rf"\w[\w{_MARKS}]*"
 WORD = re.compile(rf"{_LETTERS}(?:['\u05f3\u05f4\u200c\u200d]{_LETTERS})*")
-"""A word of any text without underscores."""
+"""Words of any text, without underscores."""
 ENTITY = re.compile(r"&(#\d+;|#[xX][\da-fA-F]+;|[a-zA-Z][a-zA-Z\d]*;)")
 INVISIBLE = dict.fromkeys((0xAD, 0x200E, 0x200F, 0x2060, 0xFEFF)) | {0x2019: "'"}
 PADDING, UNKNOWN = 0, 1
@@ -38,11 +38,11 @@ BUFFER_ROWS = 8192
 
 
 def tokens(text: str) -> list[str]:
-    """Lower-cased words of a text, in NFC, its HTML entities undone.
+    """Split a text into lower-cased words, in NFC, with HTML entities decoded.
 
-    A word is a run of letters and digits of any script with their combining marks. Inside a word there may be
-    apostrophes (typographic ones count as plain ones), Hebrew geresh and gershayim, and joiners (U+200C, U+200D). Soft
-    hyphens and other invisible characters are dropped. All else separates words.
+    A word is a run of letters and digits of any script with their combining marks. A word may contain apostrophes
+    (typographic ones count as plain ones), Hebrew geresh and gershayim, and joiners (U+200C, U+200D). Soft hyphens and
+    other invisible characters are dropped. All other characters separate words.
 
     Examples
     --------
@@ -58,15 +58,15 @@ def tokens(text: str) -> list[str]:
 
 
 def _character(entity: re.Match[str]) -> str:
-    """What an HTML entity stands for; `unescape` would find one at the beginning of another name, too."""
+    """Return the character of an HTML entity; `unescape` would also match one at the beginning of another name."""
     return unescape(entity[0]) if entity[1][0] == "#" or entity[1] in html5 else entity[0]
 
 
 class Texts:
     """Texts, labels and users collected row by row, training and test rows together.
 
-    The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory holds the
-    distinct words and one block of rows, not the texts. They are encoded when the training part is known.
+    The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory contains the
+    distinct words and one block of rows, not the texts. They are encoded once the training part is known.
     """
 
     def __init__(self, length: int) -> None:
@@ -83,7 +83,7 @@ class Texts:
         return len(self.labels)
 
     def add(self, text: str, label: int = 0, user: str | None = None) -> None:
-        """Append one row; `user` None: nobody known. A text without any word is a single unknown word."""
+        """Append one row; `user` None means unknown. A text without any word is a single unknown word."""
         words = self._words
         ids = [words.setdefault(word, len(words) + 2) for word in tokens(text)[: self.length]] or [UNKNOWN]
         self._waiting.append(ids + [PADDING] * (self.length - len(ids)))
@@ -99,14 +99,14 @@ class Texts:
             self._waiting = []
 
     def same(self) -> Ints:
-        """Rows with the same text share a number, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
+        """Number the rows by text, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
         _, first, inverse = np.unique(np.frombuffer(self._hashes, np.int64), return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         return rank[inverse]
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-        """Token ids of all rows, int32 (n, length), in a temporary file, and words by id.
+        """Return token ids of all rows, int32 (n, length), in a temporary file, and words by id.
 
         The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical
         order; every other word becomes unknown.
@@ -136,9 +136,9 @@ def text_data_set(
     options: ReadOptions,
     tally: Tally,
 ) -> RawDataset:
-    """The data set of labelled texts; features (length,) int32 token ids.
+    """Return the data set of labelled texts; features (length,) int32 token ids.
 
-    Users are kept when every training row has one.
+    Users are kept if every training row has one.
     """
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
@@ -153,9 +153,9 @@ def text_data_set(
     counted = Tally(unreadable=tally.unreadable)
 
     def encoded(known: Ints, tally: Tally) -> RawDataset:
-        """The data set with the vocabulary of these rows of `train`."""
+        """Return the data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.encode(train[known], options.vocabulary)
-        waits = not len(test) and len(known) == len(train)  # for the test part to be held out
+        waits = not len(test) and len(known) == len(train)  # until the test part is held out
         return data_set.of(
             counted,
             task="text",
@@ -179,7 +179,7 @@ def text_data_set(
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:
-    """Pretrained vectors of the vocabulary from a GloVe text file: a word and its values on every line."""
+    """Read pretrained vectors of the vocabulary from a GloVe text file: a word and its values on every line."""
     wanted = {word: code for code, word in enumerate(vocabulary) if code > UNKNOWN}
     vectors: NDArray[np.float32] | None = None
     found = np.zeros(len(vocabulary), bool)

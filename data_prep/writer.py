@@ -1,7 +1,7 @@
-"""The shard writer: a partitioned data set becomes a folder of schema "fedmpi-shards/1", streamed, whole or absent.
+"""Shard writer: writes a partitioned data set atomically as a folder of schema "fedmpi-shards/1", in a stream.
 
-Memory is bounded by one chunk of features; the manifest is written last, so a folder with a manifest is complete.
-Under several processes every one writes some of the training shards, rank 0 all the rest.
+Memory is bounded by one chunk of features. The manifest is written last, so a folder with a manifest is complete. With
+several processes, each writes some of the training shards, and rank 0 writes everything else.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def write_shards(
                 release(folder)
         except OSError as error:
             if team.size == 1:
-                abandon(folder)  # among several the others may still be writing: the folder stays marked as interrupted
+                abandon(folder)  # other processes may still be writing: the folder stays marked as interrupted
             raise UserError(
                 f"writing to {folder} failed ({error.strerror or error}): about {megabytes(needed + SPARE)} are needed "
                 "there; make room or choose another --out, then repeat"
@@ -129,7 +129,7 @@ def write_shards(
 
 
 def _after_hold_out(raw: RawDataset, rows: Ints, held: Ints, fraction: float) -> RawDataset:
-    """The data set fitted to its training rows without those held out, with notes of what there is to say."""
+    """Fit the data set to the training rows that are not held out, and add notes about them."""
     if len(held) and raw.refit is not None:
         fitted = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held))
         notes = (*fitted.notes, *(note for note in raw.notes if note not in fitted.notes))
@@ -162,9 +162,9 @@ def _write_samples(
     progress: Progress | None,
     team: Cluster,
 ) -> _Written:
-    """Every process writes its share of the training shards, rank 0 also the validation part, which has true labels.
+    """Write this process's share of the training shards; rank 0 also writes the validation part, with true labels.
 
-    All are listed on rank 0.
+    Rank 0 lists all files.
     """
     mine = range(team.rank, len(plan.starts) - 1, team.size)
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
@@ -201,7 +201,7 @@ def _write_rest(
     seed: int,
     command: str,
 ) -> None:
-    """The test part, what belongs to the whole data set, and last the manifest."""
+    """Write the test part, the data that belong to the whole data set, and last the manifest."""
     raw, hashes = plan.raw, written.hashes
     tested = replace(
         raw, labels=np.asarray(raw.test_y), read=lambda rows: raw.test_x[rows].astype(raw.dtype, copy=False)
@@ -244,7 +244,7 @@ def _write_rest(
 
 
 def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
-    """Write further arrays, the vocabulary and word vectors, where there are any; their entries of the manifest."""
+    """Write further arrays, the vocabulary and word vectors, if there are any; return their entries of the manifest."""
     found = {}
     if raw.extras:
         with growing_h5(folder / EXTRAS) as h5:
@@ -264,7 +264,7 @@ def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(shards: int, val_fraction: float) -> None:
-    """Refuse numbers of shards, and shares of validation samples, that are none; raises `UserError`."""
+    """Check the number of shards and the share of validation samples; raise `UserError` if one is invalid."""
     if shards < 1:
         raise UserError(f"--shards {shards} is impossible: ask for at least one")
     if not 0.0 <= val_fraction < 1.0:
@@ -300,19 +300,19 @@ def _check(raw: RawDataset) -> None:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Everything that decides the bytes of the training shards."""
+    """All inputs that determine the bytes of the training shards."""
 
     raw: RawDataset
-    rows: Ints  # (n,): Training rows of the clients after the validation part was taken
+    rows: Ints  # (n,): Training rows of the clients without the validation part
     offsets: Ints
     client_ids: AnyArray  # (N,): int64 or bytes
     starts: Ints  # (shards + 1,): First client of every shard
-    label_dtype: np.dtype[Any]  # Of y and class_counts (which are written where each row has a class)
+    label_dtype: np.dtype[Any]  # Dtype of y and class_counts (which are written if each row has a class)
     count_dtype: np.dtype[Any]
 
 
 def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> ShardPlan:
-    """The plan of a partition whose clients keep `rows` (n,) at `offsets` (N + 1,); at most one shard a client."""
+    """Plan a partition whose clients have `rows` (n,) at `offsets` (N + 1,), with at least one client per shard."""
     draft = ShardPlan(
         raw,
         rows,
@@ -334,8 +334,8 @@ def write_training(
 ) -> tuple[list[ShardFile], Hashes]:
     """Write some of the training shards; shards are independent, so several processes may each write some.
 
-    While one shard is filled the one before is flushed and its checksum is computed. Also returns the hashes of their
-    samples.
+    While one shard is filled, the previous one is flushed and its checksum is computed. Also returns the hashes of
+    their samples.
     """
     with nothing_partial(*(folder / shard_name(index) for index in indices)), ThreadPoolExecutor(1) as finisher:
         files, hashes = [], [np.zeros(0, np.uint64)]
@@ -368,7 +368,7 @@ def write_validation(
 ) -> tuple[ShardFile, Hashes]:
     """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``.
 
-    Without offsets they are nobody's. Also returns the hashes of their samples.
+    Without offsets they belong to no client. Also returns the hashes of their samples.
     """
     with growing_h5(path) as h5:
         if offsets is not None:
@@ -404,7 +404,7 @@ def _stream(
 
 
 def target_dtype(raw: RawDataset) -> np.dtype[Any]:
-    """How targets are stored: classes and tokens in a small type of whole numbers, the others as 0 and 1 or floats."""
+    """Return the stored dtype of targets: small whole numbers for classes and tokens, else 0 and 1 or floats."""
     if raw.has_classes:
         return np.min_scalar_type(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32)
     if raw.targets == "tokens":
@@ -414,7 +414,7 @@ def target_dtype(raw: RawDataset) -> np.dtype[Any]:
 
 
 def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Targets in the type they are stored in."""
+    """Convert targets to their stored dtype."""
     if not raw.has_classes:
         wrong = wrong_target(y, describe(raw))
         fits = dtype.kind == "f" or y.dtype.kind in "bui" or bool((y == np.floor(y)).all())
@@ -425,7 +425,7 @@ def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
 
 
 def describe(raw: RawDataset) -> DataDescription:
-    """What a model has to know of the data set."""
+    """Describe the data set for models."""
     return DataDescription(
         raw.feature_shape,
         raw.dtype,
@@ -455,11 +455,11 @@ def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
 
 
 def join_team() -> Cluster:
-    """The processes that were launched together; for one process alone MPI is not even loaded."""
+    """Return the processes that were launched together; a single process does not load MPI."""
     launch = read_launch()
     return Cluster.connect() if launch is not None and launch.size > 1 else alone()
 
 
 def alone() -> Cluster:
-    """This process as a team of one."""
+    """Return this process as a team of one."""
     return Cluster(None, "none")

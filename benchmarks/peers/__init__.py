@@ -1,1 +1,1 @@
-"""Drivers of other simulators: the same clients, cohorts, network and initial weights, FedAvg as each ships it."""
+"""Drivers of other simulators: the same clients, cohorts, network and initial weights, with each one's own FedAvg."""

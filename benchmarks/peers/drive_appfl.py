@@ -1,5 +1,5 @@
-"""APPFL: a server and a client agent per participant in one process, with its option `optimize_memory` off: as shipped
-it collects garbage some four times a client, which takes 97 % of the time."""
+"""APPFL: a server and one client agent per selected client in one process, with its option `optimize_memory` off. The
+default collects garbage about four times per client, which takes 97 % of the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.peers.race import Race
 
 
 def network() -> nn.Module:
-    """APPFL reads this file once more to find the network, the samples and the metric."""
+    """Build the network; APPFL imports this file again to find the network, the samples and the metric."""
     return copy.deepcopy(Race.running.network)
 
 

@@ -1,4 +1,4 @@
-"""BlazeFL: its FedAvg with the serial trainer (1 process) or two threads (its quickest parallel mode on a CPU)."""
+"""BlazeFL: its FedAvg with the serial trainer (1 process) or two threads (its fastest parallel mode on a CPU)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.peers.race import Race
 
-fedavg.tqdm = lambda iterable, **_: iterable  # no progress bar of its own
+fedavg.tqdm = lambda iterable, **_: iterable  # disable its progress bar
 
 
 class Models:
-    """BlazeFL asks for a model per client; a copy is cheaper than a new one."""
+    """Models for BlazeFL, which requests one per client; a copy is cheaper than a new one."""
 
     def __init__(self, network: nn.Module):
         self.network = network
@@ -26,7 +26,7 @@ class Models:
 
 
 class Clients:
-    """The clients' samples as BlazeFL asks for them."""
+    """Clients' samples in the form that BlazeFL requests."""
 
     def __init__(self, race: Race):
         self.race = race

@@ -1,8 +1,9 @@
-"""FedJAX: its federated averaging, one compiled step a batch, on one core: XLA takes all it may, and gains nothing.
+"""FedJAX: its federated averaging, one compiled step per batch, on one core; more cores do not make XLA faster.
 
-JAX knows no torch modules: the networks are written again, with the same initial weights. FedJAX's batches are always
-full: a client's last batch is filled up with its own samples again, so that clients smaller than B cost a whole batch
-and the test loss differs a little from the others'. Steps and samples are those of its cohorts, not counted.
+JAX cannot use torch modules, so the networks are written again, with the same initial weights. FedJAX's batches are
+always full: a client's last batch is filled up by repeating its own samples. Clients smaller than B therefore cost a
+whole batch, and the test loss differs slightly from the others'. Steps and samples are computed from its cohorts, not
+counted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 
 from benchmarks.peers.race import Race
 
-jax.tree_map = jax.tree_util.tree_map  # left JAX after FedJAX's last release
+jax.tree_map = jax.tree_util.tree_map  # removed from JAX after FedJAX's last release
 
 import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402
@@ -30,14 +31,14 @@ Forward = Callable[[Weights, Any, Any], Any]
 
 
 def to_jax(network: nn.Module) -> Weights:
-    """The parameters in torch's order, inputs and outputs last, as JAX multiplies them."""
+    """Return the parameters in torch's order, inputs and outputs last, as JAX multiplies them."""
     tables = word_tables(network)
     values = ((id(parameter) in tables, parameter.detach().numpy()) for parameter in network.parameters())
     return [jnp.asarray(value if table else channels_last(value)) for table, value in values]
 
 
 def to_torch(weights: Weights, network: nn.Module) -> None:
-    """Write JAX's weights into the network."""
+    """Copy JAX's weights into the network."""
     tables = word_tables(network)
     with torch.no_grad():
         for parameter, weight in zip(network.parameters(), weights, strict=True):
@@ -47,17 +48,17 @@ def to_torch(weights: Weights, network: nn.Module) -> None:
 
 
 def word_tables(network: nn.Module) -> set[int]:
-    """Which parameters are word vectors: these lie the same way in both."""
+    """Return the indices of the word vectors, which have the same layout in both."""
     return {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
 
 
 def channels_last(weight: Any) -> Any:
-    """From (outputs, inputs, positions...) to (positions..., inputs, outputs)."""
+    """Convert (outputs, inputs, positions...) to (positions..., inputs, outputs)."""
     return weight.transpose(*range(2, weight.ndim), 1, 0) if weight.ndim > 1 else weight
 
 
 def channels_first(weight: Any) -> Any:
-    """From (positions..., inputs, outputs) to (outputs, inputs, positions...)."""
+    """Convert (positions..., inputs, outputs) to (outputs, inputs, positions...)."""
     last = weight.ndim - 1
     return weight.transpose(last, last - 1, *range(last - 1)) if weight.ndim > 1 else weight
 
@@ -67,7 +68,7 @@ def dense(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def convolution(x: Any, weight: Any, bias: Any, stride: int = 1) -> Any:
-    """Of images (n, height, width, channels) or texts (n, words, values)."""
+    """Convolve images (n, height, width, channels) or texts (n, words, values)."""
     layout = ("NHWC", "HWIO", "NHWC") if x.ndim == 4 else ("NWC", "WIO", "NWC")
     strides = (stride,) * (x.ndim - 2)
     return jax.lax.conv_general_dilated(x, weight, strides, "VALID", dimension_numbers=layout) + bias
@@ -79,13 +80,13 @@ def mlp(p: Weights, x: Any, key: Any) -> Any:
 
 
 def cnn(p: Weights, x: Any, key: Any) -> Any:
-    """`key` draws the dropout; None = evaluation."""
+    """Return the logits; `key` draws the dropout, and None means evaluation."""
     maps = jax.nn.relu(convolution(x.reshape(-1, 28, 28, 1), p[0], p[1], stride=2))
     maps = jax.nn.relu(convolution(maps, p[2], p[3], stride=2))
     if key is not None:
         maps = jnp.where(jax.random.bernoulli(key, 0.5, maps.shape), 2 * maps, 0)
     maps = jax.nn.relu(convolution(maps, *p[4:6]))
-    flat = maps.transpose(0, 3, 1, 2).reshape(len(x), -1)  # torch's order
+    flat = maps.transpose(0, 3, 1, 2).reshape(len(x), -1)  # in torch's order
     return dense(jax.nn.relu(dense(flat, *p[6:8])), *p[8:10])
 
 
@@ -99,7 +100,7 @@ NETWORKS: dict[str, Forward] = {"mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
 
 
 def algorithm(race: Race) -> Any:
-    """Federated averaging of one local epoch."""
+    """Build federated averaging of one local epoch."""
     workload, forward = race.workload, NETWORKS[race.workload.model]
 
     def loss(weights: Weights, batch: dict[str, Any], key: Any) -> Any:

@@ -1,5 +1,5 @@
-"""FedLab: its standalone pipeline, serial; its handler averages without weights, so the weights are given to its own
-aggregator."""
+"""FedLab: its standalone serial pipeline. Its handler averages without weights, so this driver passes the weights to
+FedLab's own aggregator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.peers.race import Race
 
 
 class Clients:
-    """The clients' samples as FedLab asks for them."""
+    """Clients' samples in the form that FedLab requests."""
 
     def __init__(self, race: Race):
         self.race = race
@@ -28,7 +28,7 @@ class Clients:
 
 
 class Server(SyncServerHandler):  # type: ignore[misc]
-    """Given cohorts, averaged by number of samples."""
+    """Server with given cohorts that averages by number of samples."""
 
     def __init__(self, race: Race, logger: logging.Logger):
         workload = race.workload
@@ -54,7 +54,7 @@ class Server(SyncServerHandler):  # type: ignore[misc]
 
 
 class Pipeline(StandalonePipeline):  # type: ignore[misc]
-    """Nothing is evaluated between the rounds."""
+    """Pipeline without evaluation between the rounds."""
 
     def evaluate(self) -> None:
         pass

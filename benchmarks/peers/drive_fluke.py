@@ -1,4 +1,4 @@
-"""fluke: FedAVG with its own FastDataLoader, one client after the other; clients of a single sample train as well."""
+"""fluke: FedAVG with its own FastDataLoader, sequential clients; clients with a single sample train as well."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.race import Race
 
 
 class Clock:
-    """Times the rounds between fluke's own calls."""
+    """Timer of the rounds between fluke's own calls."""
 
     def __init__(self, race: Race):
         self.race = race
@@ -27,7 +27,7 @@ class Clock:
 
 
 def settings(race: Race) -> DDict:
-    """The hyper-parameters as fluke's configuration files hold them."""
+    """Return the hyper-parameters in the form of fluke's configuration files."""
     workload = race.workload
     client = DDict(
         batch_size=workload.batch,

@@ -1,5 +1,5 @@
-"""Flower: ServerApp, ClientApp and FedAvg on its simulation engine (Ray), one actor a process; a client trains as in
-Flower's PyTorch quickstart, and the server tells each sampled node which client to be, so that cohorts are the same."""
+"""Flower: ServerApp, ClientApp and FedAvg on its simulation engine (Ray), one actor per process. Clients train as in
+Flower's PyTorch quickstart. The server assigns a client to each sampled node, so that cohorts are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.peers.race import Race
 
 
 class Timed(FedAvg):  # type: ignore[misc]
-    """FedAvg that notes its rounds and hands out the workload's cohorts."""
+    """FedAvg that times its rounds and uses the workload's cohorts."""
 
     def __init__(self, race: Race):
         workload = race.workload

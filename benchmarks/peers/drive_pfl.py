@@ -1,6 +1,6 @@
-"""pfl (Apple, pfl-research): SimulatedBackend and FederatedAveraging; two processes under torchrun, joined by gloo.
+"""pfl (Apple, pfl-research): SimulatedBackend and FederatedAveraging; two processes under torchrun with gloo.
 
-pfl itself takes a GPU where torch sees one, and moves every batch there.
+pfl uses a GPU if torch finds one, and moves every batch there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.peers.race import Race
 
 
 class Clock(TrainingProcessCallback):  # type: ignore[misc]
-    """Times the rounds between pfl's own calls."""
+    """Timer of the rounds between pfl's own calls."""
 
     def __init__(self, race: Race):
         self.race = race
@@ -59,7 +59,7 @@ def main() -> None:
     def cohorts() -> Iterator[int]:
         for round in range(workload.rounds):
             yield from workload.participants(round).tolist()
-        while True:  # processes ask for some clients beyond the last cohort
+        while True:  # processes request some clients beyond the last cohort
             yield 0
 
     users = cohorts()

@@ -1,4 +1,4 @@
-"""Flower's clients: a module of its own, since Ray's actors import it once and so read the samples once."""
+"""Flower's clients: a separate module, since Ray's actors import it once and so read the samples once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _task(name: str, quick: bool, folder: str) -> tuple[Workload, list[tuple[Ten
 
 @app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
-    """One epoch over the samples of the client that the message names."""
+    """Train one epoch on the samples of the client that the message names."""
     config = message.content["config"]
     workload, clients, network = _task(str(config["workload"]), bool(config["quick"]), str(config["folder"]))
     samples = TensorDataset(*clients[int(config["client"])])

@@ -1,4 +1,4 @@
-"""What the drivers share: the command line, the workload's clients, and the result that the table reads."""
+"""Common part of the drivers: the command line, the workload's clients, and the result file for the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.workloads import client_tensors, find, mean_loss, prepare
 class Race:
     """One measurement of a peer."""
 
-    running: ClassVar[Race]  # The one of this process, for peers that load their parts from files of their own
+    running: ClassVar[Race]  # The one of this process, for peers that load their modules from other files
 
     def __init__(self, description: str | None):
         parser = argparse.ArgumentParser(description=description)
@@ -45,7 +45,7 @@ class Race:
         Race.running = self
 
     def count_steps(self) -> None:
-        """From now on the result holds the steps that torch's optimizers take in this process, not those expected."""
+        """Count the steps of torch's optimizers in this process instead of using the expected number."""
         self._taken = 0
         register_optimizer_step_post_hook(self._count)
 
@@ -54,14 +54,14 @@ class Race:
         self._taken += 1
 
     def note(self, seconds: float, steps: int | None = None) -> None:
-        """A round is over; `steps` from those who counted them elsewhere."""
+        """Record a finished round; `steps` is given by drivers that count them elsewhere."""
         if self._taken is not None:
             steps, self._taken = self._taken, 0
         self._counted.append(self._expected(len(self._seconds)) if steps is None else steps)
         self._seconds.append(seconds)
 
     def finish(self, network: nn.Module) -> None:
-        """Write the result; `network` holds the final model."""
+        """Write the result; `network` has the final model."""
         cohorts = [self.workload.participants(round) for round in range(len(self._seconds))]
         result: dict[str, Any] = {
             "seconds": self._seconds,
@@ -73,6 +73,6 @@ class Race:
         self._out.write_text(json.dumps(result))
 
     def _expected(self, round: int) -> int:
-        """Batches of the round's cohort."""
+        """Return the number of batches of the round's cohort."""
         batches = -(-self.store.sizes[self.workload.participants(round)] // self.workload.batch)
         return self.workload.epochs * int(batches.sum())

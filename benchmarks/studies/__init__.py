@@ -1,1 +1,1 @@
-"""Studies that one page of the documentation is about: each answers one question about published results."""
+"""Studies for single pages of the documentation: each answers one question about published results."""

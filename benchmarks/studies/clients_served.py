@@ -1,10 +1,10 @@
-"""Whom the systems of a sweep serve: the clients' mean accuracy against that of the worst tenth, a point a run.
+"""Fairness of the methods of a sweep: mean accuracy of the clients against that of the worst 10 %, one point per run.
 
     fedmpi sweep jobs/experiments/clients-served.toml --out runs/clients-served
     python -m benchmarks.studies.clients_served runs/clients-served --plot served.png
 
-Runs that differ in the seed alone are of one system. Printed are means and standard deviations over them after the last
-evaluation; hollow points are the clients' models after fine-tuning.
+Runs that differ only in the seed belong to one method. The output shows means and standard deviations over them after
+the last evaluation. Hollow points are the clients' models after fine-tuning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLOURS = ("#1f5fa8", "#c8501e", "#2f8f4e", "#7a4fa3", "#555555")
 
 
 def served(folder: Path) -> dict[str, list[list[float]]]:
-    """The scores (seeds, 4) of each system's finished runs, in the order of `SCORES`; NaN where one has none."""
+    """Return the scores (seeds, 4) of each method's finished runs, in the order of `SCORES`; NaN for missing ones."""
     found: dict[str, list[list[float]]] = {}
     for run in sorted(path.parent for path in folder.glob("*/summary.json")):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -36,7 +36,7 @@ def served(folder: Path) -> dict[str, list[list[float]]]:
 
 
 def draw(found: dict[str, list[list[float]]], path: Path) -> None:
-    """Mean against worst tenth, in percent; full points the global model, hollow ones fine-tuned."""
+    """Draw the mean against the worst 10 %, in percent; full points the global model, hollow ones fine-tuned."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.2), layout="constrained")

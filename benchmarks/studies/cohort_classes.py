@@ -1,10 +1,10 @@
-"""How many classes a cohort of FedAvg and of FedSSO holds, and how far its class shares are from the whole's:
+"""Number of classes in a cohort of FedAvg and of FedSSO, and distance of its class shares from those of all clients:
 
     python -m benchmarks.studies.cohort_classes runs/fedsso-fig3-small/shards/mnist-two,seed=*
 
-Clients of equally many samples; strata are the clients with the same set of classes, which is what FedSSO's clusters
-come to (docs/papers/fedsso.md); even cohorts are those of jobs/experiments/even_cohorts.py. The distance is half the
-sum of absolute differences of class shares. Nothing is trained.
+All clients have equally many samples. A stratum contains the clients with the same set of classes, which FedSSO's
+clusters amount to (docs/papers/fedsso.md). Even cohorts are those of jobs/experiments/even_cohorts.py. The distance is
+half the sum of absolute differences of class shares. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from jobs.experiments.even_cohorts import even
 
 
 def strata_of(held: Ints) -> Ints:
-    """The stratum of every client, int64 (N,), from its class counts (N, C)."""
+    """Return the stratum of every client, int64 (N,), from its class counts (N, C)."""
     _, strata = np.unique(held > 0, axis=0, return_inverse=True)
     return strata.reshape(-1)
 
 
 def cohorts(held: Ints, count: int, rounds: int, seed: int) -> Floats:
-    """Mean number of classes and mean distance, of uniform, stratified and even cohorts, float64 (3, 2)."""
+    """Return mean number of classes and mean distance, of uniform, stratified and even cohorts, float64 (3, 2)."""
     generator, streams = np.random.default_rng(seed), Streams(seed)
     strata = strata_of(held)
     sizes, total, found = np.bincount(strata), held.sum(axis=0) / held.sum(), []

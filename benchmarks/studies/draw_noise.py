@@ -3,9 +3,9 @@
     fedmpi sweep jobs/experiments/fedstas-parts.toml --out runs/fedstas-parts
     python -m benchmarks.studies.draw_noise runs/fedstas-parts/FedSTS,seed=0 runs/fedstas-parts/FedSTS,seed=1 …
 
-Every folder is a run of the preset fedsts with as many strata as clients a round, so that each stratum h sends one
+Every folder is a run of the preset fedsts with as many strata as clients per round. Each stratum h then sends one
 client k, drawn with probability π_k = ‖Z_k‖ / Σ_{j ∈ h} ‖Z_j‖. From the run's last model every client takes its local
-steps once more; with Δ_k its update and ρ = 1/N, the round's update has
+steps once more. With Δ_k its update and ρ = 1/N, the round's update has
 
     stratified weights   Σ_h N_h ρ Δ_k        bias Σ_h N_h ρ (Σ_k π_k Δ_k − mean_h)
     unbiased weights     Σ_h ρ Δ_k / π_k      bias 0
@@ -31,7 +31,7 @@ from fedmpi.results.comparison import paired
 
 
 def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> tuple[float, float]:
-    """Squared bias and variance of the round's update, in units of ‖mean‖²."""
+    """Return squared bias and variance of the round's update, in units of ‖mean‖²."""
     mean, expected, variance = updates.mean(axis=0), np.zeros(updates.shape[1]), 0.0
     for stratum in range(strata.max() + 1):
         members = np.flatnonzero(strata == stratum)
@@ -46,7 +46,7 @@ def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> t
 
 
 def measured(folder: str) -> tuple[Floats, Ints, Floats]:
-    """Updates (N, d), strata (N,) and norms (N,) at a run's last model."""
+    """Return updates (N, d), strata (N,) and norms (N,) at a run's last model."""
     run = load_run(folder)
     part, local, network = run.config.participation, run.config.local, run.model
     if part.strata != part.count or part.draw != "importance":

@@ -1,11 +1,12 @@
-"""How fast FedSSO's excess loss falls, by local steps E, as Markdown:
+"""Decrease of FedSSO's excess loss by local steps E, as Markdown:
 
     fedmpi sweep jobs/experiments/fedsso-rate.toml --out runs/fedsso-rate
     python -m benchmarks.studies.fedsso_rate runs/fedsso-rate
 
 Excess is the recorded objective less its minimum, in thousandths. T counts local steps, so that a round has E of them.
-The slope is that of log excess over log T from T = 100 on: −1 for O(1/T). Mean ± standard deviation over seeds. Ratios
-are to E = 1, with their paired 95 % intervals. Start it in the repository, beside the data of the sweep.
+The slope is that of log excess over log T from T = 100 on: −1 for O(1/T). Values are mean ± standard deviation over
+seeds. Ratios are to E = 1, with their 95 % confidence intervals (paired t). Start it in the repository, which contains
+the data of the sweep.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TOTAL, ROUNDS, FROM = 2000, 40, 100
 
 
 def measured(run: Path, steps: int, least: float) -> list[float]:
-    """Excess after TOTAL local steps and after ROUNDS rounds, and the slope."""
+    """Return the excess after TOTAL local steps and after ROUNDS rounds, and the slope."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve: Floats = np.array([(steps * (r["round"] + 1), r["test_loss"] - least) for r in records if "test_loss" in r])
     t, excess = curve.T

@@ -1,13 +1,13 @@
-"""The clients' models after one step in the plane, and the clusters that FedSSO finds among them (paper: Figure 2):
+"""Plot of the clients' models after one step, with the clusters that FedSSO finds among them (paper: Figure 2):
 
     fedmpi sweep jobs/experiments/fedsso-fig2.toml --out runs/fedsso-fig2
     python -m benchmarks.studies.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
 
-Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as the run does
-before round 0, and clustered. Printed are the strata that the run recorded and the clusters found now (where they are
-faint, the rounding of another version or machine changes them), the label sets that two clients or more hold, and the
-clients in no cluster. The plane is that of the two first principal components of the models (of the random projection,
-where the run clusters one).
+Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as in the run
+before round 0, and clustered. The output shows the recorded strata, the clusters found now, the label sets shared by
+two clients or more, and the clients in no cluster. If clusters are faint, the rounding of another version or machine
+changes them. The plane is that of the first two principal components of the models (of the random projection, if the
+run clusters one).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ GREY = "0.75"
 
 @dataclass(frozen=True)
 class Found:
-    """What one run's clients look like."""
+    """Clusters of one run's clients."""
 
     name: str
-    recorded: int  # Strata by the run's records
+    recorded: int  # Strata in the run's records
     labels: Ints  # (N,): Cluster of every client; −1 in none
     plane: Floats  # (N, 2)
-    shared_sets: int  # Label sets that two clients or more hold
+    shared_sets: int  # Label sets shared by two clients or more
 
     @property
     def clusters(self) -> int:
-        """How many there are."""
+        """Number of clusters."""
         return int(self.labels.max(initial=-1)) + 1
 
     @property
     def alone(self) -> int:
-        """Clients in no cluster."""
+        """Number of clients in no cluster."""
         return int((self.labels == DROPPED).sum())
 
 
 def look(folder: Path) -> Found:
-    """Probe and cluster the clients of a run as it did itself before its first round."""
+    """Probe and cluster the clients of a run as before its first round."""
     config = load_config(folder / "config.toml")
     experiment = Experiment.connect(config)
     stratifier, part = experiment.decisions.stratifier, config.participation
@@ -69,14 +69,14 @@ def look(folder: Path) -> Found:
 
 
 def plane(matrix: NDArray[np.float32]) -> Floats:
-    """The two first principal components of the rows (N, width), (N, 2): by the rows' inner products (N, N)."""
+    """Return the first two principal components of the rows (N, width), (N, 2), by the rows' inner products (N, N)."""
     centred = matrix.astype(np.float64) - matrix.mean(axis=0, dtype=np.float64)
     values, vectors = np.linalg.eigh(centred @ centred.T)
     return np.asarray(vectors[:, [-1, -2]] * np.sqrt(np.maximum(values[[-1, -2]], 0)))
 
 
 def draw(found: list[Found], path: Path) -> None:
-    """One panel a run; clients in no cluster are grey crosses."""
+    """Draw one panel per run; clients in no cluster are grey crosses."""
     from matplotlib.figure import Figure
 
     rows = -(-len(found) // COLUMNS)

@@ -1,4 +1,4 @@
-"""Astraea's LTRF2 from labels alone: the clients' divergence and the storage of the copies, by law, as Markdown.
+"""Astraea's LTRF2 from labels alone: the clients' divergence and the storage of the copies, by scheme, as Markdown.
 
     python -m benchmarks.studies.letter_laws               # 47 unnamed classes, the ranked curve
     python -m benchmarks.studies.letter_laws --named       # the letters and digits of EMNIST's split bymerge
@@ -6,10 +6,10 @@
     python -m benchmarks.studies.letter_laws --named --concentration 2.3 --alpha 1  # divergences after augmentation
     python -m benchmarks.studies.letter_laws --named --skew 0.5 --digit-weight 0.25 --clients-kl 0.55
 
-Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images. Classes have the stock of bymerge's training
-part, many times over, so that it limits no law. `--clients-kl` looks for the concentration at which the clients have
-that divergence. Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100
-and γ = 20; `--online`, `--most`). Mean ± standard deviation over seeds. Nothing is trained.
+Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images. The stock of each class is a multiple of that
+in bymerge's training part, so that it limits no scheme. `--clients-kl` searches the concentration at which the clients
+have that divergence. Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100 and
+γ = 20; `--online`, `--most`). Values are mean ± standard deviation over seeds. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ READINGS = ("ratio", "ratio-minus-one")
 
 @dataclass(frozen=True)
 class Population:
-    """A law of the clients: how classes, clients' mixes and sizes are drawn."""
+    """Partition scheme of the clients: classes, clients' mixes and sizes."""
 
     named: bool
     total: int
@@ -55,7 +55,7 @@ class Population:
     shape: float = 1.5
 
     def counts(self, seed: int, concentration: float) -> Ints:
-        """Samples of every client and class (N, C)."""
+        """Return the samples of every client and class (N, C)."""
         labels = np.repeat(np.arange(len(BYMERGE)), PLENTY * BYMERGE_STOCK)
         options = {
             "variant": "LTRF2",
@@ -76,7 +76,7 @@ class Population:
         return found
 
     def concentration(self, divergence: float, steps: int = 10) -> float:
-        """Of the clients' mixes, at which they have this mean divergence with seed 0; by bisection, from 0.1 to 100."""
+        """Return the concentration of the mixes with this mean divergence at seed 0; by bisection, from 0.1 to 100."""
         low, high = np.log(0.1), np.log(100.0)
         for _ in range(steps):
             middle = (low + high) / 2
@@ -86,12 +86,12 @@ class Population:
 
 
 def mediated(held: Ints, seed: int, online: int, most: int) -> float:
-    """Mean divergence of mediators' pooled data under Algorithm 3, c = `online` and γ = `most`, in ten rounds."""
+    """Return mediators' mean divergence under Algorithm 3, c = `online` and γ = `most`, in ten rounds."""
     return float(np.mean([each.mean() for each in divergences(held, "greedy", seed, 10, online, most)]))
 
 
 def row(population: Population, concentration: float, seeds: int, alpha: float, online: int, most: int) -> list[str]:
-    """Divergence of all classes and of the clients, what augmentation takes off, mediators'; overheads."""
+    """Return divergences of all classes, of the clients, after augmentation and of mediators, and overheads."""
     found = []
     for seed in range(seeds):
         held = population.counts(seed, concentration)

@@ -1,10 +1,10 @@
-"""How even mediators' pooled classes are under Astraea's Algorithm 3, with exchanges, and at random, as Markdown:
+"""Balance of mediators' pooled classes under Astraea's Algorithm 3, with exchanges, and at random, as Markdown:
 
     python -m benchmarks.studies.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
 
-Every folder of shards is one seed, 0, 1, …: in each of 100 rounds the run's own uniform cohort of that seed is grouped
-three times, and Algorithm 3's mediators are told apart by the order in which they are made. Nothing is trained.
-Divergences from equal classes are in nats.
+Every folder of shards is one seed, 0, 1, …. In each of 100 rounds the run's own uniform cohort of that seed is grouped
+three times. Algorithm 3's mediators are identified by the order in which they are made. Nothing is trained. Divergences
+from equal classes are in nats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("greedy", "exchange", "random")
 
 
 def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, most: int) -> list[Floats]:
-    """Of every round the divergence of each mediator's pooled data, in the order in which they are made."""
+    """Return the divergence of each mediator's pooled data per round, in the order in which they are made."""
     streams, generator, found = Streams(seed), np.random.default_rng(seed), []
     for t in range(rounds):
         clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients

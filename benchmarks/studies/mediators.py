@@ -1,10 +1,10 @@
-"""How balanced the mediators' pooled data are under each way of grouping clients, and what planning costs:
+"""Balance of the mediators' pooled data under each way of grouping clients, and cost of planning:
 
     python -m benchmarks.studies.mediators shards/mnist-ltrf1-0 --online 50 --most 10
 
 Every row is the mean over random cohorts of their mean, standard deviation and largest KL divergence from equal
-classes, in nats (Astraea, Fig 7). Times are processor times; the last lines are those of one plan of 1,000 online
-clients with 100 classes.
+classes, in nats (Astraea, Fig 7). Times are CPU times; the last lines are for one plan of 1,000 online clients with 100
+classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("greedy", "exchange", "random")
 
 
 def row(name: str, found: list[DivergenceSummary], seconds: float | None = None) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     means = (
         np.mean([one.mean for one in found]),
         np.mean([one.std for one in found]),
@@ -36,7 +36,7 @@ def row(name: str, found: list[DivergenceSummary], seconds: float | None = None)
 
 
 def grouped(kind: str, counts: Ints, cohorts: list[Ints], most: int) -> tuple[list[DivergenceSummary], float]:
-    """Divergences of the mediators of each cohort, and the mean processor seconds of a plan."""
+    """Return the divergences of the mediators of each cohort, and the mean CPU seconds of a plan."""
     generator = Streams(0).generator(Purpose.SCHEDULE)
     found, began = [], time.process_time()
     plans = [assign_mediators(kind, counts[cohort], most, generator) for cohort in cohorts]

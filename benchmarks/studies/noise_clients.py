@@ -1,12 +1,12 @@
-"""How far FedSSO's mean update is from that of all clients, by what becomes of the clients that OPTICS calls noise:
+"""Distance of FedSSO's mean update from that of all clients, by the treatment of clients that OPTICS calls noise:
 
     python -m benchmarks.studies.noise_clients --seeds 8 --rounds 600
 
 The digits are partitioned among clients of unequal kinds. A client's update is its full gradient, at the initial model
-or at the model after ten rounds of FedAvg with all clients. The planner of a run draws the cohorts; their weighted sums
-are compared with the mean update of all clients, Σ n_k/n Δ_k, in units of its length. The bias is the length of the
-mean error over the rounds, without its sampling noise; the error is the root mean square over single rounds. Clients
-are always there, or with the probability of their most frequent class, 0.1 … 1.0. ± is half the 95 % confidence
+or at the model after ten rounds of FedAvg with all clients. A run's planner draws the cohorts. Their weighted sums are
+compared with the mean update of all clients, Σ n_k/n Δ_k, in units of its length. The bias is the length of the mean
+error over the rounds, without its sampling noise. The error is the root mean square over single rounds. Clients are
+always available, or with the probability of their most frequent class, 0.1 … 1.0. ± is half the 95 % confidence
 interval over seeds; every seed has its own partition, initial model and draws.
 """
 
@@ -48,7 +48,7 @@ QUIET = ("model.hidden=[32]", "cluster.threads=1")
 
 
 def products(experiment: Experiment, model: Tensor) -> Floats:
-    """Inner products (N, N) of the clients' full gradients at a model."""
+    """Return the inner products (N, N) of the clients' full gradients at a model."""
     clients = np.arange(len(experiment.data.sizes), dtype=np.int64)
     gradients = np.zeros((len(clients), experiment.model.trainable))
     for members, block in experiment.decisions.stratifier.probe(0, model, clients):
@@ -57,7 +57,7 @@ def products(experiment: Experiment, model: Tensor) -> Floats:
 
 
 def deviations(experiment: Experiment, rounds: int) -> Floats:
-    """What every client counts in a round less what it counts among all, (rounds, N)."""
+    """Return each client's weight in a round minus its weight among all clients, (rounds, N)."""
     decisions, sizes = experiment.decisions, experiment.data.sizes
     found = np.tile(-sizes / sizes.sum(), (rounds, 1))
     for t in range(1, rounds + 1):
@@ -68,7 +68,7 @@ def deviations(experiment: Experiment, rounds: int) -> Floats:
 
 
 def bias_and_error(wrong: Floats, inner: Floats, sizes: Floats) -> tuple[float, float]:
-    """Both in units of the mean update's length."""
+    """Return both in units of the mean update's length."""
     rounds, mean = len(wrong), wrong.mean(axis=0)
     length, square = sizes @ inner @ sizes / sizes.sum() ** 2, float((wrong @ inner * wrong).sum(axis=1).mean())
     bias = (mean @ inner @ mean - square / rounds) * rounds / (rounds - 1)
@@ -76,7 +76,7 @@ def bias_and_error(wrong: Floats, inner: Floats, sizes: Floats) -> tuple[float, 
 
 
 def measured(folder: Path, seed: int, rounds: int) -> dict[tuple[str, str], list[float]]:
-    """By availability and method: bias and error at the initial model, bias and error at the trained one."""
+    """Return bias and error at the initial and at the trained model, by availability and method."""
     trained = fedmpi.run(
         "fedavg",
         MODEL | {"seed": seed, "rounds": 10, "participation.clients": "all", "local.lr": 0.1},
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def shown(values: Floats, sign: str = "") -> str:
-    """Mean and half the confidence interval."""
+    """Return mean and half the confidence interval as text."""
     mean = paired(values.tolist(), [0.0] * len(values))
     return f"{mean.mean:{sign}.1f} ± {mean.high - mean.mean:.1f}"
 

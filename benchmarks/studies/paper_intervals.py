@@ -40,7 +40,7 @@ def decimals(text: str) -> int:
 
 
 def difference(row: Row) -> Difference:
-    """The difference (of logarithms, for a ratio) that an interval is about; half a digit wide at least."""
+    """Return the difference (of logarithms, for a ratio) of an interval, at least half a digit wide."""
     low, high = float(row["low"]), float(row["high"])
     unit = 10.0 ** -max(decimals(row["low"]), decimals(row["high"]))
     if row["scale"] == "ratio":
@@ -51,7 +51,7 @@ def difference(row: Row) -> Difference:
 
 
 def excludes_none(row: Row) -> bool:
-    """Whether the interval before correction excludes zero (one, for a ratio); "-0.0" is just below zero."""
+    """Check whether the interval before correction excludes zero (one, for a ratio); "-0.0" is just below zero."""
     low, high = row["low"], row["high"]
     if row["scale"] == "ratio":
         return not float(low) <= 1 <= float(high)
@@ -98,7 +98,7 @@ def plain(number: str) -> str:
 
 
 def wrong_intervals(page: Path, files: dict[Path, list[Row]]) -> list[str]:
-    """Intervals of a page that are not corrected intervals of a file it links to."""
+    """List the intervals of a page that are not corrected intervals of a file it links to."""
     text = page.read_text(encoding="utf-8")
     linked = [rows for path, rows in files.items() if f"data/{path.name})" in text]
     known = {(row["value"], row["corrected_low"], row["corrected_high"]) for rows in linked for row in rows}

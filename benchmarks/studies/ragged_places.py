@@ -1,11 +1,11 @@
-"""What filling the places of clients that have ended could gain: ragged clients beside equal ones of as many steps.
+"""Possible gain from refilling the places of finished clients: clients of unequal lengths against equal ones.
 
     python -m benchmarks.studies.ragged_places                  50 clients of 1 to 900 samples, every model
     python -m benchmarks.studies.ragged_places cnn --clients 12
 
-Side by side, the places of shorter clients are empty until the longest has ended. Equal clients leave none empty, so
-that a step of theirs is what one could come to if every place were filled at no cost. Both take as many steps, all of
-them whole batches, in turns, in one process on one core; printed are medians over the passes, in processor time.
+In a batch, the places of shorter clients are empty until the longest has finished. Equal clients leave none empty, so
+their time per step is the bound for refilling every place at no cost. Both take equally many steps, all with whole
+batches, alternating, in one process on one core. The output shows medians over the passes, in CPU time.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.process.malloc import freed_memory_kept
 
 MODELS = ("mlp", "cnn", "OddCNN", "LeNet", "TextCNN", "GRUClassifier")
-"""Those whose clients train side by side on a processor, several at a time."""
+"""Models whose clients are batched on a CPU."""
 LARGEST = 900
 
 
 def ragged_steps(clients: int, batch: int) -> Ints:
-    """Steps of clients whose numbers of samples lie evenly in their logarithms, int64 (N,)."""
+    """Return the steps of clients whose numbers of samples are evenly spaced in logarithms, int64 (N,)."""
     return np.maximum(1, np.rint(np.geomspace(1, LARGEST, clients) / batch)).astype(np.int64)
 
 
 def equal_steps(steps: Ints) -> Ints:
-    """As many clients with as many steps in all, no two of which differ by more than one."""
+    """Return the steps of as many clients with as many steps in total, differing by at most one."""
     each, more = divmod(int(steps.sum()), len(steps))
     return np.repeat([each + 1, each], [more, len(steps) - more])
 
 
 def round_of(case: Case, steps: Ints) -> Callable[[], WorkReport]:
-    """A round of the batched engine, of clients with so many whole batches."""
+    """Return a round of the batched engine, of clients with these numbers of whole batches."""
     torch.manual_seed(1)
     source = MadeUp(replace(case, sizes=(steps * case.batch).tolist()))
     model = FlatModel(case.make(), CPU)
@@ -56,7 +56,7 @@ def round_of(case: Case, steps: Ints) -> Callable[[], WorkReport]:
 
 
 def measure(name: str, clients: int, passes: int) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     case = CASES[name]
     ragged = ragged_steps(clients, case.batch)
     ways = [round_of(case, steps) for steps in (ragged, equal_steps(ragged))]

@@ -1,11 +1,11 @@
-"""How much a curve wavers from round to round, and how two systems differ in that, as Markdown:
+"""Fluctuation of a curve from round to round, and differences between methods in it, as Markdown:
 
     fedmpi sweep jobs/experiments/fedsso-fig3-small.toml --out runs/fedsso-fig3-small
     python -m benchmarks.studies.wavering runs/fedsso-fig3-small --sets MNIST-non-IID MNIST-non-IID2 --metric test_loss
 
-A run's wavering is the standard deviation of what its metric changes by from one evaluation to the next, over the last
-half of its evaluations; a steady fall adds nothing but its own curvature. Folders of runs are SET,SYSTEM,…,seed=S.
-Differences are to the first system of `--systems`, in logarithms: a ratio with its paired 95 % interval over seeds.
+A run's fluctuation is the standard deviation of the change of its metric between consecutive evaluations, over the last
+half of its evaluations. A steady fall adds only its own curvature. Folders of runs are SET,SYSTEM,…,seed=S. Differences
+are to the first system of `--systems`, in logarithms: a ratio with its 95 % confidence interval over seeds (paired t).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedmpi.results.comparison import paired
 
 
 def wavering(run: Path, metric: str) -> float:
-    """Standard deviation of the metric's steps in the last half of a run's evaluations."""
+    """Return the standard deviation of the metric's steps in the last half of a run's evaluations."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = np.array([record[metric] for record in records if metric in record])
     return float(np.diff(curve[len(curve) // 2 :]).std(ddof=1))

@@ -1,4 +1,4 @@
-"""Files of users: arrays of an .npz file, or a table (`data_prep.formats.samples`)."""
+"""Users' files: arrays of an .npz file, or a table (`data_prep.formats.samples`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Dtype = Literal["uint8", "float32", "int32"]
 
 
 def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """The user's arrays or table.
+    """Read the user's arrays or table.
 
-    Of arrays, x (n, h, w), (n, C, h, w) or (n, h, w, C) are images and (n, d) vectors; uint8 stays uint8, any other
-    number becomes float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector"
-    float32; "vector" also makes (n, T, C) series.
+    An array x of shape (n, h, w), (n, C, h, w) or (n, h, w, C) holds images, (n, d) vectors. uint8 stays uint8, any
+    other number becomes float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids,
+    "vector" float32. "vector" also reads (n, T, C) as series.
     """
     if raw.is_dir() or is_table(raw):
         named = "parquet" if raw.is_dir() or is_arrow(raw) else "arrays"
@@ -45,14 +45,14 @@ def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Ta
 
 
 def read_npz(path: Path, options: ReadOptions) -> Arrays:
-    """The arrays x, y, user, x_test and y_test of an .npz file, and that of `ReadOptions.split`."""
+    """Return the arrays x, y, user, x_test and y_test of an .npz file, and the one named by `ReadOptions.split`."""
     if not path.stat().st_size:
         raise UserError(f"{path} is empty. Write it again with numpy.savez.")
     try:
         with np.load(path) as archive:
             there = list(archive)
             arrays = {name: np.asarray(archive[name]) for name in (*MEMBERS, options.split) if name in there}
-    except Exception as error:  # damaged archives raise errors of many kinds
+    except Exception as error:  # damaged archives raise many kinds of errors
         advice = " Convert Python objects to numbers or texts, e.g. with astype(str)." if "pickle" in str(error) else ""
         raise UserError(
             f"{path} is not a readable .npz file ({raised(error)}). Write it with numpy.savez.{advice}"
@@ -66,7 +66,7 @@ def read_npz(path: Path, options: ReadOptions) -> Arrays:
 
 
 def of_arrays(data_set: DataSet, raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally) -> RawDataset:
-    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test."""
+    """Return the data set of named arrays, as in an .npz file: x, y and optionally user, x_test, y_test."""
     unused = tuple(
         (other, "no array of this name has a meaning") for other in content if other not in (*MEMBERS, options.split)
     )
@@ -105,7 +105,7 @@ def of_arrays(data_set: DataSet, raw: Path | str, content: Arrays, options: Read
 
 
 def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
-    """The arrays with texts instead of bytes, values of one column (n, 1) as (n,), and y_test behind y."""
+    """Return the arrays with bytes as texts, single columns (n, 1) as (n,), and y_test appended to y."""
     found = {}
     for name in (*MEMBERS, options.split):
         if name not in content:
@@ -141,7 +141,7 @@ def _fitting(raw: Path | str, content: Arrays, options: ReadOptions) -> Arrays:
 
 
 def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modality, Dtype]:
-    """What x is and how it is stored, from its dtype and dimensions and the user's word."""
+    """Return the modality and stored dtype of x, from its dtype, its dimensions and the user's `task`."""
     if x.dtype.kind not in "uif" or x.ndim < 2 or 0 in x.shape:
         raise UserError(f"{raw}: x is {x.dtype} {x.shape}. It must hold numbers, one row of them a sample.")
     if task is None and x.dtype.kind in "ui" and x.dtype != np.uint8 and x.ndim == 2:
@@ -157,7 +157,7 @@ def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modali
 
 
 def _check_columns(raw: Path | str, x: AnyArray, tally: Tally) -> None:
-    """Reject columns that float32 cannot keep, and note those that count the rows."""
+    """Reject columns that float32 cannot represent, and note columns that count the rows."""
     for column in range(x.shape[1]):
         values = np.asarray(x[:, column], np.float64)
         values = values[np.abs(values) <= LARGEST]
@@ -172,7 +172,7 @@ def _check_columns(raw: Path | str, x: AnyArray, tally: Tally) -> None:
 
 
 def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["first", "last"] | None) -> int | None:
-    """The axis of images that holds the channels: that of 1, 3 or 4 values, or as the user says; None where none is."""
+    """Return the channel axis of images: the one of size 1, 3 or 4, or the declared one; None if there is none."""
     if len(shape) == 3:
         if declared is not None:
             raise UserError(f"{raw}: x is {shape}, images without an axis of channels. Leave out --channels.")
@@ -190,12 +190,12 @@ def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["fir
 
 
 def channels_first(x: AnyArray, axis: int | None) -> AnyArray:
-    """Images as (n, C, H, W), from the axis of their channels."""
+    """Return images as (n, C, H, W), given their channel axis."""
     return x[:, None] if axis is None else np.moveaxis(x, axis, 1)
 
 
 def _usable(x: AnyArray, dtype: Dtype) -> Bools:
-    """The rows that the stored dtype can hold: finite numbers, token ids of at least 0."""
+    """Check which rows the stored dtype can hold: finite numbers, token ids of at least 0."""
     good = np.ones(len(x), bool)
     low, high = (0, np.iinfo(np.int32).max) if dtype == "int32" else np.array((-LARGEST, LARGEST))
     for start in range(0, 0 if dtype == "uint8" else len(x), ROWS_AT_ONCE):
@@ -205,7 +205,7 @@ def _usable(x: AnyArray, dtype: Dtype) -> Bools:
 
 
 def _vocabulary(raw: Path | str, samples: list[AnyArray], own: OwnSamples) -> tuple[str, ...]:
-    """The token ids as words, 0 to the largest."""
+    """Return the token ids as words, from 0 to the largest."""
     held = (samples[0][own.train], *(part[own.test - own.boundary] for part in samples[1:]))
     largest = max(int(part.max(initial=0)) for part in held)
     if largest > LARGEST_TOKEN:

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100: colour images, 32 x 32, in the official Python pickles (Krizhevsky 2009).
 
-A pickle can run any code when it is loaded. The unpickler here finds NumPy's arrays and nothing else.
+Loading a pickle can run arbitrary code. The unpickler of this module resolves only NumPy arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedmpi.common.types import Ints
 SHAPE = (3, 32, 32)
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NAMES100 = "fbe8ad23bbaf24969898a386833b49c3aaf6ad1119d43f7b41cdea1b3416d578"
-"""sha256 of CIFAR-100's class names, one per line."""
+"""SHA-256 of CIFAR-100's class names, one per line."""
 STATISTICS = {
     10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -30,14 +30,14 @@ STATISTICS = {
 
 
 def _byte(kind: Any, *about: Any) -> np.dtype[np.uint8]:
-    """The only type of arrays: of others a pickle might choose the state, and with it pointers."""
+    """Return the only allowed array dtype: a pickle could choose the state of other dtypes, including pointers."""
     if kind not in ("u1", "|u1"):
         raise pickle.UnpicklingError(f"the type of its values is {kind}, not uint8")
     return np.dtype(np.uint8)
 
 
 def _latin1(text: str, codec: str) -> bytes:
-    """The bytes that Python 3 writes as text in protocol 2."""
+    """Return the bytes that Python 3 wrote as text in protocol 2."""
     if codec != "latin1":
         raise pickle.UnpicklingError(f"it encodes text as {codec}")
     return text.encode(codec)
@@ -57,18 +57,18 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickles arrays of bytes and plain containers, and rejects a pickle that names anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle names, if it is admitted."""
+        """Return the object that a pickle names, if it is allowed."""
         if (module, name) not in ADMITTED:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not an array")
         return ADMITTED[module, name]
 
 
 def load_batch(path: Path) -> dict[str, Any]:
-    """The dictionary of one batch file, with str keys."""
+    """Return the dictionary of one batch file, with str keys."""
     try:
         with path.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="latin1").load()
-    except Exception as error:  # a damaged pickle raises errors of many kinds
+    except Exception as error:  # a damaged pickle raises many kinds of errors
         raise UserError(f"{path} is not a CIFAR batch ({raised(error)}); fetch it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a CIFAR batch (it holds a {type(content).__name__}); fetch it again")
@@ -95,7 +95,7 @@ def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8]
 
 
 def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """CIFAR-10, or CIFAR-100 with its fine labels and their superclasses; features (3, 32, 32) uint8."""
+    """Read CIFAR-10, or CIFAR-100 with its fine labels and their superclasses; features (3, 32, 32) uint8."""
     classes = int(data_set.classes)
     files = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
     about, tested, prefix = ("batches.meta", "test_batch", "") if classes == 10 else ("meta", "test", "fine_")
@@ -128,9 +128,9 @@ def _class_names(path: Path, key: str, classes: int) -> tuple[str, ...]:
 
 
 def _superclasses(path: Path, labels: Ints) -> Ints | None:
-    """The superclass of every class, int64 (100,), from the coarse labels beside the fine ones; None without any.
+    """Return the superclass of every class, int64 (100,), from the coarse and fine labels; None without coarse labels.
 
-    A class that the file holds no image of is a superclass of its own.
+    A class without images in the file is its own superclass.
     """
     listed = load_batch(path).get("coarse_labels")
     if listed is None:

@@ -1,4 +1,4 @@
-"""Roles of the columns of a table: the label, the user, an index, an identifier, or what samples are made of."""
+"""Roles of the columns of a table: label, user, index, identifier, or feature."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PANDAS_INDEX = re.compile(r"Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 IDENTIFIER = re.compile(
     r"(?i:(.*[_\W])?(id|ids|idx|index|uuid|guid|key|row|rowid|no|nr))|.*[a-z0-9](ID|Id|Idx|Index|Key)"
 )
-"""Names of identifiers: id, user_id, PassengerId, index."""
+"""Names of identifier columns: id, user_id, PassengerId, index."""
 LISTED = 5
 LEAST_ROWS = 3
-"""Rows from which on a column that counts 0, 1, 2 … is an index."""
+"""Smallest number of rows at which a column that counts 0, 1, 2 … is treated as an index."""
 FEWEST_LEVELS = 1e-4
 """Largest step of float32, as a share of a column's range, that leaves the column usable."""
 NUMERIC, LISTS = ("number", "whole", "truth"), ("list", "nested")
 KINDS = ("image", "text", "tokens", "vector")
-"""Kinds of samples; the first kind that has columns is taken."""
+"""Kinds of samples in order of preference: the first kind that has columns is used."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Facts:
     column: Column
     kind: str
     present: int  # Values that are not missing
-    counts: bool = False  # Whether it counts the rows, in each file from 0 or 1 on, or through all files
+    counts: bool = False  # True if it counts the rows, from 0 or 1 in each file or across all files
     low: float = np.inf
     high: float = -np.inf
-    lost: float = 0.0  # Most that float32 rounds a number by
-    example: str = ""  # The first text
+    lost: float = 0.0  # Largest float32 rounding error of its numbers
+    example: str = ""  # First text
     shapes: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    distinct: bool = False  # Whether it has the name of an identifier and a value of its own in each row
+    distinct: bool = False  # True if it has the name of an identifier and a distinct value in each row
 
     def unusable(self, pandas: bool) -> str:
-        """Why nothing can be learned from the column; "" where something can."""
+        """Return why the column cannot be used as a feature; "" if it can."""
         if self.kind == "other":
             return f"no sample can be made of its type {self.column.type}"
         if self.kind != "image" and not self.present:
@@ -64,12 +64,12 @@ class Facts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of most lists, or of single numbers."""
+        """Most frequent shape of its lists; () for single numbers."""
         return self.shapes.most_common(1)[0][0] if self.shapes else () if self.kind in LISTS else (1,)
 
 
 def facts_of(table: UserTable, name: str) -> Facts:
-    """Facts about a column from its training and test rows."""
+    """Return facts about a column from its training and test rows."""
     column = table.columns[name]
     if column.kind in ("image", "other"):
         return Facts(name, column, column.kind, len(table.places))
@@ -104,7 +104,7 @@ def facts_of(table: UserTable, name: str) -> Facts:
 
 
 def shape_of(value: Any, nested: bool) -> tuple[int, ...]:
-    """The shape of a list of numbers, or of lists of them: (T, -1) where the inner ones differ in length."""
+    """Return the shape of a list of numbers, or of lists of them: (T, -1) if the inner ones differ in length."""
     if not nested:
         return (len(value),)
     inner = {-1 if row is None else len(row) for row in value}
@@ -113,7 +113,7 @@ def shape_of(value: Any, nested: bool) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns are what, and what samples are: image, text, tokens or vector."""
+    """Column names by role, and the kind of samples: image, text, tokens or vector."""
 
     labels: tuple[str, ...]
     user: str | None
@@ -158,7 +158,7 @@ def roles_of(table: UserTable, facts: dict[str, Facts], options: ReadOptions, ta
 def _by_default(
     table: UserTable, facts: dict[str, Facts], reasons: dict[str, str], task: str | None
 ) -> tuple[tuple[str, ...], str]:
-    """The columns that samples are made of where the user does not say, and why the other usable ones are not used."""
+    """Return the feature columns used by default, and why the other usable columns are not used."""
     kinds = {name: sample_kind(facts[name], task) for name, reason in reasons.items() if not reason}
     found = {kind: tuple(name for name in kinds if kinds[name] == kind) for kind in KINDS}
     if found["text"] and found["vector"] and not found["image"]:
@@ -203,7 +203,7 @@ def _kind_of(table: UserTable, facts: dict[str, Facts], names: tuple[str, ...], 
 
 
 def sample_kind(facts: Facts, task: str | None) -> str | None:
-    """Return what a column holds for a task; None if no sample can be made of it."""
+    """Return the kind of samples that a column contains for a task, or None."""
     if facts.kind == "image":
         return "image" if task in (None, "image") else None
     if facts.kind == "text":
@@ -216,7 +216,7 @@ def sample_kind(facts: Facts, task: str | None) -> str | None:
 def _check_precision(
     table: UserTable, facts: dict[str, Facts], names: tuple[str, ...], chosen: bool, tally: Tally
 ) -> None:
-    """Reject columns of which float32 keeps too little, or note them where the user chose them."""
+    """Reject columns of which float32 keeps too little precision, or note them if the user chose them."""
     for name in names:
         problem = beyond_float32(facts[name].low, facts[name].high, facts[name].lost)
         if problem and not chosen:

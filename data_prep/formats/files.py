@@ -1,4 +1,4 @@
-"""Finding and holding raw files: look-up in a folder, lines of (un)zipped text, rows kept outside memory."""
+"""Tools for raw files: look-up in a folder, lines of (un)zipped text, rows stored in temporary files."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from fedmpi.common.types import AnyArray, Ints
 
 BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
-"""Bytes of a line of text: what is unzipped may be much longer than the file."""
+"""Largest number of bytes of a line of text, since unzipped text may be much longer than the file."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 WIDE = ("utf-16", "utf-32")
-"""Encodings of which a line feed is several bytes."""
+"""Encodings in which a line feed takes several bytes."""
 GZIP = b"\x1f\x8b"
 PART_WORDS = {
     "train": ("train", "training", "trainset"),
     "test": ("test", "testing", "testset"),
     "valid": ("validation", "valid", "val", "dev"),
 }
-"""Words in the names of files and folders, in any case, by the part of the data that they mean."""
+"""Words in names of files and folders (in any case) that denote a part of the data."""
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 TOOLS = {"__macosx", "__pycache__", "@eadir", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
-"""Folders that tools make for themselves, in small letters."""
+"""Folders that tools create, in lower case."""
 STORED_AT_ONCE = 256
 
 
 def part_of(path: Path) -> str | None:
-    """The part ("train", "test" or "valid") that the words of a relative path mean, the last folder or file first."""
+    """Return the part ("train", "test" or "valid") denoted by a relative path, searching its last component first."""
     words = [word.lower() for name in reversed(path.parts) for word in WORD.findall(name)]
     return next((part for word in words for part, known in PART_WORDS.items() if word in known), None)
 
 
 def folder_of(raw: Path) -> Path:
-    """`raw` itself when it is a folder."""
+    """Return `raw` if it is a folder; reject anything else."""
     if not raw.is_dir():
         raise UserError(f"{raw} is not a folder; --raw takes the folder that holds the data set's files")
     return raw
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is hidden or belongs to a tool, and so holds no samples."""
+    """Check whether a file or folder of this name is hidden or belongs to a tool, and so contains no samples."""
     return name.startswith(".") or name.lower() in TOOLS
 
 
 def files_below(folder: Path, *patterns: str) -> list[Path]:
-    """Files of a folder at any depth that match a pattern (without any: all files), in path order.
+    """Return the files of a folder at any depth that match a pattern (without any: all files), in path order.
 
-    Hidden files and folders of tools are left out. Linked folders are followed, but no folder is read twice, and none
+    Hidden files and folders of tools are skipped. Linked folders are followed, but no folder is read twice, and none
     that contains `folder`.
     """
     found, seen = [], {_identity(parent) for parent in folder.absolute().parents}
@@ -88,7 +88,7 @@ def _raise(error: OSError) -> None:
 
 
 def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
-    """The one file below `raw` that matches a pattern; the first pattern that matches anything decides."""
+    """Return the only file below `raw` that matches a pattern; the first pattern with a match decides."""
     folder = folder_of(raw)
     for pattern in patterns:
         found = files_below(folder, pattern)
@@ -101,7 +101,7 @@ def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
 
 
 def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
-    """As `find`, but a missing file is an error that says what belongs in the folder."""
+    """Return the file found by `find`; if it is missing, raise an error with the expected content of the folder."""
     path = find(raw, patterns)
     if path is None:
         raise UserError(f"no {patterns[0]} in {raw}; --raw must hold {hint}")
@@ -109,7 +109,7 @@ def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """The content of a file, unzipped on the way where it is gzip, whatever its name."""
+    """Open a file, unzipping gzip content whatever the file's name."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no file; --raw must lead to files")
     try:
@@ -125,7 +125,7 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
 def lines(
     path: Path, encoding: str | None = None, fallback: str | None = None, remedy: str = "Save it as UTF-8."
 ) -> Iterator[str]:
-    """Lines of a text file, unzipped where it is gzip."""
+    """Yield the lines of a text file, unzipped if it is gzip."""
     try:
         known = codecs.lookup(encoding or "utf-8").name
     except LookupError:
@@ -162,10 +162,10 @@ def lines(
 def csv_rows(
     path: Path, content: Iterable[str], tally: Tally | None, delimiter: str = ","
 ) -> Iterator[tuple[int, list[str]]]:
-    """First line and fields of each row; a blank line has no fields, and `tally` gets the lines that are no row.
+    """Yield first line and fields of each row; a blank line has no fields, and `tally` counts malformed lines.
 
-    Quotation marks may be signs of a text, except where they join lines. Python's csv module gives the line and the
-    number of fields of each row; pandas.read_csv fills short rows with missing values without a word.
+    A quotation mark may be part of a text unless it joins lines. Python's csv module gives the line and the number of
+    fields of each row, whereas pandas.read_csv silently fills short rows with missing values.
     """
     held: list[str] = []
     form: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
@@ -194,7 +194,7 @@ def csv_rows(
 
 
 class Scratch:
-    """Rows kept in an unnamed temporary file: appended in blocks, then read as one memory-mapped array."""
+    """Rows in an unnamed temporary file: appended in blocks, then read as one memory-mapped array."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape = shape
@@ -217,7 +217,7 @@ class Scratch:
         self.length += len(block)
 
     def rows(self) -> AnyArray:
-        """All rows, shape (n, *shape): a private (copy-on-write) map of the file."""
+        """Return all rows, shape (n, *shape), as a private (copy-on-write) map of the file."""
         with temporary_room(self._folder, self._written, 0):
             self._file.flush()
         if not self.length or not all(self.shape):
@@ -226,7 +226,7 @@ class Scratch:
 
 
 def stored(read: Callable[[Ints], AnyArray], rows: Ints, shape: tuple[int, ...], dtype: Any) -> AnyArray:
-    """What `read` gives for some rows, read in blocks into a temporary file, (r, *shape)."""
+    """Read rows with `read` in blocks and return them as a map of a temporary file, (r, *shape)."""
     scratch = Scratch(shape, dtype)
     for start in range(0, len(rows), STORED_AT_ONCE):
         scratch.append(read(rows[start : start + STORED_AT_ONCE]))

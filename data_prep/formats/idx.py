@@ -20,13 +20,13 @@ from fedmpi.common.types import AnyArray, Ints
 
 UNSIGNED_BYTE = 0x08
 MNIST_CONTENT = "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16"
-"""sha256 of the values of MNIST's four files."""
+"""SHA-256 of the values of MNIST's four files."""
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an idx file of unsigned bytes, memory-mapped.
+    """Read an idx file of unsigned bytes as a memory-mapped array.
 
-    A plain file is mapped where it lies; a gzipped one is unzipped block by block into an unnamed temporary file.
+    A plain file is mapped in place; a gzipped one is unzipped block by block into an unnamed temporary file.
     """
     with open_bytes(path) as stream:
         try:
@@ -66,9 +66,9 @@ def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
 
 
 def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uint8], Ints, Path]:
-    """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together; the latter's path.
+    """Read matching images (n, height, width) uint8 and labels (n,) int64 of two idx files; also return the label file.
 
-    Plain files come first, with the dash or the dot that some mirrors use.
+    Plain files are preferred. File names with the dash or the dot of some mirrors are accepted.
     """
     paths = []
     for kind in ("images-idx3", "labels-idx1"):
@@ -93,9 +93,10 @@ def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uin
 
 
 def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """MNIST from its idx files; features (1, 28, 28) uint8.
+    """Read MNIST from its idx files; features (1, 28, 28) uint8.
 
-    Other sets under MNIST's file names are known by their content (`not_official`); their classes are those that occur.
+    Other data sets under MNIST's file names are recognised by content (`not_official`); their classes are those that
+    occur.
     """
     train_x, train_y, _ = _pair(raw, "train", 256, data_set.files)
     test_x, test_y, _ = _pair(raw, "t10k", 256, data_set.files)
@@ -115,10 +116,10 @@ def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
 
 
 def read_emnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """One split of EMNIST from its idx files; features (1, 28, 28) uint8, upright: they are published transposed.
+    """Read one split of EMNIST from its idx files; features (1, 28, 28) uint8, transposed to be upright.
 
-    A file `emnist-SPLIT-train-writers.npy` (the writer of each row, as in the published .mat files), where there is
-    one, names the natural clients.
+    If a file `emnist-SPLIT-train-writers.npy` exists (the writer of each row, as in the published .mat files), the
+    writers are the natural clients.
     """
     split, classes = data_set.name.removeprefix("emnist-"), int(data_set.classes)
     first = 1 if split == "letters" else 0
@@ -144,7 +145,7 @@ def upright(images: NDArray[np.uint8]) -> AnyArray:
 
 
 def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
-    """Characters of the classes from the split's mapping file, whose lines are: label, then one or more ASCII codes."""
+    """Return the class names from the split's mapping file, whose lines are: label, then one or more ASCII codes."""
     path, classes = require(raw, (f"{data_set.name}-mapping.txt",), data_set.files), int(data_set.classes)
     names: dict[int, str] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Image folders, one folder a class: surveyed once, then decoded on demand; CINIC-10 is one of them."""
+"""Image folders with one folder per class: indexed once, then decoded on demand. Includes CINIC-10."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import Ints
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-"""Endings that promise an image; files with other endings are images if their content says so."""
+"""Endings of image files; files with other endings are images if their content is one."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}
 GREY_MODES = {"L", "1", "LA"} | DEEP_GREY
 UNRANGED = {"I", "F"}
 TURNS = dict(zip(range(2, 9), map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), strict=True))
-"""How an image is turned upright, by its EXIF orientation."""
+"""Transpositions that turn an image upright, by its EXIF orientation."""
 SHOWN = 4
 STATISTICS_ROWS = 2000
 SIZES_LISTED = 4
 MOST_PIXELS = 2**26
-"""Of one image: a small file may claim to be larger than memory."""
+"""Largest number of pixels of an image, since a small file may claim to be larger than memory."""
 
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What every image is turned into: channels (1 or 3), height and width; resized where sizes differ, if allowed.
+    """Common form of all images: channels (1 or 3), height and width; images of other sizes are resized if allowed.
 
-    `white` is the value of grey images of 16 bits that becomes 255.
+    `white` is the 16-bit grey value that becomes 255.
     """
 
     channels: int
@@ -57,33 +57,33 @@ class ImageForm:
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Images named by their paths and decoded when they are asked for."""
+    """Images given by their paths and decoded on demand."""
 
-    paths: tuple[Path, ...]  # The images
-    labels: Ints  # (n,): Their classes
-    form: ImageForm  # What they are turned into
+    paths: tuple[Path, ...]  # Paths of the images
+    labels: Ints  # (n,): Classes of the images
+    form: ImageForm  # Form to decode to
 
     def __call__(self, index: Ints) -> NDArray[np.uint8]:
-        """The images of some rows, uint8 (r, C, H, W)."""
+        """Decode the images of these rows, uint8 (r, C, H, W)."""
         out = np.empty((len(index), *self.form.shape), np.uint8)
         for place, row in enumerate(index):
             try:
                 out[place] = decode(self.paths[row], self.form)
-            except Exception as error:  # decoders raise errors of many kinds
+            except Exception as error:  # decoders raise many kinds of errors
                 raise UserError(
                     f"{self.paths[row]} cannot be decoded ({raised(error)}); remove it and run again"
                 ) from error
         return out
 
     def stored(self) -> NDArray[np.uint8]:
-        """All images in a temporary file, uint8 (n, C, H, W)."""
+        """Decode all images into a temporary file, uint8 (n, C, H, W)."""
         return stored(self, np.arange(len(self.paths)), self.form.shape, np.uint8)
 
 
 def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
-    """One image of a file, uint8 (C, H, W), in grey or RGB, upright, on white where it is transparent.
+    """Decode one image file to uint8 (C, H, W): grey or RGB, upright, with a white background if it is transparent.
 
-    Grey values of 16 bits, 0 to `form.white`, are scaled to 0 to 255.
+    16-bit grey values, 0 to `form.white`, are scaled to 0 to 255.
     """
     with _opened(path) as image:
         turn = TURNS.get(_orientation(image))
@@ -104,7 +104,7 @@ def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
 
 @contextmanager
 def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
-    """An image; as a stream, because Pillow maps files and then misreads turned TIFF images."""
+    """Open an image as a stream, because Pillow maps files and then misreads rotated TIFF images."""
     with ExitStack() as stack:
         stack.enter_context(catch_warnings(action="ignore"))
         stream = stack.enter_context(path.open("rb")) if isinstance(path, Path) else path
@@ -112,7 +112,7 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether it is grey of 16 bits; some versions of Pillow read such files as 32 bits."""
+    """Check whether an image is 16-bit grey; some versions of Pillow read such files as 32 bits."""
     return image.mode in DEEP_GREY or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
@@ -128,7 +128,7 @@ def _is_grey(image: Image.Image) -> bool:
 
 
 def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple[str, bool]]:
-    """How an image that was opened and not decoded is changed by `decode`, and whether it is so."""
+    """Yield each change that `decode` makes to an image, and whether it applies to this opened, undecoded one."""
     yield "were turned upright by their EXIF orientation", orientation in TURNS
     yield "may be transparent; transparent pixels are white", _has_alpha(image) and not deep
     yield (
@@ -140,39 +140,39 @@ def _remarks(image: Image.Image, orientation: int, deep: bool) -> Iterator[tuple
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; Pillow itself turns TIFF images. An unreadable one counts as upright."""
+    """Return the EXIF orientation, 1 to 8; Pillow itself rotates TIFF images. An unreadable value means upright."""
     try:
         exif = Image.Image.getexif(image)  # PngImageFile's decodes the whole image
         return 1 if image.format == "TIFF" else int(exif.get(ExifTags.Base.Orientation, 1))
-    except Exception:  # of EXIF data that is damaged Pillow raises errors of many kinds
+    except Exception:  # Pillow raises many kinds of errors on damaged EXIF data
         return 1
 
 
 def sub_folders(folder: Path) -> tuple[str, ...]:
-    """Names of the folders in a folder, in alphabetical order, without hidden ones and those of tools."""
+    """Return the names of the folders in a folder, in alphabetical order, without hidden ones and those of tools."""
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)))
 
 
 def direct_images(folder: Path) -> int:
-    """How many images are in a folder itself."""
+    """Count the images directly in a folder."""
     return sum(path.is_file() and not is_hidden(path.name) and is_image(path) for path in folder.iterdir())
 
 
 def is_image(path: Path) -> bool:
-    """Whether the ending or the content of a file promises an image."""
+    """Check whether a file is an image by its ending or its content."""
     if path.suffix.lower() in SUFFIXES:
         return True
     try:
         with _opened(path):
             return True
-    except Exception:  # of content of another kind Pillow raises errors of many kinds
+    except Exception:  # Pillow raises many kinds of errors on other content
         return False
 
 
 class ImageFacts(NamedTuple):
     """Facts about one image: width and height once it is upright, whether it is grey, and more.
 
-    `deepest` is the largest value of grey of 16 bits, else 0; `remarks` say how the image is changed.
+    `deepest` is the largest 16-bit grey value, else 0; `remarks` describe how `decode` changes the image.
     """
 
     size: tuple[int, int]
@@ -188,19 +188,19 @@ class Found:
     paths: tuple[Path, ...]
     labels: Ints  # (n,)
     facts: tuple[ImageFacts, ...]
-    names: tuple[str, ...] = ()  # The classes
-    unused: tuple[tuple[str, str], ...] = ()  # (str, str): Files and folders that hold no samples, and why
+    names: tuple[str, ...] = ()  # Names of the classes
+    unused: tuple[tuple[str, str], ...] = ()  # (str, str): Files and folders without samples, and why
 
     def rows(self, form: ImageForm) -> ImageRows:
-        """The images in a form: all of them where it resizes, else those of its size."""
+        """Return the images in a form: all of them if it resizes, else those of its size."""
         fits = np.array([form.resize or facts.size == (form.width, form.height) for facts in self.facts], bool)
         return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
 
 
 def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Found:
-    """Find the images of some folders of class folders, in path order, leaving out those that cannot be read.
+    """Find the images of some folders of class folders, in path order, skipping those that cannot be read.
 
-    A PNG is checked by its checksums without decoding it, any other format is decoded once.
+    A PNG is checked by its checksums without decoding it; any other format is decoded once.
     """
     images, others, unused = _files(folders)
     where = ", ".join(map(str, folders))
@@ -232,7 +232,7 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
 
 
 def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], list[tuple[str, str]]]:
-    """Images with their class folders, counts of other files by ending, and what else holds no samples and why."""
+    """Return images with class folders, counts of other files by ending, and other paths without samples and why."""
     images: list[tuple[str, Path]] = []
     others: Counter[str] = Counter()
     unused: list[tuple[str, str]] = []
@@ -254,9 +254,9 @@ def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], l
 
 
 def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
-    """Reject class folders that hold parts, or sub-folders of the same names as others: these may be the classes.
+    """Reject class folders that contain parts or sub-folders with repeated names, since these may be the classes.
 
-    One name alone may repeat (CLASS/images), unless it means a part. `below` gives the sub-folders by class folder.
+    One name alone may repeat (CLASS/images), unless it denotes a part. `below` gives the sub-folders by class folder.
     """
     for name, inner in below.items():
         parts = {part for path in inner if (part := part_of(Path(path)))}
@@ -285,9 +285,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
-    """The facts of an image that can be read; None, and counted, of one that cannot.
+    """Return the facts about a readable image; count an unreadable one and return None.
 
-    `where` names one that is no file of its own.
+    `where` names an image that is not a file of its own.
     """
     where, problem = where or str(path), ""
     try:
@@ -308,14 +308,14 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
                 return ImageFacts(size, _is_grey(image), deepest, remarks)
     except UnidentifiedImageError:
         problem = "not a readable image (of no known format)"
-    except Exception as error:  # decoders raise errors of many kinds
+    except Exception as error:  # decoders raise many kinds of errors
         problem = f"not a readable image ({raised(error)})"
     tally.bad(where, problem)
     return None
 
 
 def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """An image folder; features (C, H, W) uint8: grey where no image has colours, of their size or `image_size`."""
+    """Read an image folder; features (C, H, W) uint8: grey if no image has colours, of common size or `image_size`."""
     if options.split not in ("rows", "folders"):
         raise UserError(
             f"--split {options.split} is unknown for image folders. Choose rows, or folders (CLASS/PATIENT/*: all "
@@ -364,7 +364,7 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
 
 
 def _sub_folders_of_classes(paths: tuple[Path, ...], folders: list[Path]) -> Ints | None:
-    """The folder below its class folder in which each image lies, (n,); None unless all lie in one of several."""
+    """Return each image's sub-folder of its class folder, (n,); None unless all are in one of several."""
     roots = [next(folder for folder in folders if path.is_relative_to(folder)) for path in paths]
     inner = [path.relative_to(root).parts[1:-1] for path, root in zip(paths, roots, strict=True)]
     codes = {parts: code for code, parts in enumerate(dict.fromkeys(inner))}
@@ -372,9 +372,9 @@ def _sub_folders_of_classes(paths: tuple[Path, ...], folders: list[Path]) -> Int
 
 
 def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tuple[str, str]]]:
-    """The folders of each part, and those that are none; where the names mean no parts, `folder` is the training part.
+    """Return the folders of each part and the unused ones; if no name denotes a part, `folder` is the training part.
 
-    Folders beside the parts are left out if a training part holds folders and no images: a class may be called train.
+    Folders beside the parts are skipped if a training part contains folders and no images: a class may be called train.
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": [], "": []}
     for name in sub_folders(folder):
@@ -401,7 +401,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
         )
     unused = [(path.name, "its name means no part") for path in others]
     bare = [path for part in ("test", "valid") for path in parts[part] if not sub_folders(path)]
-    if len(bare) < len(parts["test"] + parts["valid"]):  # a test part without labels beside one that has them
+    if len(bare) < len(parts["test"] + parts["valid"]):  # an unlabelled test part beside a labelled one
         parts = {part: [path for path in found if path not in bare] for part, found in parts.items()}
         unused += [(path.name, "no class folders in it") for path in bare]
     named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}
@@ -414,7 +414,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
 
 
 def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
-    """The folder itself, or the only folder in it, as long as that holds folders and no images; `classes` stay."""
+    """Return the folder, or, while it contains folders and no images, its only folder; `classes` stay."""
     inside = sub_folders(folder)
     while len(inside) == 1 and inside[0] not in classes:
         deeper = sub_folders(folder / inside[0])
@@ -426,9 +426,9 @@ def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
 
 
 def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: Tally) -> ImageForm:
-    """The form that all images share, are resized to, or, where the user says so, that most have.
+    """Return the form that all images share or are resized to, or, if the user allows it, the most frequent one.
 
-    Grey of 16 bits is scaled by the bits that the training part, `parts[0]`, uses.
+    16-bit grey is scaled by the bits that the training part, `parts[0]`, uses.
     """
     found = [facts for part in parts for facts in part.facts]
     for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():
@@ -461,7 +461,7 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
 
 
 def read_cinic10(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """CINIC-10 from train/ and test/, valid/ is left alone; features (3, 32, 32) uint8."""
+    """Read CINIC-10 from train/ and test/, without valid/; features (3, 32, 32) uint8."""
     folder = folder_of(raw)
     below = sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "train")
     root = next((path for path in (folder, *below) if (path / "train").is_dir() and (path / "test").is_dir()), None)

@@ -1,7 +1,7 @@
-"""Data sets by user: LEAF's JSON and TensorFlow Federated's HDF5 files, and of these FEMNIST and Shakespeare.
+"""Data sets by user from LEAF's JSON and TensorFlow Federated's HDF5 files, including FEMNIST and Shakespeare.
 
-LEAF's files (Caldas et al. 2018) hold users, each with a list x of samples and a list y of targets; each file is read
-into memory as a whole. TFF's files have a group examples/CLIENT for each client, with an array for each field.
+LEAF's files (Caldas et al. 2018) contain users, each with a list x of samples and a list y of targets. Each file is
+read into memory as a whole. TFF's files have a group examples/CLIENT per client, with one array per field.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Bools, Ints
 
 LEAF = ("{}/*.json", "{}/*.json.gz")
-"""Files of a part, train or test."""
+"""File patterns of a part, train or test."""
 DAMAGED = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, RecursionError, MemoryError)
-"""What reading content of another form raises."""
+"""Errors raised when content has another form."""
 EXAMPLES = "examples"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST_BYTES = 2**31
-"""Of one array of one client, unpacked, or of one of its pieces: far beyond what a client has."""
+"""Largest unpacked size of one array of one client, or of one of its pieces: far beyond what a client has."""
 FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 IMAGE = (1, 28, 28)
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The characters of LEAF's models of Shakespeare, in the order of their classes."""
+"""Characters of LEAF's models of Shakespeare, in the order of their classes."""
 LENGTH = 80
 WRITTEN = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-"""How characters stand in the vocabulary, which has a line for each."""
+"""Escapes of characters in the vocabulary, which has one line per character."""
 _CLASS_OF = np.full(256, -1, np.int64)
 _CLASS_OF[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
 def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path], str] | None:
-    """The training and test files below a folder by the first pattern that has both, which comes third, else None."""
+    """Return the training and test files below a folder and the first pattern that matches both, else None."""
     for pattern in patterns:
         train, test = (files_below(folder, pattern.format(part)) for part in ("train", "test"))
         if train and test:
@@ -62,7 +62,7 @@ def leaf_files(folder: Path, hint: str) -> tuple[list[Path], list[Path]]:
 
 
 def leaf_users(path: Path, person: str = "user", as_arrays: bool = False) -> Iterator[tuple[str, Any, Any]]:
-    """The users of one of LEAF's files, in its order: name, samples, targets, as lists of one length or as arrays."""
+    """Yield the users of a LEAF file in its order: name, samples, targets, as lists of equal length or as arrays."""
     name = "none yet"
     try:
         with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
@@ -85,7 +85,7 @@ def leaf_users(path: Path, person: str = "user", as_arrays: bool = False) -> Ite
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys must differ: json keeps the last of two users of one name."""
+    """Build a JSON object and reject repeated keys, since json would keep only the last of two users of one name."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("it has two entries of one name")
@@ -93,7 +93,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """The clients of one of TFF's files in the order of their names, each with the arrays of some fields."""
+    """Yield the clients of a TFF file in the order of their names, each with the arrays of these fields."""
     with open_bytes(path) as stream:
         if isinstance(stream, GzipFile) or stream.read(len(SIGNATURE)) != SIGNATURE:
             raise UserError(f"{path} is not an HDF5 file; unpack it if it is compressed, or fetch it again")
@@ -112,7 +112,7 @@ def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict
 
 
 def _held(group: h5py.Group, name: str, kind: type) -> Any:
-    """A group or dataset of this very file; what a file only points to may be any other file of the user's."""
+    """Return a group or dataset stored in this file; a link could lead to any other file of the user."""
     if not isinstance(group.get(name, getlink=True), h5py.HardLink | None) or not isinstance(group[name], kind):
         raise ValueError(f"{name!r} is no {kind.__name__.lower()} of this file")
     return group[name]
@@ -146,7 +146,7 @@ class UserRows:
 
 
 def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tally: Tally, **facts: Any) -> RawDataset:
-    """The data set of the rows of both parts, whose users are the natural clients."""
+    """Return the data set of the rows of both parts, with the users as natural clients."""
     train, test = parts
     x = train.rows.rows()
     users, user_names = compact(np.concatenate(train.users), tuple(names))
@@ -165,9 +165,9 @@ def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tal
 
 
 def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """FEMNIST from either format; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), by writer.
+    """Read FEMNIST from either format; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), by writer.
 
-    Rows whose pixels are no multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are left out.
+    Rows whose pixels are not multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are skipped.
     """
     found = part_files(folder_of(raw), ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
     if found is None:
@@ -192,7 +192,7 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
 
 
 def _hdf5_writers(path: Path) -> Iterator[tuple[str, AnyArray, AnyArray]]:
-    """Writers of one of TFF's files: name, pixels in [0, 1] (n, 784), labels (n,)."""
+    """Yield the writers of a TFF file: name, pixels in [0, 1] (n, 784), labels (n,)."""
     for name, arrays in tff_clients(path, ("pixels", "label")):
         labels = arrays["label"]
         if not len(labels) or arrays["pixels"].size % len(labels):
@@ -220,10 +220,10 @@ def _good_images(pixels: AnyArray, labels: AnyArray, where: str, tally: Tally) -
 
 
 def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Characters as token ids (80,) int32, the next character as class; the role is the natural client.
+    """Read characters as token ids (80,) int32, the next character as class; the role is the natural client.
 
-    Ids are 2 + the class of a character; 1 is any other. Samples of another length, and those whose next character is
-    none of the 80, are left out.
+    The id of a character is 2 + its class; 1 is any other character. Samples of another length are skipped, and so are
+    those whose next character is none of the 80.
     """
     names: dict[str, int] = {}
     parts = []
@@ -247,7 +247,7 @@ def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: 
 
 
 def _encoded(x: list[Any], y: list[Any]) -> tuple[AnyArray, Ints]:
-    """Token ids (n, 80) and classes (n,) of a role's samples, -1 for those that are not as they should be."""
+    """Return token ids (n, 80) and classes (n,) of a role's samples, with -1 for invalid ones."""
     ids, classes = np.full((len(x), LENGTH), UNKNOWN, np.int32), np.full(len(x), -1, np.int64)
     for row, (before, after) in enumerate(zip(x, y, strict=True)):
         if type(before) is str and type(after) is str and len(before) == LENGTH and len(after) == 1:

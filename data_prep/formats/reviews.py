@@ -26,9 +26,9 @@ DUPLICATES = "reviews that repeat one of the same reviewer, product and text (--
 
 
 def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """MIND from news.tsv: title -> category. The first 80 % of the rows train, as FedSampling's authors do.
+    """Read MIND from news.tsv: title -> category. The first 80 % of the rows train, as FedSampling's authors do.
 
-    The set names no users of news.
+    The set names no users of the news.
     """
     path = require(raw, ("news.tsv", "news.tsv.gz"), data_set.files)
     texts = Texts(options.length)
@@ -53,11 +53,11 @@ def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) 
 
 
 def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Tweets by mood from two CSV files: label 0 negative, 1 positive; the test part's neutral rows are dropped."""
+    """Read tweets by mood from two CSV files: label 0 negative, 1 positive; neutral test rows are dropped."""
     texts, ends = Texts(options.length), []
     for name in ("training", "testdata"):
         path = require(raw, (f"{name}*.csv", f"{name}*.csv.gz"), data_set.files)
-        for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # the official files mix both
+        for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # official files mix encodings
             where = f"{path}, line {line}"
             if len(row) != TWEET_COLUMNS:
                 tally.bad(where, f"{len(row)} columns instead of {TWEET_COLUMNS} (target, id, date, query, user, text)")
@@ -76,9 +76,9 @@ def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally:
 
 
 def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part.
+    """Read reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part.
 
-    Reads the 5-core files of 2014 and 2018 and, with its other key names, the 2023 release; JSON lines, plain or .gz.
+    Supports the 5-core files of 2014 and 2018 and the 2023 release with its other key names; JSON lines, plain or .gz.
     """
     if options.split not in ("rows", "texts", "users"):
         raise UserError(f"--split {options.split!r} is unknown; choose rows, texts or users")
@@ -101,7 +101,7 @@ def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
 
 
 def _chosen(data_set: DataSet, raw: Path, names: tuple[str, ...]) -> list[Path]:
-    """The review files to read: the named ones, or the only one there is."""
+    """Return the review files to read: the named ones, or the only one."""
     folder = folder_of(raw)
     there = files_below(folder, *REVIEWS)
     listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
@@ -129,7 +129,7 @@ def _chosen(data_set: DataSet, raw: Path, names: tuple[str, ...]) -> list[Path]:
 
 
 def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes] | None) -> None:
-    """Add one review; `seen` holds those there are already, None where duplicates are kept."""
+    """Add one review; `seen` contains the earlier ones, or is None if duplicates are kept."""
     try:
         review = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[byt
 
 
 def _repeats(reviewer: Any, item: Any, text: str, seen: set[bytes]) -> bool:
-    """Whether the same review was there before; nobody can tell where the reviewer or the product is not named."""
+    """Check whether the same review occurred before; False if the reviewer or the product is not named."""
     if reviewer is None or item is None:
         return False
     key = hashlib.blake2b(json.dumps([str(reviewer), str(item), text.strip()]).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Samples of tables (CSV, Parquet or Arrow, also as Hugging Face's datasets save them), and their data set."""
+"""Samples of tables (CSV, Parquet or Arrow, also as saved by Hugging Face's datasets), and their data set."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from fedmpi.data.statistics import STATISTICS_ROWS
 
 IMAGE_STATISTICS_ROWS = 2000
 EVERY_TOKEN = 1 << 30
-"""Tokens kept where --length does not say: of lists all, of texts `ReadOptions.length`."""
+"""Tokens kept by default if --length is not given: all of a list, `ReadOptions.length` of a text."""
 LARGEST_TOKEN = 10_000_000
 NAMED = 10
-"""Columns that are listed by name."""
+"""Largest number of columns that are listed by name."""
 
 
 def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """The table that `raw` names: a file, or a folder of files whose names say train, test or validation."""
+    """Read the table that `raw` names: a file, or a folder of files whose names contain train, test or validation."""
     table = open_table(raw, options, tally)
     facts = {name: facts_of(table, name) for name in table.columns}
     roles = roles_of(table, facts, options, tally)
@@ -104,20 +104,20 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
 class Samples:
     """Samples of some rows of a table."""
 
-    good: Bools  # Which of the rows are samples; the others were counted
+    good: Bools  # Mask of the rows that are samples; the others were counted
     shape: tuple[int, ...]
-    read: Callable[[Ints], AnyArray]  # Samples (r, *shape) by their numbers among the good ones
-    form: str  # What a sample is, before its columns are named
+    read: Callable[[Ints], AnyArray]  # Reads samples (r, *shape) by their numbers among the good rows
+    form: str  # Description of a sample, without its column names
     task: str = "vector"
     dtype: str = "float32"
-    facts: dict[str, Any] = field(default_factory=dict)  # What `OwnSamples.data_set` is given beside
-    texts: Texts | None = None  # Instead of `read`
+    facts: dict[str, Any] = field(default_factory=dict)  # Further arguments of `OwnSamples.data_set`
+    texts: Texts | None = None  # Used instead of `read`
 
 
 def _numbers(
     table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions, rows: Ints, tally: Tally
 ) -> Samples:
-    """Vectors of some columns of numbers or of lists of them, or samples (T, C) of one column of lists of lists."""
+    """Return vectors of number or list columns, or samples (T, C) of one column of lists of lists."""
     columns = {name: facts[name] for name in roles.features}
     for name, found in columns.items():
         if found.kind in LISTS and (2 * found.shapes[found.shape] <= found.present or -1 in found.shape):
@@ -157,7 +157,7 @@ def _numbers(
 def _tokens(
     table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions, rows: Ints, tally: Tally
 ) -> Samples:
-    """Lists of token ids, cut and padded with 0 to one length."""
+    """Return lists of token ids, cut and padded with 0 to one length."""
     found = Lists.of(table.values(roles.features[0])[rows], whole=False)
     owner = np.repeat(np.arange(len(rows)), found.lengths)
     wrong = np.bincount(owner[(found.values < 0) | (found.values > LARGEST_TOKEN)], minlength=len(rows))
@@ -173,7 +173,7 @@ def _tokens(
 def _images(
     table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions, rows: Ints, tally: Tally
 ) -> Samples:
-    """Encoded images, or paths of images, decoded when they are asked for."""
+    """Return encoded images, or paths of images, decoded on demand."""
     content = table.contents(roles.features[0])
     home = table.raw if table.raw.is_dir() else table.raw.parent
 
@@ -182,7 +182,7 @@ def _images(
         return (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
 
     def source(row: int) -> Any:
-        """The bytes of an image, or its file: the folder where it leads out of that or no file can have the name."""
+        """Return the bytes or the file of an image; the folder if the path leaves it or cannot be a file name."""
         named = given(row)
         if not isinstance(named, str) or not named:
             return named
@@ -221,7 +221,7 @@ def _images(
             image = source(row)
             try:
                 out[place] = decode(io.BytesIO(image) if isinstance(image, bytes) else image, form)
-            except Exception as error:  # decoders raise errors of many kinds
+            except Exception as error:  # decoders raise many kinds of errors
                 raise UserError(
                     f"{table.where(row)}: the image cannot be decoded ({raised(error)}); remove it and run again"
                 ) from error
@@ -234,7 +234,7 @@ def _images(
 def _texts(
     table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions, rows: Ints, tally: Tally
 ) -> Samples:
-    """Texts of some columns, joined by spaces."""
+    """Return the texts of some columns, joined by spaces."""
     texts = Texts(options.length)
     columns = [table.values(name)[rows] for name in roles.features]
     there = [~is_missing(column) for column in columns]
@@ -252,7 +252,7 @@ SAMPLES = {"vector": _numbers, "tokens": _tokens, "image": _images, "text": _tex
 
 @dataclass(frozen=True)
 class OwnSamples:
-    """The rows of users' data, train before test, and what every data set of them has in common."""
+    """Rows of users' data, train before test, and the facts that all data sets of them share."""
 
     raw: Path | str
     source: DataSet
@@ -291,7 +291,7 @@ class OwnSamples:
         names: tuple[str, ...] = (),
         at_most: int = STATISTICS_ROWS,
     ) -> RawDataset:
-        """The data set of samples that `x` gives by their rows."""
+        """Return the data set of samples that `x` reads by row."""
         train, test, found = self.train, self.test, self.found
         classes = found.kind == "classification"
         labels = found.y if classes else np.zeros(len(self.usable), np.int64)
@@ -322,14 +322,14 @@ class OwnSamples:
 
 
 def _with(data: RawDataset, understood: Understood, groups: Ints | None) -> RawDataset:
-    """The data set with what the reader understood, also once it is fitted to other rows."""
+    """Return the data set with what the reader understood, also after it is fitted to other rows."""
     refit = data.refit
     again = None if refit is None else lambda rows: _with(refit(rows), understood, groups)
     return replace(data, understood=understood, groups=groups, refit=again)
 
 
 def _check_targets(table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions) -> None:
-    """Reject columns that cannot hold the targets that the user declares."""
+    """Reject columns that cannot contain the targets that the user declares."""
     columns, declared = {name: facts[name].kind for name in roles.labels}, options.targets
     types = ", ".join(
         f"{name}: {kind if table.is_text else table.columns[name].type}" for name, kind in columns.items()

@@ -1,4 +1,4 @@
-"""Tables of users as whole columns in memory: CSV files, and Parquet and Arrow files by pyarrow."""
+"""Users' tables as whole columns in memory: CSV files, and Parquet and Arrow files by pyarrow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmpi.common.types import AnyArray, Ints
 
 TEXTS = (".csv", ".tsv", ".tab", ".txt")
 ARROWS = (".parquet", ".arrow")
-# How files that are no text begin, whatever their name says.
+# First bytes of files that are not text, whatever their name.
 FOREIGN = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\x93NUMPY": ".npy", b"PK\x03\x04": "zip (.npz, .xlsx)"}
 FOREIGN[b"\x89HDF"] = "HDF5"
 DELIMITERS = ",;\t|"
@@ -29,17 +29,17 @@ SAMPLE_LINES = 100
 REMEDY = "Save it as UTF-8, or give its encoding, e.g. --encoding cp1252 or --encoding utf-16."
 BLOCK_ROWS = 4096
 SHORT = 16
-"""Characters up to which the cells of a block are kept as an array of texts of one width."""
+"""Largest number of characters for which the cells of a block are kept as an array of texts of one width."""
 DECIMAL_COMMA, DECIMAL_POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
 THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2},\d{3}\s*")
 
 Kind = Literal["cell", "truth", "whole", "number", "text", "image", "list", "nested", "other"]
-"""Of a column: cell is text of a CSV file, of which its values say what it is; list and nested hold numbers."""
+"""Kinds of a column: cell is text of a CSV file, typed by its values; list and nested contain numbers."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as its file declares it."""
+    """Column as its file declares it."""
 
     kind: Kind
     type: str
@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Header:
-    """What the files of a table say of its columns, before their rows."""
+    """Columns of the files of a table, known before their rows are read."""
 
     columns: dict[str, Column]
     index: frozenset[str] = frozenset()
@@ -65,38 +65,38 @@ class UserTable:
     raw: Path
     header: Header
     files: list[Path]
-    tested: bool  # Whether there are test files
-    boundary: int = 0  # Training rows
-    file_of: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,): The file of each row
-    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,): Its line or row there
-    held: dict[str, list[Any]] = field(default_factory=dict)  # By column, parts of it as arrays or arrow's arrays
+    tested: bool  # True if there are test files
+    boundary: int = 0  # Number of training rows
+    file_of: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,): File of each row
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (n,): Line or row in that file
+    held: dict[str, list[Any]] = field(default_factory=dict)  # Parts of each column, as arrays or arrow arrays
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The columns by name."""
+        """Columns by name."""
         return self.header.columns
 
     @property
     def is_text(self) -> bool:
-        """Whether the files are CSV."""
+        """True if the files are CSV."""
         return not is_arrow(self.files[0])
 
     @property
     def listed(self) -> str:
-        """The columns, for messages."""
+        """The columns as text for messages."""
         return _listed(self.header, self.is_text)
 
     def where(self, row: int) -> str:
-        """The place of a row, in words."""
+        """Return the location of a row as text."""
         return f"{self.files[self.file_of[row]]}, {'line' if self.is_text else 'row'} {self.places[row]}"
 
     def values(self, name: str) -> AnyArray:
-        """A column (n,); missing whole numbers make it floats, other missing values are None."""
+        """Return a column (n,); missing whole numbers make it float, other missing values are None."""
         parts = [part.astype(object) if self.is_text else _numpy(part) for part in self.held[name]]
         return np.concatenate(parts)
 
     def contents(self, name: str) -> Callable[[int], Any]:
-        """A function from a row to its value in a column of images, which stays as arrow holds it."""
+        """Return a function from a row to its value in a column of images, which stays in arrow's memory."""
         if self.is_text:
             cells = self.values(name)
             return lambda row: cells[row]
@@ -111,10 +111,10 @@ def _listed(header: Header, is_text: bool) -> str:
 
 
 def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
-    """The table of one file, or of the files below a folder, whose names say which part they are.
+    """Open the table of one file, or of the files below a folder, assigned to parts by their names.
 
-    A validation part is left out where there is a test part, else it is the test part; files whose names mean no part
-    are training files.
+    A validation part is skipped if there is a test part; otherwise it is the test part. Files whose names denote no
+    part are training files.
     """
     if raw.is_dir():
         found = [path for path in files_below(raw) if is_table(path) and not path.name.startswith("cache-")]
@@ -135,7 +135,7 @@ def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
             raise UserError(f"{path} is empty. Write or fetch it again.")
         parts[part_of(path.relative_to(raw) if raw.is_dir() else Path(path.name)) or "train"].append(path)
     if not raw.is_dir():
-        parts = {"train": found, "test": [], "valid": []}  # a single file is to be trained on, whatever its name
+        parts = {"train": found, "test": [], "valid": []}  # a single file is for training, whatever its name
     if not parts["train"]:
         raise UserError(f"{raw} holds no training file, only test or validation files. Name one of them train.")
     if parts["valid"] and parts["test"]:
@@ -179,12 +179,12 @@ def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file's name is that of a table."""
+    """Check whether a file has the name of a table."""
     return path.name.lower().removesuffix(".gz").endswith((*TEXTS, *ARROWS))
 
 
 def is_arrow(path: Path) -> bool:
-    """Whether a file's name is that of a Parquet or Arrow file."""
+    """Check whether a file has the name of a Parquet or Arrow file."""
     return path.name.lower().endswith(ARROWS)
 
 
@@ -193,7 +193,7 @@ def _csv_header(path: Path, options: ReadOptions) -> Header:
         try:
             begin = stream.read(1 << 16)
         except (OSError, EOFError, zlib.error):
-            begin = b""  # reported with its line by what reads on
+            begin = b""  # the code that reads on reports it with its line
     kind = next((name for magic, name in FOREIGN.items() if begin.startswith(magic)), None)
     if kind is not None or (
         b"\0" in begin and not begin.startswith((b"\xff\xfe", b"\xfe\xff")) and not options.encoding
@@ -228,7 +228,7 @@ def _csv_header(path: Path, options: ReadOptions) -> Header:
 
 
 def _csv_values(path: Path, table: UserTable, options: ReadOptions, tally: Tally) -> Ints:
-    """Read the rows of a CSV file into a table; their lines. Rows that are none are left out and counted."""
+    """Read the rows of a CSV file into a table and return their lines. Malformed rows are skipped and counted."""
     places: list[int] = []
     waiting: list[list[str]] = []
 
@@ -262,7 +262,7 @@ def _given_delimiter(given: str | None) -> str | None:
 
 
 def _delimiter(path: Path, sample: list[str]) -> str:
-    """The sign that gives most rows as many fields as the header; among several, that of most fields."""
+    """Return the delimiter that gives most rows as many fields as the header, preferring more fields."""
     ranks = {}
     for sign in DELIMITERS:
         widths = [len(row) for _, row in csv_rows(path, sample, None, sign) if row]
@@ -272,7 +272,7 @@ def _delimiter(path: Path, sample: list[str]) -> str:
 
 
 def _decimal(path: Path, delimiter: str, rows: list[list[str]]) -> str:
-    """The decimal sign: a comma where some numbers have one and none has a point."""
+    """Return the decimal sign: a comma if some numbers contain one and none contains a point."""
     cells = [cell for row in rows for cell in row]
     commas = [cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)]
     if delimiter == "," or not commas or any(map(DECIMAL_POINT.fullmatch, cells)):
@@ -301,7 +301,7 @@ def _arrow_header(path: Path, options: ReadOptions) -> Header:
 
 
 def _arrow_values(path: Path, table: UserTable, options: ReadOptions, tally: Tally) -> Ints:
-    """Read the rows of a Parquet or Arrow file into a table; their numbers."""
+    """Read the rows of a Parquet or Arrow file into a table and return their numbers."""
     found = _read_arrow(path)
     for name in table.columns:
         table.held[name].append(found.column(name))
@@ -309,7 +309,7 @@ def _arrow_values(path: Path, table: UserTable, options: ReadOptions, tally: Tal
 
 
 def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
-    """What a pyarrow type says."""
+    """Return the column that a pyarrow type declares."""
     types = _pyarrow()[0].types
     name = str(kind)
     if types.is_dictionary(kind):
@@ -336,7 +336,7 @@ def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
 
 
 def _numpy(column: Any) -> AnyArray:
-    """A column of a file as an array."""
+    """Convert a column of a file to an array."""
     pa = _pyarrow()[0]
     if pa.types.is_dictionary(column.type):
         decoded = [chunk.dictionary_decode() for chunk in column.chunks]
@@ -349,7 +349,7 @@ def _numpy(column: Any) -> AnyArray:
 
 
 def _read_arrow(path: Path, schema: bool = False) -> Any:
-    """A file as a table of pyarrow, or its schema only."""
+    """Read a file as a pyarrow table, or only its schema."""
     pa, pq = _pyarrow()
     try:
         if path.name.lower().endswith(".parquet"):
@@ -364,14 +364,14 @@ def _read_arrow(path: Path, schema: bool = False) -> Any:
         if schema:
             return reader.schema
         found = reader.read_all()
-        found.validate(full=True)  # offsets that lead beyond a column would be followed into foreign memory
+        found.validate(full=True)  # offsets beyond a column would read outside its memory
         return found
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
-    """Names of the classes of columns, or in their lists, from what Hugging Face's datasets write beside the schema."""
+    """Return the class names of columns or of their lists, from the schema metadata of Hugging Face's datasets."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         inner = {name: entry.get("feature", entry) for name, entry in features.items()}

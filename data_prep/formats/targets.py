@@ -1,4 +1,4 @@
-"""Labels and targets of users' data: which are missing, what they are, and the classes they name."""
+"""Labels and targets of users' data: missing values, kinds of targets, and class names."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fedmpi.common.types import AnyArray, Bools, Floats, Ints
 from fedmpi.data.arrays import kept_targets, one_column, one_hot_classes
 
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
-"""Cells that hold no value: the marks that pandas reads as missing, and `?` of the UCI files."""
+"""Cells without a value: the marks that pandas reads as missing, and `?` of the UCI files."""
 MARKS = "empty, ?, NA, N/A, null, None or nan"
-WHOLE = 2.0**53  # beyond, a float cannot tell neighbouring whole numbers apart
+WHOLE = 2.0**53  # larger neighbouring whole numbers are equal as floats
 PLAIN = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?", re.ASCII)
-"""A number that no other text means, except for zeros behind the decimal point."""
+"""Numbers that no other text equals, except for zeros after the decimal point."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 HUGGING_FACE_IGNORED = -100
-"""What Hugging Face's models leave out."""
+"""Label that Hugging Face's models ignore."""
 MOST_LABELS = 100_000
 TRUTH = {
     text: float(place) for place, kind in enumerate(("false", "true")) for text in (kind, kind.title(), kind.upper())
 }
 """Truth values in CSV files, as pandas reads them."""
 LONGEST_NAME = 1000
-"""Characters of a label or user: arrays of texts are as wide as the longest."""
+"""Largest number of characters of a label or user, since arrays of texts are as wide as the longest."""
 Place = Callable[[int], str]
 
 
 def is_missing(values: AnyArray) -> Bools:
-    """Which values are missing: NaN, None, and texts that are a mark of missing values."""
+    """Return a mask of the missing values: NaN, None, and texts that mark missing values."""
     if values.dtype.kind not in "OUf":
         return np.zeros(len(values), bool)
     return np.isnan(values) if values.dtype.kind == "f" else np.array([_missing(v) for v in values.tolist()], bool)
@@ -52,7 +52,7 @@ def _missing(value: Any) -> bool:
 
 
 def as_floats(values: AnyArray, decimal: str = ".") -> Floats:
-    """Numbers or cells of text as floats, NaN where one is missing or no number; a number has no underscores."""
+    """Convert numbers or text cells to floats, NaN if missing or not a number; underscores are not accepted."""
     if values.dtype.kind not in "OU":
         return values.astype(np.float64)
     cells = values.tolist()
@@ -73,7 +73,7 @@ def _as_float(cell: Any) -> float:
 
 
 def uniform(values: AnyArray) -> AnyArray:
-    """Values of a column as numbers, or as stripped texts; truth values are the texts True and False."""
+    """Return values of a column as numbers, or as stripped texts; truth values become the texts True and False."""
     if values.dtype.kind == "S":
         return np.char.decode(values, "utf-8") if values.dtype.itemsize else values.astype(str)
     if values.dtype.kind == "O":
@@ -86,16 +86,16 @@ def uniform(values: AnyArray) -> AnyArray:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of numbers of different lengths, one after another."""
+    """Lists of numbers of different lengths, stored in one array."""
 
     values: Floats
     lengths: Ints  # (n,)
-    known: Bools  # (n,): Which are not missing
-    whole: bool  # Whether they hold whole numbers
+    known: Bools  # (n,): Mask of those that are not missing
+    whole: bool  # True if they contain whole numbers
 
     @classmethod
     def of(cls, column: AnyArray, whole: bool) -> Lists:
-        """The lists of a column; one that is missing, holds a missing number or, of floats, none is not known."""
+        """Convert a column; a list is unknown if it is missing, contains a missing number or, for floats, is empty."""
         values, known = [], []
         for row in column.tolist():
             numbers = np.asarray([] if row is None else row, np.float64)
@@ -105,7 +105,7 @@ class Lists:
         return cls(np.concatenate([np.zeros(0), *values]), lengths, np.array(known, bool), whole)
 
     def padded(self, width: int, filling: float) -> Floats:
-        """All lists (n, width), cut or filled up."""
+        """Return all lists (n, width), cut or padded."""
         out = np.full((len(self.lengths), width), filling)
         starts = np.cumsum(self.lengths) - self.lengths
         there = np.arange(width) < self.lengths[:, None]
@@ -115,9 +115,9 @@ class Lists:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The targets of all samples: what they are, the values, the names of classes, and which samples have one.
+    """Targets of all samples: their kind, values and class names, and a mask of the samples that have one.
 
-    `y` holds classes int64 (n,), -1 where there is none, or targets (n, …) as `kept_targets` gives them.
+    `y` contains classes int64 (n,), -1 without one, or targets (n, …) as `kept_targets` returns them.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class LabelSource:
-    """Where labels come from: names of it and of single rows for messages, and what the user said of them."""
+    """Source of labels: names of it and of single rows for messages, and the user's options for it."""
 
     where: str
     place: Place
@@ -136,7 +136,7 @@ class LabelSource:
     tally: Tally
 
     def check(self, there: Bools) -> None:
-        """Reject samples without a label, or count them where they may be left out."""
+        """Reject samples without a label, or count them if they may be skipped."""
         absent = int((~there).sum())
         if absent and not self.options.skip_unlabelled:
             raise UserError(
@@ -153,10 +153,10 @@ class LabelSource:
 def labelled(
     source: LabelSource, values: AnyArray | Lists, columns: tuple[str, ...] = (), decimal: str = ""
 ) -> Labelled:
-    """The targets of samples from their values: (n,), numbers (n, …), or lists.
+    """Return the targets of samples from their values: (n,), numbers (n, …), or lists.
 
-    One value each is a class, unless the user says regression; so is one 1 among zeros. Whole numbers (n, L) are
-    tokens, truth values and other zeros and ones labels that may hold together, all else a regression.
+    Single values are classes, unless the user declares a regression; so are one-hot rows. Whole numbers (n, L) are
+    tokens. Truth values and other zeros and ones are multiple labels. All other values are a regression.
     """
     where, declared = source.where, source.options.targets
     if isinstance(values, Lists):
@@ -207,7 +207,7 @@ def labelled(
 
 
 def _of_lists(source: LabelSource, rows: Lists, names: tuple[str, ...]) -> tuple[str, AnyArray, Bools]:
-    """Targets (n, L) of lists, what they are where that is clear, and which samples have one."""
+    """Return targets (n, L) of lists, their kind if it is clear, and a mask of the samples that have one."""
     where, declared, there = source.where, source.options.targets, rows.known
     source.check(there)
     lengths, values, most = rows.lengths, rows.values, Counter(rows.lengths[there].tolist()).most_common(1)[0][0]
@@ -237,9 +237,9 @@ def _of_lists(source: LabelSource, rows: Lists, names: tuple[str, ...]) -> tuple
 
 
 def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], decimal: str) -> Labelled:
-    """The classes of values (n,), the sorted distinct ones; of whole numbers in their order.
+    """Return the classes of values (n,): the sorted distinct values, whole numbers in numerical order.
 
-    Texts are classes by their text: "10", "1e1" and "010" are three. `given` names the classes that values number.
+    Texts are distinct classes by their spelling: "10", "1e1" and "010" are three. `given` names the classes by number.
     """
     where, column = source.where, uniform(values)
     if column.dtype.kind not in "iufU":
@@ -258,10 +258,10 @@ def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], deci
         numbers = as_floats(kept, decimal)
         kept = numbers if (np.abs(numbers) <= WHOLE).all() or decimal in "".join(kept) else kept
     numbers = kept
-    if kept.dtype.kind == "U" and all(map(NUMBER.fullmatch, kept.tolist())):  # texts, but fractions are to be predicted
+    if kept.dtype.kind == "U" and all(map(NUMBER.fullmatch, kept.tolist())):  # fractions as text need regression
         numbers = as_floats(kept)
     if numbers.dtype.kind == "f" and not source.options.numbers_are_classes:
-        beyond = kept.dtype.kind == "f" and ~(np.abs(numbers) <= WHOLE)  # what two classes have in common as floats
+        beyond = kept.dtype.kind == "f" and ~(np.abs(numbers) <= WHOLE)  # values that two classes share as floats
         odd = np.flatnonzero(beyond | (numbers != np.rint(numbers)))
         if len(odd):
             raise UserError(
@@ -286,14 +286,14 @@ def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], deci
 
 
 def whole(values: AnyArray) -> AnyArray:
-    """Floats that are whole as int64, so that their classes are named 3 and not 3.0."""
+    """Convert whole floats to int64, so that their classes are named 3 and not 3.0."""
     if values.dtype.kind == "f" and (np.abs(values) <= WHOLE).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)
     return values
 
 
 def value_codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
-    """A code for each value, -1 where it is missing, and the values by code, in their order."""
+    """Return a code for each value, -1 if it is missing, and the values by code, in order."""
     column = uniform(values)
     codes, there = np.full(len(column), -1, np.int64), ~is_missing(column)
     distinct, codes[there] = np.unique(whole(column[there]), return_inverse=True)
@@ -301,7 +301,7 @@ def value_codes(values: AnyArray) -> tuple[Ints, tuple[str, ...]]:
 
 
 def groups_of(values: AnyArray, name: str) -> Ints:
-    """Codes of the values by which `--split` keeps samples together."""
+    """Return codes of the values by which `--split` keeps samples together."""
     codes, _ = value_codes(values)
     if (codes < 0).any():
         raise UserError(
@@ -312,7 +312,7 @@ def groups_of(values: AnyArray, name: str) -> Ints:
 
 
 def with_targets(data: RawDataset, found: Labelled, train: Ints, test: Ints) -> RawDataset:
-    """The data set with targets that are no classes; `train` and `test` say which of them are which part."""
+    """Return the data set with targets that are not classes; `train` and `test` select the targets of each part."""
     y, held, refit = found.y, found.y[test], data.refit
     classes = int(np.prod(y.shape[1:], dtype=np.int64))
     if found.kind == "tokens":

@@ -1,6 +1,6 @@
-"""Partitions: how the rows of a data set are given to clients, each by a stated law from a seeded stream.
+"""Partitions: how the rows of a data set are assigned to clients, by a partition scheme and a seeded stream.
 
-`PARTITIONS` names the laws; `partition` checks the options and draws.
+`PARTITIONS` names the schemes; `partition` checks the options and draws.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def partition(
 def completed(
     law: Law, name: str, clients: int | None, given: Mapping[str, OptionValue | None]
 ) -> dict[str, OptionValue]:
-    """All options of a law of partition, as far as they can be checked without data."""
+    """Return all options of a partition scheme, as far as they can be checked without data."""
     if clients is None and law.clients == "required":
         raise UserError(f"the partition {name} needs the number of clients: add --clients N")
     if clients is not None and clients < 1:
@@ -130,22 +130,22 @@ def _checked(name: str, option: LawOption, value: OptionValue | None) -> OptionV
         raise UserError(f"{flag(option.name)} {value!r} is not a {option.kind.__name__}: {option.help}") from None
     if option.choices and checked not in option.choices:
         raise UserError(f"{flag(option.name)} {checked!r} is unknown: choose one of {', '.join(option.choices)}")
-    # "not >=" also refuses nan
+    # "not >=" also rejects nan
     if option.low is not None and not (float(checked) >= option.low and float(checked) < float("inf")):
         raise UserError(f"{flag(option.name)} {checked} is impossible: give a number of at least {option.low:g}")
     return checked
 
 
 def flag(name: str) -> str:
-    """The option on the command line: classes_per_client is --classes-per-client."""
+    """Return the command-line form of an option: classes_per_client is --classes-per-client."""
     return "--" + name.replace("_", "-")
 
 
 def law_of(name: str) -> Law:
-    """The built-in law of a name, or that of the user's own function.
+    """Return the built-in partition scheme of this name, or the one of a custom function.
 
-    A function of the user's own is called as function(labels (n,), clients, generator, **options) and gives the client
-    of every row, int64 (n,), −1 for rows that nobody gets. `clients` is None where --clients was left out.
+    A custom function is called as function(labels (n,), clients, generator, **options). It returns the client of every
+    row, int64 (n,), −1 for unassigned rows. `clients` is None if --clients was not given.
     """
     if ":" not in name:
         if name not in PARTITIONS:
@@ -169,14 +169,14 @@ def law_of(name: str) -> Law:
 
 
 def _option_value(value: Any) -> OptionValue:
-    """An option's value as the manifest keeps it."""
+    """Return an option's value as stored in the manifest."""
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _draw(part: Part, request: Request) -> Draw:
     with calling(part):
         law = part.make(request.options)
-        given = law(request.labels.copy(), request.clients, request.generator)  # which may change what it is given
+        given = law(request.labels.copy(), request.clients, request.generator)  # the function may change its argument
     found = checked_owners(part, given, len(request.labels), request.clients)
     kept = np.flatnonzero(found >= 0)
     rows = kept[np.argsort(found[kept], kind="stable")]
@@ -188,7 +188,7 @@ def _draw(part: Part, request: Request) -> Draw:
 
 
 def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:
-    """What a law gave as the client of every row, int64 (n,)."""
+    """Check and return the client of every row as given by a custom scheme, int64 (n,)."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(

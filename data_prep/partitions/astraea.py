@@ -1,7 +1,7 @@
 """The distributed data sets of Astraea (Duan et al. 2019, Table I): sizes x class totals x local mixes.
 
-The paper's size table (uploads of Instagram users) and its letter counts (Simple English Wikipedia) are not published
-with it; the laws that stand in for them are stated below.
+The paper does not publish its size table (uploads of Instagram users) and its letter counts (Simple English Wikipedia).
+The distributions that replace them are stated below.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
 
 @dataclass(frozen=True)
 class AstraeaVariant:
-    """One row of Table I: sizes even or heavy-tailed, class totals, local mixes."""
+    """One row of Table I: even or heavy-tailed sizes, class totals, local mixes."""
 
     even: bool
     totals: str
@@ -58,23 +58,23 @@ def class_shares(
     digit_weight: float = 1.0,
     skew: float = 1.0,
 ) -> Floats:
-    """Shares of the classes in the pooled data, float64 (C,), summing to one.
+    """Return the shares of the classes in the pooled data, float64 (C,), summing to one.
 
     Parameters
     ----------
     totals : {"balanced", "letters", "normal"}
-        balanced: 1 / C. letters: `letter_shares` where the classes are named after letters; else the ranked curve of
-        the 26 letters (log frequency against rank) interpolated linearly at C points from the first rank to the last,
-        in falling order: the largest class has 172 times the samples of the smallest for every C > 1. normal: the mass
-        of the standard normal law in C equal intervals of [-3, 3], so the middle classes are the largest.
+        balanced: 1 / C. letters: `letter_shares` if the classes are named after letters; else the ranked curve of the
+        26 letters (log frequency against rank) interpolated linearly at C points from the first rank to the last, in
+        falling order. The largest class then has 172 times the samples of the smallest for every C > 1. normal: the
+        mass of the standard normal distribution in C equal intervals of [-3, 3], so the middle classes are the largest.
     names : sequence of str
         Names of the classes, C of them or none.
     stock : int64 (C,) or None
         Samples of every class, for `letter_shares`; None means equally many.
     digit_weight : float
-        A digit's frequency, in those of a mean letter; the paper does not say it.
+        Frequency of a digit, relative to a mean letter; the paper does not state it.
     skew : float
-        Power that the shares are raised to: 0 makes all equal, 1 leaves them.
+        Exponent of the shares: 0 makes all equal, 1 does not change them.
     """
     if totals == "balanced":
         shares = np.ones(classes)
@@ -93,9 +93,9 @@ def class_shares(
 
 
 def letters_of(names: Sequence[str]) -> list[str] | None:
-    """The letter (upper case) or digit that every class is named after; None where one is not, or none is a letter.
+    """Return the letter (upper case) or digit of every class name; None if one has neither, or if there is no letter.
 
-    "a", "A" and "Aa" (both cases in one class, as in EMNIST letters) are all the letter A.
+    "a", "A" and "Aa" (both cases in one class, as in EMNIST letters) all denote the letter A.
     """
     characters = [name.upper()[:1] for name in names]
     known = all(
@@ -106,11 +106,11 @@ def letters_of(names: Sequence[str]) -> list[str] | None:
 
 
 def letter_shares(named: Sequence[str], stock: Floats, digit_weight: float = 1.0) -> Floats:
-    """Relative shares of classes named after letters and digits, float64 (C,).
+    """Return the relative shares of classes named after letters and digits, float64 (C,).
 
-    A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
-    often E occurs, the data set how often as E and how often as e. Digits have no place in a table of letters: each
-    has the mean frequency of a letter, or `digit_weight` times that, as do several classes of one digit together.
+    A letter's frequency is split among all classes named after it, in proportion to their stock: English text gives the
+    frequency of E, the data set its split into E and e. Digits do not occur in a table of letters. Each digit has the
+    mean frequency of a letter times `digit_weight`, shared by all classes of that digit.
     """
     characters = np.array(named)
     frequency = {letter: float(share) for letter, share in zip(LETTERS, LETTER_FREQUENCIES, strict=True)}
@@ -124,7 +124,7 @@ def letter_shares(named: Sequence[str], stock: Floats, digit_weight: float = 1.0
 
 
 def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
-    """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
+    """Return the samples of every class to use (C,), in the given shares; a `total` of 0 uses the most possible."""
     allowed = np.where(shares > 0, stock / np.where(shares > 0, shares, 1.0), np.inf)
     most = int(np.floor(allowed.min() + 1e-9))
     if most == 0:
@@ -135,15 +135,16 @@ def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
 
 
 def draw_astraea(request: Request) -> Draw:
-    """A variant of Table I; no row in two clients; the test part is cut to equal class totals, or to ``--test-total``.
+    """Draw a variant of Table I, in which no two clients share rows.
 
-    Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in
-    place of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total
-    that the stock of every class allows, or of ``--total``; LTRF1 uses 117,500 / 230,752 of LTRF2's total as in
-    Table I; rows beyond are dropped. `digit_weight` and `skew` change the class totals (beyond the paper). Local
-    mixes: balanced gives every client each class in proportion, to rounding; random draws the client's class mix in
-    proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and samples from it while
-    the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+    The test part is cut to equal class totals, or to ``--test-total``.
+    Sizes: even, or proportional to a heavy-tailed distribution (`size_law`, `shape`), at least one sample. The default,
+    Pareto with tail index 1.5, replaces the uploads of Instagram users. Class totals: `class_shares` of the largest
+    total that the stock of every class allows, or of ``--total``. LTRF1 uses 117,500 / 230,752 of LTRF2's total as in
+    Table I; the other rows are dropped. `digit_weight` and `skew` change the class totals (beyond the paper). Local
+    mixes: balanced gives every client each class in proportion, up to rounding. random draws the client's class mix in
+    proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and samples from it while the
+    stock lasts (`fedmpi.data.assignment.fill_by_mix`).
     """
     variant = VARIANTS[str(request.options["variant"])]
     stock = np.bincount(request.labels, minlength=request.classes)
@@ -176,7 +177,7 @@ def draw_astraea(request: Request) -> Draw:
 
 
 def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Generator) -> Rows:
-    """Rows sorted by class laid over a sequence in which every client recurs at even distances."""
+    """Assign rows sorted by class along a sequence in which every client recurs at even distances."""
     slots = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(slots)) - np.repeat(offsets_of(sizes)[:-1], sizes)
     phase = generator.random(len(sizes))

@@ -1,4 +1,4 @@
-"""What every partition law shares: its result, its options, and how the command line may describe it."""
+"""Common types of the partition schemes: results, options, and descriptions for the command line."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ NEEDS = {
     "superclasses": "says to which superclass each class belongs (CIFAR-100 does)",
     "attributes": "is read, since it goes by what the samples are",
 }
-"""What a law may need of a data set beside labels, in words."""
+"""Data beside labels that a partition scheme may need, in words."""
 CELLS = 1 << 22
-"""Class counts made at once."""
+"""Number of class counts computed at once."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Which training rows every client holds."""
+    """Assignment of training rows to clients."""
 
     rows: Ints  # Rows of the data set, client after client; no row occurs twice
-    offsets: Ints  # (N + 1,): Client k holds ``rows[offsets[k] : offsets[k + 1]]``
-    law: str  # Name of the law that drew it
-    # The law's options as used, defaults included, and what the law found (`Draw.facts`)
+    offsets: Ints  # (N + 1,): Client k has ``rows[offsets[k] : offsets[k + 1]]``
+    law: str  # Name of the scheme that drew it
+    # Options of the scheme as used, defaults included, and its findings (`Draw.facts`)
     options: dict[str, OptionValue]
     users: Ints | None = None  # (N,): The data set's user behind every client, where clients are users
-    balanced_test: bool = False  # The law asks for a test part with equal class totals
-    notes: tuple[str, ...] = ()  # What the user ought to know about this draw, e.g. how many clients were filled up
-    test_total: int = 0  # Samples of that test part; 0 takes as many as there are
+    balanced_test: bool = False  # The scheme requests a test part with equal class totals
+    notes: tuple[str, ...] = ()  # Notes for the user about this draw, e.g. how many clients were filled up
+    test_total: int = 0  # Samples of that test part; 0 uses as many as there are
 
     @property
     def clients(self) -> int:
@@ -48,7 +48,7 @@ class Partition:
 
 
 def class_count_blocks(partition: Partition, labels: Ints, classes: int) -> Iterator[Ints]:
-    """Class counts of the clients in blocks, int64 (m, C), of bounded size."""
+    """Yield the class counts of the clients in blocks, int64 (m, C), of bounded size."""
     step = max(1, CELLS // classes)
     for low in range(0, partition.clients, step):
         bounds = partition.offsets[low : low + step + 1]
@@ -60,7 +60,7 @@ def class_count_blocks(partition: Partition, labels: Ints, classes: int) -> Iter
 
 @dataclass(frozen=True)
 class LawOption:
-    """One option of a law; ``--classes-per-client 2`` on the command line is ``classes_per_client=2`` here."""
+    """One option of a partition scheme, e.g. ``classes_per_client=2`` for ``--classes-per-client 2``."""
 
     name: str  # Keyword, with underscores
     kind: type  # bool, int, float or str
@@ -72,30 +72,30 @@ class LawOption:
 
 @dataclass(frozen=True)
 class Request:
-    """What a law is asked to partition: n rows into N clients."""
+    """Input of a partition scheme: n rows for N clients."""
 
     labels: Ints  # (n,): Labels of the training rows
     classes: int  # C
-    clients: int | None  # N; None lets the law decide, where it can
-    generator: np.random.Generator  # The stream of the partition
+    clients: int | None  # N; None lets the scheme decide, if it can
+    generator: np.random.Generator  # Random stream of the partition
     users: Ints | None  # (n,): Natural client of every row
-    options: Mapping[str, OptionValue]  # The law's options, checked and complete
-    class_names: tuple[str, ...] = ()  # Names of the classes, C of them; none where they are not known
+    options: Mapping[str, OptionValue]  # Options of the scheme, checked and complete
+    class_names: tuple[str, ...] = ()  # Names of the C classes; empty if they are not known
     superclasses: Ints | None = None  # (C,): Superclass of every class
     attribute: Callable[[str], Floats] | None = None  # ``attribute(name)`` gives a number for every row, float64 (n,)
 
     def number(self, name: str) -> float:
-        """A float option."""
+        """Return a float option."""
         return float(self.options[name])
 
     def integer(self, name: str) -> int:
-        """An int option."""
+        """Return an int option."""
         return int(self.options[name])
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a law gives back, before it becomes a `Partition`."""
+    """Result of a partition scheme, before it becomes a `Partition`."""
 
     rows: Ints
     offsets: Ints
@@ -108,12 +108,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Law:
-    """One entry of the registry: the function, its options, and one sentence stating the law.
+    """Registry entry of a partition scheme: the function, its options, and one sentence that describes it.
 
-    `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself;
-    `needs` what it asks of the data set: a key of `NEEDS`, or "" where labels are enough;
-    `by_label` that it goes by a class of each row, which only some data have;
-    `checked` what makes the options given those that it takes, in place of `options`, for a law of the user's own.
+    `clients` is "required" if the scheme needs ``--clients``, or "optional" if it can count the clients itself.
+    `needs` is the data it needs: a key of `NEEDS`, or "" if labels are enough.
+    `by_label` is true if it needs one class per row, which only some data have.
+    `checked` replaces `options` for a custom scheme: it checks and completes the given options.
     """
 
     draw: Callable[[Request], Draw]
@@ -127,7 +127,7 @@ class Law:
 
 
 def enough(request: Request) -> int:
-    """The number of clients asked for; raises `UserError` when there are fewer rows than clients."""
+    """Return the requested number of clients; raise `UserError` if there are fewer rows than clients."""
     clients, rows = request.clients or 1, len(request.labels)
     if clients > rows:
         raise UserError(

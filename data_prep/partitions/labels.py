@@ -24,21 +24,20 @@ _CLIENTS_AT_ONCE = 1 << 16  # bounds the memory of the draws
 
 
 def draw_iid(request: Request) -> Draw:
-    """A uniformly random permutation of the rows, cut into N clients whose sizes differ by at most one."""
+    """Cut a uniformly random permutation of the rows into N clients whose sizes differ by at most one."""
     sizes = even_sizes(len(request.labels), enough(request))
     return Draw(*iid(len(request.labels), sizes, request.generator))
 
 
 def draw_dirichlet(request: Request) -> Draw:
-    """Dirichlet(alpha) label skew, `by` class or client.
+    """Draw Dirichlet(alpha) label skew, `by` class or client.
 
     by = class: for every class c independently, the shares of the clients (p_c1 ... p_cN) ~ Dir(alpha, ..., alpha), and
     the class's rows are cut in these shares, rounded at random without bias; sizes vary. A draw that leaves a client
     empty is repeated up to `redraws` times; then (`empty` = fill) every empty client gets one random row of the largest
-    clients.
-
     by = client: every client's class mix ~ Dir(alpha, ..., alpha) and sizes differ by at most one. Clients draw from
-    their mixes; where a class runs out the requests that are left over are redrawn from the client's mix over the
+    their mixes. If a class runs out, the remaining requests are redrawn from the client's mix over the classes left
+    (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
     classes left (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
     """
     alpha, clients = request.number("alpha"), request.clients or 1
@@ -55,13 +54,13 @@ def draw_dirichlet(request: Request) -> Draw:
 
 
 def draw_label_shards(request: Request) -> Draw:
-    """Every client holds exactly c classes, the same number of samples of each, sets of classes at random.
+    """Give every client exactly c classes, the same number of samples of each, with sets of classes at random.
 
-    The data of every class are cut into shards of s samples, s the largest size that gives N c shards with at most N
-    of one class; where there are more, the classes with the most shards lose some. The N c shards are given out
-    uniformly at random among all ways that give every client c different classes (a Markov chain of class swaps
-    between clients). Rows that fill no shard are dropped (`surplus` = drop), or shared among the shards of their class
-    (keep), which makes sizes slightly uneven. Compare McMahan et al. (2017), whose shards may mix or repeat classes.
+    The data of every class are cut into shards of s samples, where s is the largest size that gives N c shards with at
+    most N of one class. If there are more, the classes with the most shards lose some. The N c shards are assigned
+    uniformly at random among all ways that give every client c different classes (a Markov chain of class swaps between
+    clients). Rows that fill no shard are dropped (`surplus` = drop), or shared among the shards of their class (keep),
+    which makes sizes slightly uneven. Compare McMahan et al. (2017), whose shards may mix or repeat classes.
     """
     clients, per_client = enough(request), request.integer("classes_per_client")
     present = np.bincount(request.labels, minlength=request.classes)
@@ -80,7 +79,7 @@ def draw_label_shards(request: Request) -> Draw:
 
 
 def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Ints, int]:
-    """Shards of every class (C,) summing to N c, none above N, and their common size."""
+    """Return the shards of every class (C,), summing to N c with none above N, and their common size."""
     wanted = clients * per_client
     low, high = 0, int(present.max())
     while low < high:
@@ -96,8 +95,8 @@ def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Int
 
 
 def _class_table(slots: Ints, clients: int, per_client: int, generator: np.random.Generator) -> Ints:
-    """Classes of every client (N, c), distinct within a client, class y `slots[y]` times in all."""
-    dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class and dealt round: no client twice in a class
+    """Draw the classes of every client (N, c), distinct within a client, class y `slots[y]` times in all."""
+    dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class, assigned in turn: no client twice in a class
     table = dealt.reshape(per_client, clients).T[generator.permutation(clients)]
     half = clients // 2
     places = np.arange(half)
@@ -114,7 +113,7 @@ def _class_table(slots: Ints, clients: int, per_client: int, generator: np.rando
 
 
 def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Generator) -> Ints:
-    """Class counts (N, C) that share all rows of a class evenly among its holders; who gets the odd ones is random."""
+    """Return class counts (N, C) that share the rows of a class evenly among its holders, remainders at random."""
     counts = holds * (present // np.maximum(slots, 1))
     for label, odd in enumerate(present % np.maximum(slots, 1)):
         counts[generator.permutation(np.flatnonzero(holds[:, label]))[:odd], label] += 1
@@ -122,9 +121,9 @@ def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Gene
 
 
 def draw_label_sorted(request: Request) -> Draw:
-    """Rows sorted by label (in random order within a label), cut into blocks of `size` samples, one a client.
+    """Cut rows sorted by label (in random order within a label) into blocks of `size` samples, one per client.
 
-    The remainder, less than `size` rows, is dropped. With ``--clients`` N, N random blocks are used.
+    The remainder, fewer than `size` rows, is dropped. With ``--clients`` N, N random blocks are used.
     """
     size = request.integer("size")
     blocks = len(request.labels) // size
@@ -141,13 +140,13 @@ def draw_label_sorted(request: Request) -> Draw:
 
 
 def draw_pathological(request: Request) -> Draw:
-    """Every client draws c classes for itself; the rows of a class are shared evenly among the clients that drew it.
+    """Let every client draw c classes; the rows of a class are shared evenly among the clients that drew it.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-A, quantity-based
-    label imbalance. `draws` = random: c different classes, all sets alike and independently for each client; first:
-    client k has the class k mod C and draws c - 1 of the others, as in the authors' code; rotated: client k has the
-    classes k, k + 1, ..., k + c - 1 mod C. C counts the classes that have rows. Sizes follow from how many clients drew
-    the same class; rows of a class that nobody drew are dropped.
+    label imbalance. `draws` = random: c different classes, all sets equally likely and independent for each client.
+    first: client k has the class k mod C and draws c - 1 of the others, as in the authors' code. rotated: client k has
+    the classes k, k + 1, ..., k + c - 1 mod C. C counts the classes that have rows. The size of a client depends on how
+    many clients drew the same classes. Rows of a class that no client drew are dropped.
     """
     clients, per_client = enough(request), request.integer("classes_per_client")
     stock = np.bincount(request.labels, minlength=request.classes)
@@ -175,7 +174,7 @@ def draw_pathological(request: Request) -> Draw:
 
 
 def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: np.random.Generator) -> Ints:
-    """Classes of every client, int64 (N, c), different within a client."""
+    """Draw the classes of every client, int64 (N, c), different within a client."""
     first = np.arange(clients)[:, None]
     if draws == "rotated":
         return (first + np.arange(per_client)) % classes

@@ -1,4 +1,4 @@
-"""Partitions by the clients' own class mixes, drawn sample by sample: FedDyn's Dirichlet law, and Pachinko."""
+"""Partitions by the clients' own class mixes, drawn sample by sample: FedDyn's Dirichlet scheme, and Pachinko."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CELLS = 1 << 22  # bounds the memory of the mixes that are looked up at once
 
 
 def draw_inner_dirichlet(request: Request) -> Draw:
-    """Sizes are fixed first; every client's class mix ~ Dir(alpha); samples are then drawn one at a time.
+    """Fix the sizes, draw every client's class mix ~ Dir(alpha), then draw the samples one at a time.
 
     D. A. E. Acar et al., Federated learning based on dynamic regularization (ICLR 2021), appendix, and its published
-    code: a client that still wants a sample is chosen uniformly, draws a class from its mix, again where that class
-    has run out, and takes a random sample of it. Sizes: balanced, differing by at most one (`sigma` = 0), else
-    ~ LogNormal(0, sigma^2) in proportion, at least one. All rows are given out.
+    code: a client with open requests is chosen uniformly. It draws a class from its mix, again if that class has run
+    out, and takes a random sample of it. Sizes: balanced, differing by at most one (`sigma` = 0), else ~ LogNormal(0,
+    sigma^2) in proportion, at least one. All rows are assigned.
     """
     clients, available = enough(request), len(request.labels)
     sigma, generator = request.number("sigma"), request.generator
@@ -34,9 +34,9 @@ def draw_inner_dirichlet(request: Request) -> Draw:
 
 
 def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
-    """Whose turn it is when, of the clients that still want samples, one is chosen uniformly each time; int64 (n,).
+    """Draw the client of each turn, uniformly among the clients that still need samples; int64 (n,).
 
-    Clients ring independently at exponential intervals: who of those that still want samples rings next is uniform.
+    Clients ring independently at exponential intervals, so the next to ring is uniform among those that need samples.
     """
     owner = np.repeat(np.arange(len(sizes)), sizes)
     waited = np.cumsum(generator.standard_exponential(len(owner)))
@@ -45,15 +45,15 @@ def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
 
 
 def draw_pachinko(request: Request) -> Draw:
-    """The Pachinko allocation of a data set whose classes belong to superclasses, e.g. CIFAR-100's 20.
+    """Draw the Pachinko allocation of a data set whose classes belong to superclasses, e.g. CIFAR-100's 20.
 
     S. Reddi et al., Adaptive federated optimization (ICLR 2021), appendix F, after W. Li and A. McCallum (ICML 2006).
-    Client after client: a mix of the superclasses ~ Dir(alpha) and, within each, one of its classes ~ Dir(beta); each
-    of its samples is of a superclass, then a class, then a row drawn without replacement. A class that has run out
-    leaves its superclass, and a superclass without classes the tree; the mixes are renormalised. The paper gives 500
-    clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
+    Each client in turn draws a mix of the superclasses ~ Dir(alpha) and, within each, a mix of its classes ~ Dir(beta).
+    Each of its samples draws a superclass, then a class, then a row without replacement. A class that has run out is
+    removed from its superclass, and a superclass without classes from the tree; the mixes are renormalised. The paper
+    gives 500 clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
     """
-    assert request.superclasses is not None  # the registry asks for them
+    assert request.superclasses is not None  # the registry requires them
     clients, size = enough(request), request.integer("size")
     if clients * size > len(request.labels):
         raise UserError(
@@ -71,10 +71,10 @@ def draw_pachinko(request: Request) -> Draw:
 
 
 def pachinko_mixes(families: Ints, clients: int, alpha: float, beta: float, generator: np.random.Generator) -> Floats:
-    """Class mixes (N, C): the share of a superclass ~ Dir(alpha) times that of the class within it ~ Dir(beta).
+    """Draw class mixes (N, C): the share of a superclass ~ Dir(alpha) times that of the class within it ~ Dir(beta).
 
-    A class or superclass that has run out before a client's turn needs no other draw: a Dirichlet law restricted to
-    some of its parts and renormalised is the Dirichlet law of these parts.
+    A class or superclass that has run out before a client's turn needs no other draw: a Dirichlet distribution
+    restricted to some of its components and renormalised is the Dirichlet distribution of these components.
     """
     _, families = np.unique(families, return_inverse=True)
     roots = generator.dirichlet(np.full(int(families.max()) + 1, alpha), size=clients)
@@ -89,15 +89,16 @@ def pachinko_mixes(families: Ints, clients: int, alpha: float, beta: float, gene
 def draw_in_turn(
     turns: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator, families: Ints | None = None
 ) -> Ints:
-    """Classes of samples that clients draw one after another, without replacement.
+    """Draw the classes of samples that clients take in turn, without replacement.
 
-    The sample of turn t is of a class drawn from the mix of client ``turns[t]``, restricted to the classes of which
-    samples are left: within the family of each class first, among the families that have any left after that. Where a
-    client's mix has no mass on what is left, its mix is that of the whole stock, restricted likewise, families or not.
+    The class of turn t is drawn from the mix of client ``turns[t]``, restricted to the classes with samples left: first
+    within the family of each class, then among the families that have any left. If a client's mix has no mass on the
+    remaining classes, the mix of the whole stock is used, restricted likewise, whatever the families.
 
-    Drawn together instead of one after another, with the same law: everybody draws from the full mix; the turn at which
-    a class has run out is found, and the later turns that drew it draw again from what is left; and so on. A turn that
-    drew another class keeps it, since its law given that it is not the class that ran out is the restricted mix.
+    The draws are made together instead of sequentially, with the same distribution. All turns draw from the full mix.
+    The turn at which a class runs out is found, and the later turns that drew it draw again from what is left; this
+    repeats. A turn that drew another class keeps it: given that it is not the class that ran out, its distribution is
+    the restricted mix.
     """
     if len(turns) > stock.sum():
         raise ValueError(f"{len(turns)} samples asked for, {stock.sum()} in stock")
@@ -115,7 +116,7 @@ def draw_in_turn(
         if not len(over):
             return drawn.astype(np.int64)
         order = np.argsort(tail, kind="stable")
-        beyond = order[offsets_of(counts)[over] + rest[over]]  # the first turn of each that finds none left
+        beyond = order[offsets_of(counts)[over] + rest[over]]  # the first turn of each class that finds none left
         gone, turn = int(over[beyond.argmin()]), int(beyond.min())
         rest = rest - np.bincount(tail[:turn], minlength=len(stock))
         before += turn
@@ -135,10 +136,10 @@ def _again(
     stock: Ints,
     generator: np.random.Generator,
 ) -> Ints:
-    """Classes of some turns, drawn from the mixes restricted to the classes `first`, families keeping their mass.
+    """Draw the classes of some turns again, from the mixes restricted to the classes `first`; families keep their mass.
 
-    A client without mass on these draws from its mix restricted to those `left`, and without mass there from the whole
-    stock's.
+    A client without mass on these draws from its mix restricted to the classes `left`, and if that has no mass either,
+    from the mix of the whole stock.
     """
     everything = np.where(left, stock, 0).astype(np.float64)
     drawn = np.empty(len(late), np.int64)
@@ -165,7 +166,7 @@ def _again(
 
 
 def _restricted(mixes: Floats, families: Ints, among: Bools) -> Floats:
-    """Mixes (m, C) on some classes only, every family with any of them keeping its mass."""
+    """Restrict mixes (m, C) to some classes; every family with any of them keeps its mass."""
     mass = mixes * among
     count = int(families.max()) + 1
     if count == len(families):
@@ -179,7 +180,7 @@ def _restricted(mixes: Floats, families: Ints, among: Bools) -> Floats:
 
 
 def rows_of_turns(labels: Ints, turns: Ints, drawn: Ints, clients: int, generator: np.random.Generator) -> Rows:
-    """Rows and offsets of clients from the classes of their turns: every turn gets a random row of its class."""
+    """Return rows and offsets of clients from the classes of their turns: every turn gets a random row of its class."""
     classes = int(max(labels.max(initial=0), drawn.max(initial=0))) + 1
     shuffled = generator.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

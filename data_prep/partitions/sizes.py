@@ -1,4 +1,4 @@
-"""Partitions by size (log-normal as in FedSampling, and other laws, labels at random), and by an attribute of the rows.
+"""Partitions by size (log-normal as in FedSampling, and others; labels at random), and by an attribute of the rows.
 
 Sizes are whole numbers of at least one, vectorised over clients.
 """
@@ -14,13 +14,13 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.data.assignment import even_sizes, group_by_owner, iid
 
 MOST_SAMPLES = 1 << 53
-"""Up to which floats count one by one."""
+"""Largest number up to which floats represent every whole number."""
 SIZE_LAWS = ("even", "lognormal", "pareto", "zipf", "linear", "square", "exponential")
 MEANT = "the mean before sizes are rounded and raised to at least one"
 
 
 def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> Floats:
-    """Positive relative sizes of the clients, float64 (N,)."""
+    """Draw positive relative sizes of the clients, float64 (N,)."""
     if law == "even":
         return np.ones(clients)
     if law == "lognormal":
@@ -38,10 +38,10 @@ def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Ge
 
 
 def whole_sizes(relative: Floats, total: int) -> Ints:
-    """Whole sizes of at least one that sum to `total`, in proportion to `relative`, int64 (N,).
+    """Return whole sizes of at least one that sum to `total`, in proportion to `relative`, int64 (N,).
 
-    Every client has one sample; the others are shared in proportion to what the client's exact size has above one,
-    by largest remainders.
+    Every client has one sample. The others are shared by largest remainders, in proportion to the part of a client's
+    exact size above one.
     """
     clients = len(relative)
     if not np.isfinite(relative.sum()):
@@ -56,29 +56,28 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
 
 
 def in_proportion(weights: Floats, total: int) -> Ints:
-    """Whole numbers proportional to non-negative weights that sum to `total`, by largest remainders, int64 (k,)."""
+    """Return whole numbers that sum to `total`, in proportion to weights >= 0, by largest remainders, int64 (k,)."""
     return largest_remainders(weights / weights.sum() * total, total)
 
 
 def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Ints:
-    """Log-normal sizes of given mean, at least one sample each, int64 (N,).
+    """Draw log-normal sizes of given mean, at least one sample each, int64 (N,).
 
     Parameters
     ----------
     mean : float
-        Wanted mean size.
+        Requested mean size.
     sigma : float
         Standard deviation of ln L.
     law : {"paper", "code"}
-        With L ~ LogNormal(0, sigma**2): "paper" is max(1, round(mean L / E[L])), E[L] = exp(sigma**2 / 2), so the mean
-        is `mean` plus what the sizes raised to one gain (2 becomes 2.17 at sigma = 1, 2.9 at sigma = 4); "code" is
-        ceil(mean L / average(ceil L)), what the authors' published code of FedSampling does, whose mean is only near
-        `mean`.
+        With L ~ LogNormal(0, sigma**2): "paper" is max(1, round(mean L / E[L])), E[L] = exp(sigma**2 / 2). The mean is
+        then `mean` plus the gain from sizes raised to one (2 becomes 2.17 at sigma = 1, 2.9 at sigma = 4). "code" is
+        ceil(mean L / average(ceil L)), as in the authors' published code of FedSampling; its mean is only near `mean`.
 
     Raises
     ------
     UserError
-        Sizes beyond all numbers.
+        The sizes exceed the range of numbers.
     """
     draws = generator.lognormal(0.0, sigma, clients)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -93,17 +92,17 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
 
 
 def capped_sizes(sizes: Ints, available: int) -> Ints:
-    """The sizes, or, where they ask for more than is available, the sizes in proportion with that total."""
+    """Return the sizes, scaled down in proportion if they request more than is available."""
     total = int(sizes.sum())
     return sizes if total <= available else whole_sizes(sizes.astype(np.float64), available)
 
 
 def draw_lognormal(request: Request) -> Draw:
-    """Log-normal sizes (`lognormal_sizes`), rows uniformly at random.
+    """Draw log-normal sizes (`lognormal_sizes`) and assign rows uniformly at random.
 
-    Where the sizes ask for more rows than there are they are scaled down in proportion, none below one, to use all
-    rows; where they ask for fewer the other rows are dropped. FedSampling section 4.1 and its Figure 4 (sigma).
-    `mean` is that of the law before sizes are rounded and raised to one; what came out is told as `realised_mean`.
+    If the sizes request more rows than there are, they are scaled down in proportion, none below one, to use all rows.
+    If they request fewer, the other rows are dropped. FedSampling section 4.1 and its Figure 4 (sigma). `mean` is that
+    of the distribution before sizes are rounded and raised to one; `realised_mean` reports the mean of the drawn sizes.
     """
     clients, available = enough(request), len(request.labels)
     wanted = lognormal_sizes(
@@ -119,7 +118,7 @@ def draw_lognormal(request: Request) -> Draw:
 
 
 def draw_sizes(request: Request) -> Draw:
-    """Sizes proportional to a size law (`relative_sizes`), at least one; rows uniformly at random.
+    """Draw sizes proportional to a size distribution (`relative_sizes`), at least one; rows uniformly at random.
 
     All rows are used, or N times `mean` of them.
     """
@@ -136,13 +135,13 @@ def draw_sizes(request: Request) -> Draw:
 
 
 def draw_by_attribute(request: Request) -> Draw:
-    """Rows sorted by an attribute blurred with noise, cut into N clients whose sizes differ by at most one.
+    """Sort rows by an attribute blurred with noise and cut them into N clients whose sizes differ by at most one.
 
-    The order is that of s z + (1 - s) e, z the standardised attribute, e ~ N(0, 1) independent for each row, s the
-    `strictness`: 1 sorts by the attribute itself (rows of equal value in random order), 0 is the partition iid. The law
-    of the ContinuousPartitioner of Flower Datasets. Which clients come first in the order is random.
+    The order is that of s z + (1 - s) e, with z the standardised attribute, e ~ N(0, 1) independent for each row and s
+    the `strictness`. 1 sorts by the attribute itself (rows of equal value in random order), 0 equals the partition iid.
+    This is the scheme of the ContinuousPartitioner of Flower Datasets. The order of the clients is random.
     """
-    assert request.attribute is not None  # the registry asks for it
+    assert request.attribute is not None  # the registry requires it
     clients, strictness = enough(request), request.number("strictness")
     if strictness > 1:
         raise UserError(f"--strictness {strictness:g} is impossible: give a number from 0 to 1")

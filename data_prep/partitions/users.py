@@ -1,4 +1,4 @@
-"""Partitions by the data set's own users: a client a user, or a client a group of them."""
+"""Partitions by the data set's own users: one client per user, or one client per group of users."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ REST = ("smaller", "spread", "drop")
 
 
 def draw_by_user(request: Request) -> Draw:
-    """Every natural user of the data set is a client.
+    """Make every natural user of the data set a client.
 
     Users with fewer than `min_samples` rows are left out; with ``--clients`` N, N random users are used.
     """
-    assert request.users is not None  # the registry asks for users
+    assert request.users is not None  # the registry requires users
     held, eligible = _eligible(request)
     clients = request.clients or len(eligible)
     if len(eligible) == 0 or clients > len(eligible):
@@ -33,13 +33,13 @@ def draw_by_user(request: Request) -> Draw:
 
 
 def draw_by_user_group(request: Request) -> Draw:
-    """Random groups of `group` natural users are a client each, with all rows of its users.
+    """Make random groups of `group` natural users one client each, with all rows of its users.
 
-    Users in random order are cut into groups. Those left over make a smaller client (`rest` = smaller), are dealt to
-    the groups (spread), or are left out (drop). With ``--clients`` N, N groups are used and all other users are left
-    out; there is then no rest.
+    Users in random order are cut into groups. The remaining users form a smaller client (`rest` = smaller), are
+    distributed among the groups (spread), or are left out (drop). With ``--clients`` N, N groups are used and all other
+    users are left out, so there is no rest.
     """
-    assert request.users is not None  # the registry asks for users
+    assert request.users is not None  # the registry requires users
     held, eligible = _eligible(request)
     size, rest = request.integer("group"), str(request.options["rest"])
     whole, over = divmod(len(eligible), size)
@@ -65,7 +65,7 @@ def draw_by_user_group(request: Request) -> Draw:
 
 
 def _eligible(request: Request) -> tuple[int, Ints]:
-    """How many users there are, and those with enough rows."""
+    """Return the number of users, and the users with enough rows."""
     assert request.users is not None
     held = np.bincount(request.users)
     return len(held), np.flatnonzero(held >= max(1, request.integer("min_samples")))
