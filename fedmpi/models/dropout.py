@@ -172,7 +172,7 @@ def install_dropout(module: nn.Module, masks: Masks | None = None) -> Masks:
         masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
     swapped: dict[nn.Module, Dropout] = {}
     for parent in list(module.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # also under its second name
             if isinstance(child, Dropout):
                 child.masks = masks
             elif isinstance(child, _REPLACED) and type(child) in _REPLACED:
@@ -186,7 +186,7 @@ def remove_dropout(module: nn.Module) -> None:
     """Restore torch's own dropout layers instead of those of `install_dropout`."""
     swapped: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # also under its second name
             if isinstance(child, Dropout):
                 setattr(parent, name, swapped.setdefault(child, child.original(child.p)).train(child.training))
 

@@ -201,6 +201,12 @@ def layers(*between: nn.Module, size: int = 12) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(nn.Flatten(), nn.Linear(196, 12), *between, nn.Linear(size, CLASSES))
 
 
+def dropped_by_one() -> nn.Module:
+    drop = nn.Dropout(0.3)
+    between = nn.ReLU(), drop, nn.Linear(12, 12), nn.ReLU(), drop
+    return nn.Sequential(nn.Flatten(), nn.Linear(196, 12), *between, nn.Linear(12, CLASSES))
+
+
 def windows() -> nn.Module:
     pools = (nn.MaxPool2d([2, 2]), nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d([2, 1]))
     return nn.Sequential(nn.Conv2d(1, 3, 3), *pools, nn.Flatten(), nn.Linear(8, CLASSES))
@@ -322,6 +328,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
         ),
         True,
     ),
+    "dropout by one layer at two places": (IMAGES, dropped_by_one, True),
     "stable": (IMAGES, one(stable), True),
     "over the batch": (IMAGES, one(over_batch), False),
     "counted": (IMAGES, one(counted, shift=shift), False),

@@ -91,10 +91,11 @@ def test_whole_channels_are_dropped_where_the_model_asks_for_it():
 
 def test_a_users_dropout_layers_are_all_swapped_once():
     shared = nn.Dropout(0.3)
-    net = nn.Sequential(shared, nn.Sequential(nn.Dropout2d(0.4), shared), nn.AlphaDropout(0.1), nn.Linear(2, 2)).eval()
+    parts = shared, nn.Sequential(nn.Dropout2d(0.4), shared), nn.AlphaDropout(0.1), shared, nn.Linear(2, 2)
+    net = nn.Sequential(*parts).eval()
     masks = install_dropout(net)
     assert isinstance(net[0], Dropout)
-    assert net[1][1] is net[0]
+    assert net[1][1] is net[3] is net[0]
     assert (net[0].p, net[0].channels, net[1][0].p, net[1][0].channels) == (0.3, False, 0.4, True)
     assert net[0].masks is net[1][0].masks is masks
     assert not net[0].training
