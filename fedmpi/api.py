@@ -94,8 +94,8 @@ class Run:
     def records(self) -> list[Record]:
         """Return one record per round, as in RUN/metrics.jsonl.
 
-        With a folder, they are read from there at the first access. Under MPI the list is complete on rank 0 and empty on
-        the others.
+        With a folder, they are read from there at the first access. Under MPI the list is complete on rank 0 and
+        empty on the others.
         """
         return self._records()
 
