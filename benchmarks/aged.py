@@ -34,8 +34,8 @@ WARM = 3
 COUNTED = 2
 """Turns after the timed ones, in which calls are counted; counting itself takes time."""
 SETTINGS = {
-    "data.shards": "digits:clients=10,alpha=1",
-    "participation.clients": "all",
+    "data.source": "digits:clients=10,alpha=1",
+    "clients.sampler": "all",
     "local.batch_size": 40,
     "evaluation.every": TURN,
     "checkpoint.every": TURN,

@@ -4,8 +4,8 @@
     python -m benchmarks.client_evaluation --model cnn --rows 20
 
 The plain pass ignores clients. Each process takes an equal share of the samples of the same shards and passes 2,000 at
-a time through the same network, for the mean loss and the accuracy of all. "as stored" normalises the bytes during the
-pass, as fedmpi does. "in memory" has normalised tensors before the clock starts. fedmpi's seconds are the phase
+a time through the same network, for the mean loss and the accuracy of all. "as stored" normalizes the bytes during the
+pass, as fedmpi does. "in memory" has normalized tensors before the clock starts. fedmpi's seconds are the phase
 `clients` of its own records, which ends when rank 0 has the results of every client. All variants alternate, and ratios
 are taken within a pass.
 """
@@ -80,7 +80,7 @@ def make_shards(folder: Path, clients: int, rows: int) -> None:
 
 
 def rows_between(store: ShardStore, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows start … stop − 1 of the training part, normalised."""
+    """Return rows start … stop − 1 of the training part, normalized."""
     pieces = store.span(start, stop)
     x = torch.cat([torch.from_numpy(np.array(x)) for x, _ in pieces])
     y = torch.cat([torch.from_numpy(y.astype(np.int64)) for _, y in pieces])
@@ -139,14 +139,14 @@ def seconds_of_fedmpi(ranks: int, folder: Path, model: str, out: Path) -> float:
     """Return the median seconds of an evaluation of all clients by `ranks` ranks."""
     keys = {
         "preset": "fedavg",
-        "data.shards": str(folder),
+        "data.source": str(folder),
         "model.name": model,
         **{f"model.{name}": value for name, value in OPTIONS[model].items()},
         "rounds": EVALUATIONS,
-        "participation.count": 1,
+        "clients.count": 1,
         "local.steps": 1,
         "cluster.threads": 1,
-        "server.trains": "always",
+        "cluster.server_trains": "always",
         "evaluation.every": 10**6,
         "evaluation.clients": "all",
         "evaluation.clients_every": 1,

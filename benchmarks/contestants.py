@@ -154,7 +154,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
     chosen = {
         "preset": "fedsampling" if workload.wanted else "fedavg",
         "rounds": workload.rounds,
-        "data.shards": home,
+        "data.source": home,
         "model.name": workload.model_name(own=module != "layers"),
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
@@ -163,8 +163,13 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
     }
     if workload.wanted:
         # A large ε, so that every round samples about K; the cost of the size reports does not depend on it.
-        return {**chosen, "samples.wanted": workload.wanted, "samples.epsilon": 12, "aggregation.lr": workload.lr}
-    averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
+        return {
+            **chosen,
+            "samples.budget": workload.wanted,
+            "samples.size.epsilon": 12,
+            "server.optimizer.lr": workload.lr,
+        }
+    averaging = {"clients.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
     averaging["local.epochs"] = workload.epochs
     return {**chosen, **averaging, **({"local.engine": "sequential"} if module == "one by one" else {})}
 

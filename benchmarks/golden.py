@@ -25,15 +25,15 @@ from fedmpi.config.presets import Preset
 
 ROUNDS = 4
 RANKS = (1, 3)
-STRATA = {"participation.strata": 4, "participation.count": 5}
-MEDIATORS = {"participation.count": 10, "topology.clients_per_mediator": 5}
+STRATA = {"clients.sampler.strata": 4, "clients.count": 5}
+MEDIATORS = {"clients.count": 10, "topology.clients_per_mediator": 5}
 SMALL: dict[str, dict[str, Any]] = {
     "astraea": MEDIATORS,
-    "astraea-aug": {"participation.count": 10},
+    "astraea-aug": {"clients.count": 10},
     "astraea-mediator": MEDIATORS,
-    "centralized": {"samples.wanted": 256},
-    "fedsampling": {"samples.wanted": 256, "samples.threshold": 150},
-    "fedsampling-naive": {"samples.ratio": 0.2},
+    "centralized": {"samples.budget": 256},
+    "fedsampling": {"samples.budget": 256, "samples.size.max_size": 150},
+    "fedsampling-naive": {"samples.sampler.ratio": 0.2},
     "fedstas": STRATA,
     "fedstas-dp": STRATA,
     "fedsts": STRATA,

@@ -15,10 +15,10 @@ from benchmarks.workloads import WARM_UP, Workload, prepare
 PHASES = ("plan", "load", "train", "reduce", "apply", "evaluate")
 VARIANTS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("1 rank", 1, {}),
-    ("2 ranks, rank 0 serves", 2, {"server.trains": "never"}),
-    ("2 ranks, all train", 2, {"server.trains": "always"}),
+    ("2 ranks, rank 0 serves", 2, {"cluster.server_trains": "never"}),
+    ("2 ranks, all train", 2, {"cluster.server_trains": "always"}),
     ("3 ranks", 3, {}),
-    ("3 ranks, data stays with its owner", 3, {"topology.placement": "owner"}),
+    ("3 ranks, data stays with its owner", 3, {"cluster.placement": "owner"}),
     ("3 ranks, evaluated every round", 3, {"evaluation.every": 1}),
 )
 

@@ -22,29 +22,29 @@ from fedmpi.core.plan import Planner
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
 SYSTEMS = {
-    "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],
-    "weighted by size, with replacement": ["participation.clients=weighted", "participation.fraction=0.01"],
+    "uniform, 1 %": ["clients.sampler=uniform", "clients.fraction=0.01"],
+    "weighted by size, with replacement": ["clients.sampler=weighted", "clients.fraction=0.01"],
     "weighted by size, without replacement": [
-        "participation.clients=weighted",
-        "participation.fraction=0.01",
-        "participation.replace=false",
+        "clients.sampler=weighted",
+        "clients.fraction=0.01",
+        "clients.sampler.replace=false",
     ],
-    "randomised response of all, Bernoulli rows": ["preset=fedsampling", "samples.wanted=2048"],
+    "randomized response of all, Bernoulli rows": ["preset=fedsampling", "samples.budget=2048"],
     "Duchi's answers of all, Bernoulli rows": [
         "preset=fedsampling",
-        "samples.wanted=2048",
-        "samples.size_estimate=duchi",
+        "samples.budget=2048",
+        "samples.size.estimate=duchi",
     ],
     "piecewise answers of all, Bernoulli rows": [
         "preset=fedsampling",
-        "samples.wanted=2048",
-        "samples.size_estimate=piecewise",
+        "samples.budget=2048",
+        "samples.size.estimate=piecewise",
     ],
     "everybody available by chance, drop-outs": [
         "preset=fedavg",
-        "system.availability=bernoulli",
-        "system.probability=0.5",
-        "system.drop_out=0.1",
+        "clients.availability=bernoulli",
+        "clients.availability.probability=0.5",
+        "clients.failure_rate=0.1",
     ],
 }
 
@@ -58,7 +58,7 @@ def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
     for t in range(rounds + 1):
         started = time.perf_counter()
         plan = planner.plan(t)
-        if config.samples.rule == "bernoulli":
+        if config.samples.sampler.name == "bernoulli":
             bernoulli_rows(streams, t, sizes[plan.clients], plan.probability)
         measured.append(time.perf_counter() - started)
     return float(np.median(measured[1:]))

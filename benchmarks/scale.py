@@ -66,11 +66,11 @@ def scale(work: Path, quick: bool) -> str:
 def _experiments(work: Path, clients: Sequence[int]) -> Iterator[tuple[str, str, list[Case]]]:
     small = {"preset": "fedavg", "model.hidden": "[96]", "local.lr": 0.01}
     asked = {"preset": "fedsampling", "model.hidden": "[96]"}
-    shards = {n: {"data.shards": _population(work, n)} for n in clients}
+    shards = {n: {"data.source": _population(work, n)} for n in clients}
     yield (
         "Clients (FedAvg, 50 a round, MLP of 4,000 parameters, 2 ranks)",
         "clients",
-        [Case(f"{n:,}", 2, {**small, **shards[n], "participation.count": 50}) for n in clients],
+        [Case(f"{n:,}", 2, {**small, **shards[n], "clients.count": 50}) for n in clients],
     )
     yield (
         "Clients (FedSampling, all asked, K = 2048, 2 ranks)",
@@ -81,16 +81,16 @@ def _experiments(work: Path, clients: Sequence[int]) -> Iterator[tuple[str, str,
     yield (
         f"Cohort (of {most:,} clients, 2 ranks)",
         "participants",
-        [Case(f"{m:,}", 2, {**small, **shards[most], "participation.count": m}) for m in COHORTS if m < most],
+        [Case(f"{m:,}", 2, {**small, **shards[most], "clients.count": m}) for m in COHORTS if m < most],
     )
-    some = {**shards[clients[0]], "participation.count": 4}
+    some = {**shards[clients[0]], "clients.count": 4}
     room = 0.6 * psutil.virtual_memory().available / (2 * BYTES_PER_PARAMETER)
     yield (
         "Parameters (4 clients a round, one step each, 2 ranks)",
         "parameters",
         [Case(f"{p:,}", 2, {**some, **_wide(p)}) for p in PARAMETERS if p <= room],
     )
-    heavy = {**shards[clients[0]], **_wide(10**5), "participation.clients": "all"}
+    heavy = {**shards[clients[0]], **_wide(10**5), "clients.sampler": "all"}
     heavy |= {"local.epochs": 10, "local.batch_size": 1}
     yield (
         f"Ranks on {os.cpu_count()} cores ({clients[0]} clients a round, 10^5 parameters)",

@@ -25,7 +25,7 @@ from fedmpi.mpi.device import Load, core_mask
 WORKLOADS = {
     "small": ["preset=fedavg", "rounds=600"],
     "large": [
-        *("preset=fedavg", "rounds=25", "model.hidden=[1500,1500]", "local.batch_size=40", "participation.count=10"),
+        *("preset=fedavg", "rounds=25", "model.hidden=[1500,1500]", "local.batch_size=40", "clients.count=10"),
         "local.engine=batched",
     ],
 }

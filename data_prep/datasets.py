@@ -23,7 +23,7 @@ from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part, resolve
+from fedmpi.common.registry import Component, resolve
 from fedmpi.data.opening import load_digits_split
 
 OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
@@ -82,7 +82,7 @@ def _cifar(classes: int, files: str, md5: str) -> DataSet:
 
 
 def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Return scikit-learn's digits, as in `data.shards = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
+    """Return scikit-learn's digits, as in `data.source = "digits"`; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
     train = (lambda index: train_x[index], train_y)
     return measured(data_set.images(tally, tuple("0123456789"), train, (test_x, test_y)))
@@ -279,7 +279,7 @@ def _own_data_set(name: str) -> DataSet:
     )
 
 
-def reads_files(part: Part) -> bool:
+def reads_files(part: Component) -> bool:
     """Check whether a reader takes the path given with --raw."""
     parameters = list(inspect.signature(part.object).parameters.values())
     return bool(parameters) and parameters[0].kind in (
@@ -288,7 +288,7 @@ def reads_files(part: Part) -> bool:
     )
 
 
-def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read a data set with a custom reader."""
     reader = part.make(given)
     with calling(part):

@@ -21,7 +21,7 @@ from data_prep.raw import DataSet, ReadOptions
 from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import Option
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import components, resolve
 
 WIDEST = 120
 INDENT = 4

@@ -25,7 +25,7 @@ from data_prep.raw import DataSet, ReadOptions, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
 from data_prep.writer import check_numbers, write_shards
 from fedmpi.common.errors import MissingFiles, UserError
-from fedmpi.common.registry import parts as parts_of
+from fedmpi.common.registry import components as parts_of
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.mpi import Cluster

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from data_prep.download import Source
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.data.schema import Modality, scales_of
 from fedmpi.data.schema import Understood as Understood
@@ -67,7 +67,7 @@ class RawDataset:
     feature_names: tuple[str, ...] = ()  # Names of the numbers of a vector; empty if they have none
     # (n,): Labels of the clients' training samples, if they differ from `labels`, the true ones
     given_labels: Ints | None = None
-    # ``refit(rows)`` is this data set with the normalisation or vocabulary of these training rows alone; None if
+    # ``refit(rows)`` is this data set with the normalization or vocabulary of these training rows alone; None if
     # neither depends on the rows
     refit: Callable[[Ints], RawDataset] | None = None
     targets: str = "classification"  # Kind of targets (`fedmpi.data.schema.TARGETS`)
@@ -267,7 +267,7 @@ class DataSet:
     sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty if the user must download the files
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
     raw: Literal["folder", "file", "none"] = "folder"  # Kind of path that `--raw` names
-    own: Part | None = None  # Custom reader, which has options of its own
+    own: Component | None = None  # Custom reader, which has options of its own
     defaults: Mapping[str, Any] = field(default_factory=dict)  # Default options that differ from those of ReadOptions
 
     def read(self, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -275,7 +275,7 @@ class DataSet:
         return self.reader(self, raw, options, tally)
 
     def of(self, tally: Tally, **facts: Any) -> RawDataset:
-        """Return the raw data set of a reader's findings: by default without users and normalisation."""
+        """Return the raw data set of a reader's findings: by default without users and normalization."""
         said = {"name": self.name, "licence": self.licence, "citation": self.citation, "skipped": tally.unreadable}
         return RawDataset(**{**said, "mean": (), "std": (), "users": None, "user_names": None, **facts})
 

@@ -17,7 +17,7 @@ from data_prep.partitions import OptionValue, Partition
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part, register, resolve
+from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 
@@ -196,7 +196,7 @@ def shifted(
     """Return the data set whose clients' features are shifted.
 
     The noise of a row comes from its own random stream, so features do not depend on the rows read with it. Measured
-    normalisation uses the shifted features. The test part is not shifted.
+    normalization uses the shifted features. The test part is not shifted.
     """
     part = resolve(SHIFT, name)
     if raw.task == "text":
@@ -259,8 +259,8 @@ def with_label_noise(
     return replace(raw, given_labels=labels, extras=extras)
 
 
-def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
-    """Check that a feature shift returned numbers of the same shape; raise `PartFailure` otherwise."""
+def checked_sample(part: Component, given: Any, like: AnyArray) -> AnyArray:
+    """Check that a feature shift returned numbers of the same shape; raise `ComponentFailure` otherwise."""
     found = np.asarray(given)
     if found.shape != like.shape or found.dtype.kind not in "uif" or not np.isfinite(found).all():
         raise refuse_result(
@@ -269,8 +269,8 @@ def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
     return found
 
 
-def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
-    """Check that label noise returned int64 (n,) in 0 ... C - 1; raise `PartFailure` otherwise."""
+def checked_labels(part: Component, given: Any, rows: int, classes: int) -> Ints:
+    """Check that label noise returned int64 (n,) in 0 ... C - 1; raise `ComponentFailure` otherwise."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(part, f"returned {found.dtype} {found.shape}: return the label of each of the {rows} rows")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedmpi.api import Run, load_run, run
     from fedmpi.clients.cohort import Cohort
     from fedmpi.common.decorators import client_sampler, combiner, row_rule, server_optimizer, weights
-    from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+    from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError
     from fedmpi.common.registry import parts
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
@@ -30,12 +30,12 @@ __all__ = [
     "Cohort",
     "Config",
     "LocalAlgorithm",
-    "PartFailure",
+    "ComponentFailure",
     "Run",
     "UserError",
     "__version__",
     "client_sampler",
-    "combiner",
+    "aggregator",
     "frame",
     "load_run",
     "load_runs",
@@ -53,13 +53,13 @@ _HOMES = {
     "Cohort": "fedmpi.clients.cohort",
     "LocalAlgorithm": "fedmpi.local.algorithm",
     **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
-    **dict.fromkeys(("ClientFailure", "PartFailure", "UserError"), "fedmpi.common.errors"),
+    **dict.fromkeys(("ClientFailure", "ComponentFailure", "UserError"), "fedmpi.common.errors"),
     **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
     **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
     "parts": "fedmpi.common.registry",
     "sweep": "fedmpi.sweeps.display",
     **dict.fromkeys(
-        ("client_sampler", "combiner", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
+        ("client_sampler", "aggregator", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
     ),
 }
 """Module of each public name."""

@@ -154,7 +154,7 @@ def run(
         Values by key, as {"rounds": 20, "local.lr": 0.05}, which override those of `config`. A component may be given
         as your own function or class.
     data : str, Path, ClientArrays or function, optional
-        `data.shards`: "digits", a folder of shards, or samples in memory.
+        `data.source`: "digits", a folder of shards, or samples in memory.
     model : str, function or nn.Module, optional
         `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
     out : str or Path, optional
@@ -178,7 +178,7 @@ def run(
     ------
     UserError
         Wrong input; the message names the problem, its place and a remedy.
-    PartFailure
+    ComponentFailure
         A custom component, or `on_round`, raised an exception, which is the cause.
 
     Under MPI an exception that not all ranks raise ends the whole job.
@@ -257,7 +257,7 @@ def _configured(
         )
     objects = {
         key: str(value) if isinstance(value, Path) else value
-        for key, value in (("data.shards", data), ("model.name", model))
+        for key, value in (("data.source", data), ("model.name", model))
         if value is not None
     }
     for key in objects:

@@ -299,11 +299,11 @@ def _listed(table: dict[str, Any]) -> str:
 @app.command()
 def parts(
     choice: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One part: a name or module:object.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "row rule".')] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "data sampler".')] = None,
 ) -> None:
     """List all components that a configuration can choose: kind, name, options with their defaults, source.
 
-    Example: fedmpi parts --kind "client sampler"
+    Example: fedmpi components --kind "client sampler"
     """
     from fedmpi.describe.parts import list_parts, show_part
 
@@ -337,11 +337,11 @@ def check(
 def show(
     config: ConfigFile = None,
     settings: Settings = None,
-    help_fields: Annotated[bool, typer.Option("--help-fields", help="Explain every key instead.")] = False,
+    help_fields: Annotated[bool, typer.Option("--help-keys", help="Explain every key instead.")] = False,
 ) -> None:
     """Print the complete configuration after preset, file and --set, as TOML.
 
-    Example: fedmpi show --set preset=fedsampling --set samples.epsilon=1
+    Example: fedmpi config --set preset=fedsampling --set samples.size.epsilon=1
     """
     if help_fields:
         for key, default, description in key_descriptions():

@@ -27,7 +27,7 @@ from fedmpi.data.schema import DataDescription
 from tests.end_to_end.runs import TIMINGS
 from tests.mpi.launch import REPOSITORY
 
-SMALL = {"rounds": 3, "participation.count": 5, "cluster.threads": 1, "local.engine": "sequential", "model.hidden": [8]}
+SMALL = {"rounds": 3, "clients.count": 5, "cluster.threads": 1, "local.engine": "sequential", "model.hidden": [8]}
 Record = dict[str, Any]
 
 
@@ -116,16 +116,14 @@ def test_the_records_as_a_table(plain: fedmpi.Run):
 
 @pytest.mark.slow
 def test_a_preset_a_file_keys_and_a_configuration_say_the_same(plain: fedmpi.Run, tmp_path: Path):
-    (tmp_path / "run.toml").write_text(
-        'preset = "fedavg"\nrounds = 2\n[model]\nhidden = [8]\n[participation]\ncount = 5\n'
-    )
-    nested = {"preset": "fedavg", "rounds": 2, "model": {"hidden": [8]}, "participation": {"count": 5}}
+    (tmp_path / "run.toml").write_text('preset = "fedavg"\nrounds = 2\n[model]\nhidden = [8]\n[clients]\ncount = 5\n')
+    nested = {"preset": "fedavg", "rounds": 2, "model": {"hidden": [8]}, "clients": {"count": 5}}
     given = [
         fedmpi.Config.load(tmp_path / "run.toml"),
         fedmpi.Config(**nested),
-        fedmpi.Config(preset="fedavg", rounds=9, model={"hidden": [8]}, participation={"count": 5}),
+        fedmpi.Config(preset="fedavg", rounds=9, model={"hidden": [8]}, clients={"count": 5}),
     ]
-    wanted = fedmpi.run("fedavg", {"rounds": 2, "model.hidden": [8], "participation.count": 5}).config
+    wanted = fedmpi.run("fedavg", {"rounds": 2, "model.hidden": [8], "clients.count": 5}).config
     assert given[0] == wanted and given[1].participation == wanted.participation
     for config in (tmp_path / "run.toml", str(tmp_path / "run.toml"), nested, given[1]):
         assert len(fedmpi.run(config, {"rounds": 1}).records) == 1
@@ -136,7 +134,7 @@ def test_a_configuration_is_filled_by_its_preset():
     config = fedmpi.Config(preset="fedprox", local={"lr": 0.5})
     assert config.local.proximal_mu == fedmpi.Config.exactly({**preset_table("fedprox")}).local.proximal_mu > 0
     assert config.local.lr == 0.5
-    share = fedmpi.Config(preset="fedavg", participation={"fraction": 0.5})
+    share = fedmpi.Config(preset="fedavg", clients={"fraction": 0.5})
     assert share.participation.count is None and share.participation.fraction == 0.5
 
 
@@ -145,9 +143,9 @@ def preset_table(name: str) -> dict[str, Any]:
 
 
 def test_keys_over_a_complete_configuration_replace_its_own():
-    config = fedmpi.Config(preset="fedavg", participation={"count": 5}, rounds=1)
-    run = fedmpi.run(config, {"participation.clients": "all", "model.hidden": [4]})
-    assert run.records[0]["participants"] == 20 and run.config.participation.count is None
+    config = fedmpi.Config(preset="fedavg", clients={"count": 5}, rounds=1)
+    run = fedmpi.run(config, {"clients.sampler": "all", "model.hidden": [4]})
+    assert run.records[0]["participants"] == 20 and run.config.clients.count is None
     assert len(run.records) == 1 and run.config.preset == "fedavg", "what it says otherwise stays"
 
 
@@ -182,7 +180,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.run("fedavg", stop=5), "stop is a function, not int"),
         (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
         (lambda: fedmpi.Config(rounds=0), "rounds = 0"),
-        (lambda: fedmpi.Config(local={"lrr": 1}), "lrr"),
+        (lambda: fedmpi.Config(local={"algorithm.lrr": 1}), "lrr"),
         (lambda: fedmpi.run(fedmpi.Config(preset="fedprox"), {"preset": "fedavg"}), "cannot change its preset"),
         (lambda: fedmpi.load_run("nowhere"), "nowhere holds no run"),
         (lambda: fedmpi.load_runs("nowhere*"), "no folder named nowhere"),
@@ -268,12 +266,12 @@ def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, c
     before = state()
     try:
         small(out=tmp_path / "plain", more={"checkpoint.every": 1})
-        small(more={"aggregation.exact": True, "cluster.threads": 1})
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2, "cluster.threads": 1}, model=unsettling)
+        small(more={"server.exact": True, "cluster.threads": 1})
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2, "cluster.threads": 1}, model=unsettling)
         with pytest.raises(ZeroDivisionError):
             try:
                 small(out=tmp_path / "failing", on_round=lambda record: 1 / 0)
-            except fedmpi.PartFailure as failure:
+            except fedmpi.ComponentFailure as failure:
                 assert failure.__cause__ is not None
                 raise failure.__cause__ from None
         assert state() == before
@@ -286,7 +284,7 @@ def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.WARNING, "fedmpi")  # whatever other tests have left
-    saturating = {"rounds": 1, "samples.wanted": 100_000, "samples.threshold": 5, "model.hidden": [4]}
+    saturating = {"rounds": 1, "samples.budget": 100_000, "samples.size.max_size": 5, "model.hidden": [4]}
     fedmpi.run("fedsampling", saturating)
     assert caplog.messages and capfd.readouterr() == ("", "")
     fedmpi.run("fedsampling", saturating, progress=True)
@@ -304,9 +302,9 @@ def test_a_program_that_wants_warnings_of_the_log_gets_no_more_with_a_folder(
     def nested(record: Record) -> None:
         small(out=tmp_path / f"nested{record['round']}", more={"rounds": 1})
 
-    saturating = {"samples.wanted": 100_000, "samples.threshold": 5, "model.hidden": [4]}
+    saturating = {"samples.budget": 100_000, "samples.size.max_size": 5, "model.hidden": [4]}
     fedmpi.run("fedsampling", {"rounds": 1, **saturating}, out=tmp_path / "run", on_round=nested)
-    (warning,) = [record for record in caplog.records if "samples.wanted" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "samples.budget" in record.getMessage()]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     for folder in ("run", "nested0"):
         assert " INFO placement: " in (tmp_path / folder / "run.log").read_text()
@@ -390,7 +388,9 @@ def test_an_exception_of_on_round_names_function_line_and_round():
     def fails(record: Record) -> bool:
         return bool(record["no such key"]) if record["round"] == 1 else False
 
-    with pytest.raises(fedmpi.PartFailure, match=r"fails.*test_api\.py:\d+\) failed in round 1: KeyError") as caught:
+    with pytest.raises(
+        fedmpi.ComponentFailure, match=r"fails.*test_api\.py:\d+\) failed in round 1: KeyError"
+    ) as caught:
         small(on_round=fails)
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -466,7 +466,7 @@ def test_memory_stays_flat_over_two_hundred_runs():
             "    return 1024 * sum(int(line[1]) for line in lines if line[0] in ('RssAnon:', 'RssShmem:'))",
             "held = []",
             "for seed in range(200):",
-            "    keys = {'rounds': 2, 'seed': seed, 'cluster.threads': 1, 'participation.count': 4}",
+            "    keys = {'rounds': 2, 'seed': seed, 'cluster.threads': 1, 'clients.count': 4}",
             "    run = fedmpi.run('fedavg', keys)",
             "    assert len(run.records) == 2 and run.model is not None",
             "    held.append(own())",

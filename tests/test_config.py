@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi import UserError, client_sampler, parts, presets, server_optimizer
+from fedmpi import UserError, client_sampler, components, presets, server_optimizer
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config
-from fedmpi.config.choices import options
 from fedmpi.config.layers import remarks, words_about_digits
 from fedmpi.config.loading import given_config
 from fedmpi.config.writing import differences, flat_table
@@ -57,14 +56,14 @@ def test_the_file_overrides_the_preset_and_settings_override_the_file(tmp_path: 
     path.write_text('preset = "fedavg"\nrounds = 7\n[local]\nlr = 0.5\nbatch_size = 3\n')
     config = load_config(path, ["local.lr=0.25"])
     assert (config.rounds, config.local.lr, config.local.batch_size) == (7, 0.25, 3)
-    assert config.participation.fraction == 0.1
+    assert config.clients.fraction == 0.1
 
 
 def test_a_preset_has_other_values_on_the_digits_and_those_of_its_paper_elsewhere():
-    on_digits, elsewhere = from_settings("preset=fedsso"), from_settings("preset=fedsso", "data.shards=shards/mine")
+    on_digits, elsewhere = from_settings("preset=fedsso"), from_settings("preset=fedsso", "data.source=shards/mine")
     assert (on_digits.local.lr, elsewhere.local.lr) == (0.2, 0.01)
     assert (
-        fedmpi.Config(preset="fedsso").local.lr == from_settings("preset=fedsso", "data.shards=digits:alpha=9").local.lr
+        fedmpi.Config(preset="fedsso").local.lr == from_settings("preset=fedsso", "data.source=digits:alpha=9").local.lr
     )
     assert words_about_digits(flat_table(on_digits)) == (
         "preset fedsso on the embedded digits: local.lr = 0.2 (else 0.01)"
@@ -75,10 +74,10 @@ def test_a_preset_has_other_values_on_the_digits_and_those_of_its_paper_elsewher
 
 def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuration_to_other_data():
     complete = fedmpi.Config(preset="astraea")
-    with pytest.raises(UserError, match=r"participation.count = 10: start from the preset"):
-        given_config(complete, {"data.shards": "shards/mine", "topology.clients_per_mediator": 10})
-    own = {"participation.count": 50, "topology.clients_per_mediator": 10}
-    assert given_config(complete, {"data.shards": "shards/mine", **own}).participation.count == 50
+    with pytest.raises(UserError, match=r"clients.count = 10: start from the preset"):
+        given_config(complete, {"data.source": "shards/mine", "topology.clients_per_mediator": 10})
+    own = {"clients.count": 50, "topology.clients_per_mediator": 10}
+    assert given_config(complete, {"data.source": "shards/mine", **own}).participation.count == 50
 
 
 def test_a_complete_configuration_is_made_without_a_warning_and_taken_as_it_is():
@@ -88,14 +87,14 @@ def test_a_complete_configuration_is_made_without_a_warning_and_taken_as_it_is()
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():
-    config = from_settings("preset=fedavg", "participation.count=4")
-    assert config.participation.count == 4
-    assert config.participation.fraction is None
+    config = from_settings("preset=fedavg", "clients.count=4")
+    assert config.clients.count == 4
+    assert config.clients.fraction is None
 
 
 def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
-    config = from_settings("preset=fedsampling", "samples.rule=all")
-    assert config.samples.wanted is None
+    config = from_settings("preset=fedsampling", "samples.sampler=all")
+    assert config.samples.budget is None
     assert "wanted" not in config_toml(config)
 
 
@@ -105,47 +104,51 @@ def slow_server(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.125, tau
 
 
 def test_a_part_of_ones_own_keeps_its_defaults_where_it_replaces_that_of_a_preset():
-    own = "aggregation.optimizer=tests.test_config:slow_server"
+    own = "server.optimizer=tests.test_config:slow_server"
 
     def rate(config: fedmpi.Config) -> float:
-        return options(config, "server optimizer")["lr"]
+        return config.server.optimizer.options["lr"]
 
     for preset in ("fedavg", "fedadam"):
         config = from_settings(f"preset={preset}", own)
-        assert options(config, "server optimizer") == {"lr": 0.125, "tau": 2.0} == config.aggregation.own_options
+        assert config.server.optimizer.options == {"lr": 0.125, "tau": 2.0} == config.aggregation.own_options
         assert (config.aggregation.lr, config.aggregation.tau) == (1.0, 1e-3), "fedmpi's own, which nobody set"
         assert rate(build_config([("config.toml", tomllib.loads(config_toml(config)))])) == 0.125
-        assert rate(given_config(fedmpi.Config(preset=preset), {"aggregation.optimizer": slow_server})) == 0.125
-        assert rate(from_settings(f"preset={preset}", own, "aggregation.lr=0.5")) == 0.5
-    chosen = fedmpi.Config(preset="fedadam", aggregation={"optimizer": slow_server, "lr": 0.25})
-    assert rate(given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2})) == 0.25
+        assert rate(given_config(fedmpi.Config(preset=preset), {"server.optimizer": slow_server})) == 0.125
+        assert rate(from_settings(f"preset={preset}", own, "server.optimizer.lr=0.5")) == 0.5
+    chosen = fedmpi.Config(preset="fedadam", server={"optimizer": slow_server, "optimizer.lr": 0.25})
+    assert rate(given_config(chosen, {"server.optimizer": slow_server, "rounds": 2})) == 0.25
 
 
 @pytest.mark.parametrize("other", ["sgd", "momentum", "yogi"])
 def test_another_part_in_the_place_of_a_presets_has_its_own_defaults(other: str):
-    config = from_settings("preset=fedadam", f"aggregation.optimizer={other}")
+    config = from_settings("preset=fedadam", f"server.optimizer={other}")
     assert config.aggregation.lr == 1.0
-    assert given_config("fedadam", {"aggregation.optimizer": other}) == config
-    assert fedmpi.Config(preset="fedadam", aggregation={"optimizer": other}).aggregation.lr == 1.0
-    assert given_config(fedmpi.Config(preset="fedadam"), {"aggregation.optimizer": other}).aggregation.lr == 1.0
-    expected = ["preset fedadam with other parts: aggregation.lr = 1.0 (0.01 was for adam)"]
+    assert given_config("fedadam", {"server.optimizer": other}) == config
+    assert fedmpi.Config(preset="fedadam", server={"optimizer": other}).aggregation.lr == 1.0
+    assert given_config(fedmpi.Config(preset="fedadam"), {"server.optimizer": other}).aggregation.lr == 1.0
+    expected = ["preset fedadam with other parts: server.optimizer.lr = 1.0 (0.01 was for adam)"]
     assert remarks(flat_table(config)) == expected
-    chosen = from_settings("preset=fedadam", f"aggregation.optimizer={other}", "aggregation.lr=0.01")
+    chosen = from_settings("preset=fedadam", f"server.optimizer={other}", "server.optimizer.lr=0.01")
     assert chosen.aggregation.lr == 0.01 and remarks(flat_table(chosen)) == []
-    assert from_settings("preset=fedadam", "aggregation.optimizer=adam").aggregation.lr == 0.01, "the same part"
+    assert from_settings("preset=fedadam", "server.optimizer=adam").aggregation.lr == 0.01, "the same part"
 
 
 def test_options_in_the_name_of_the_digits_are_written_nowhere_else():
-    table = flat_table(from_settings("preset=fedavg", "data.shards=digits:alpha=9"))
-    assert table["data.shards"] == "digits:alpha=9" and "data.alpha" not in table and "data.clients" not in table
-    beside = flat_table(from_settings("preset=fedavg", "data.clients=7"))
-    assert beside["data.clients"] == 7 and "data.alpha" not in beside
+    table = flat_table(from_settings("preset=fedavg", "data.source=digits:alpha=9"))
+    assert (
+        table["data.source"] == "digits:alpha=9"
+        and "data.source.alpha" not in table
+        and "data.source.clients" not in table
+    )
+    beside = flat_table(from_settings("preset=fedavg", "data.source.clients=7"))
+    assert beside["data.source.clients"] == 7 and "data.source.alpha" not in beside
 
 
 def test_what_a_preset_says_of_its_own_part_and_a_user_otherwise_is_no_remark():
-    assert remarks(flat_table(from_settings("preset=fedadam", "aggregation.lr=0.5"))) == []
-    other = from_settings("preset=fedsampling", "aggregation.optimizer=adam", "data.shards=shards/mine")
-    expected = ["preset fedsampling with other parts: aggregation.lr = 1.0 (0.05 was for sgd)"]
+    assert remarks(flat_table(from_settings("preset=fedadam", "server.optimizer.lr=0.5"))) == []
+    other = from_settings("preset=fedsampling", "server.optimizer=adam", "data.source=shards/mine")
+    expected = ["preset fedsampling with other parts: server.optimizer.lr = 1.0 (0.05 was for sgd)"]
     assert other.aggregation.lr == 1.0 and remarks(flat_table(other)) == expected
 
 
@@ -160,73 +163,73 @@ def of_a_share(view: Any, *, fraction: float = 0.5) -> fedmpi.Cohort:
 
 
 def test_what_other_parts_or_all_of_a_table_read_too_stays_a_presets():
-    unbiased = {"aggregation.weights": "unbiased", "aggregation.optimizer": of_a_population}
+    unbiased = {"server.weights": "unbiased", "server.optimizer": of_a_population}
     assert given_config("fedstas", unbiased).aggregation.population == "clients", "of the weights, too"
-    alone = given_config("fedstas", {"aggregation.optimizer": of_a_population})
-    assert options(alone, "server optimizer") == {"population": "samples"}, "meant for built-in weights"
-    assert given_config("fedavg", {"participation.clients": of_a_share}).participation.fraction == 0.1
+    alone = given_config("fedstas", {"server.optimizer": of_a_population})
+    assert alone.server.optimizer.options == {"population": "samples"}, "meant for built-in weights"
+    assert given_config("fedavg", {"clients.sampler": of_a_share}).participation.fraction == 0.1
 
 
 def test_an_option_goes_with_the_part_that_has_it_and_the_rest_of_a_preset_stays():
-    config = from_settings("preset=fedstas", "aggregation.weights=unbiased")
+    config = from_settings("preset=fedstas", "server.weights=unbiased")
     assert config.aggregation.population == "clients", "what the preset sets for just these weights"
     assert config.aggregation.lr == from_settings("preset=fedstas").aggregation.lr
 
 
 def test_presets_themselves_have_nothing_to_remark_but_the_digits():
     for preset in fedmpi.presets():
-        table = flat_table(from_settings(f"preset={preset.name}", "data.shards=shards/mine"))
+        table = flat_table(from_settings(f"preset={preset.name}", "data.source=shards/mine"))
         assert remarks(table) == []
 
 
 def test_the_defaults_of_a_part_of_ones_own_are_written_where_python_made_the_configuration():
-    config = fedmpi.Config(participation={"count": 3}, aggregation={"optimizer": slow_server})
-    assert options(config, "server optimizer") == {}, "its own are in force"
+    config = fedmpi.Config(clients={"count": 3}, server={"optimizer": slow_server})
+    assert config.server.optimizer.options == {}, "its own are in force"
     for again in (
         build_config([("config.toml", tomllib.loads(config_toml(config)))]),
         given_config(config, {"seed": 1}),
     ):
-        assert options(again, "server optimizer") == {"lr": 0.125, "tau": 2.0}
+        assert again.server.optimizer.options == {"lr": 0.125, "tau": 2.0}
 
 
 def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_path: Path):
-    config, asked = fedmpi.Config(rounds=2, participation={"count": 3, "clients": "oort"}), iter(range(9))
+    config, asked = fedmpi.Config(rounds=2, clients={"count": 3, "sampler": "oort"}), iter(range(9))
     assert fedmpi.run(config, out=tmp_path, stop=lambda: next(asked) >= 0).ending == "stopped"
     path = tmp_path / "config.toml"
     assert fedmpi.run(path, out=tmp_path, resume=True).ending == "finished"
     shorter = path.read_text().replace("explore = 0.9\n", "")
     assert differences(tomllib.loads(shorter), config) == [], "as earlier versions wrote it"
     assert [
-        key for key, *_ in differences(tomllib.loads(shorter), given_config(config, {"participation.explore": 1}))
-    ] == ["participation.explore"]
+        key for key, *_ in differences(tomllib.loads(shorter), given_config(config, {"clients.sampler.explore": 1}))
+    ] == ["clients.sampler.explore"]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (["preset=fedavgg"], "did you mean fedavg?"),
-        (["preset=fedavg", "participation.cuont=3"], "did you mean participation.count?"),
+        (["preset=fedavg", "clients.sampler.cuont=3"], "did you mean clients.count?"),
         (["preset=fedavg", "rouns=3"], "did you mean rounds?"),
         (["preset=fedavg", "local.lr=-1"], "greater than 0"),
         (["preset=fedavg", "local.lr=fast"], "valid number"),
         (["preset=fedavg", "local.lr=-1", "rounds=0"], "rounds = 0 (from --set rounds=0)"),
         (
-            ["preset=fedavg", "system.speed_rates=['x']"],
-            "system.speed_rates = 'x' (from --set system.speed_rates=['x'])",
+            ["preset=fedavg", "devices.speed.rates=['x']"],
+            "devices.speed.rates = 'x' (from --set devices.speed.rates=['x'])",
         ),
         (["preset=fedavg", "local=3"], "table of keys"),
         (["preset=fedavg", "noequals"], "write part.key=value"),
-        (["participation.clients=stratified"], "set participation.count or .fraction"),
-        (["preset=fedavg", "samples.ratio=0.1"], 'needs samples.rule = "ratio"'),
-        (["preset=fedavg", "samples.rule=bernoulli"], "needs samples.wanted"),
+        (["clients.sampler=stratified"], "set clients.count or .fraction"),
+        (["preset=fedavg", "samples.sampler.ratio=0.1"], 'needs samples.sampler = "ratio"'),
+        (["preset=fedavg", "samples.sampler=bernoulli"], "needs samples.budget"),
         (["preset=fedavg", "local.optimizer=adam", "local.engine=merged"], 'needs local.optimizer = "sgd"'),
-        (["preset=fedavg", "aggregation.weights=stratified"], 'needs participation.clients = "stratified"'),
-        (["preset=fedavg", "topology.placement=mediator"], 'needs topology.kind = "mediators"'),
+        (["preset=fedavg", "server.weights=stratified"], 'needs clients.sampler = "stratified"'),
+        (["preset=fedavg", "cluster.placement=mediator"], 'needs topology = "mediators"'),
         (
-            ["preset=fedavg", "topology.placement=owner", "topology.balance=measured"],
-            'needs topology.placement = "auto" or "shared"',
+            ["preset=fedavg", "cluster.placement=owner", "cluster.balance=measured"],
+            'needs cluster.placement = "auto" or "shared"',
         ),
-        (["preset=astraea", "topology.balance=measured"], 'needs topology.kind = "star"'),
+        (["preset=astraea", "cluster.balance=measured"], 'needs topology = "star"'),
     ],
 )
 def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
@@ -286,18 +289,18 @@ def test_a_key_that_stands_in_a_table_has_the_default_of_the_options_that_it_set
         ("local.lr", True),
         ("local.batch_size", True),
         ("evaluation.clients", True),
-        ("system.speed_rates", [1, True]),
-        ("aggregation.lr", np.False_),
-        ("participation.candidates", True),
+        ("devices.speed.rates", [1, True]),
+        ("server.optimizer.lr", np.False_),
+        ("clients.sampler.candidates", True),
         ("data.verify", 1),
-        ("data.normalise", 0.0),
-        ("aggregation.exact", np.int64(1)),
+        ("data.normalize", 0.0),
+        ("server.exact", np.int64(1)),
     ],
 )
 def test_true_is_no_number_and_no_number_is_true(key: str, value: Any, tmp_path: Path) -> None:
     base: dict[str, Any] = {"preset": "fedavg"}
-    if key == "participation.candidates":
-        base |= {"participation.clients": "power-of-choice", "participation.count": 3}
+    if key == "clients.sampler.candidates":
+        base |= {"clients.sampler": "power-of-choice", "clients.count": 3}
     truth = isinstance(value, bool | np.bool_ | list)
     words = "give a number, not true or false" if truth else "give true or false, not a number"
     calls: list[Callable[[], Any]] = [lambda: given_config(base, {key: value})]

@@ -78,7 +78,7 @@ def test_the_clients_that_private_sizes_need_follow_from_the_variances() -> None
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
     assert rows
     for samples, threshold, *needed in rows:
-        for name, clients in zip(("randomised-response", "piecewise", "duchi"), needed, strict=True):
+        for name, clients in zip(("randomized-response", "piecewise", "duchi"), needed, strict=True):
             variance = make_mechanism(name, 3.0, int(threshold)).variance(np.array([int(samples)]))[0]
             assert math.ceil(variance / (0.1 * int(samples)) ** 2) == int(clients.replace(",", "")), name
 

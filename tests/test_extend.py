@@ -29,21 +29,21 @@ SNIPPETS = [block for block in BLOCKS if "parametrize_with_checks" not in block]
 LONGEST = 30
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sampler:loudest": ("participation.clients", {"participation.keep": 0.8}),
-    "two_stage_sampler:Steepest": ("participation.clients", {"participation.candidates": 7}),
-    "row_rule:rare_first": ("samples.rule", {"samples.share": 0.3}),
+    "sampler:loudest": ("clients.sampler", {"clients.sampler.keep": 0.8}),
+    "two_stage_sampler:Steepest": ("clients.sampler", {"clients.sampler.candidates": 7}),
+    "row_rule:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),
     "algorithm:Scaffold": ("local.algorithm", {}),
-    "local_optimizer:nesterov": ("local.optimizer", {"local.momentum": 0.9}),
+    "local_optimizer:nesterov": ("local.optimizer", {"local.optimizer.momentum": 0.9}),
     "loss:squared": ("task.loss", {}),
-    "weights:power": ("aggregation.weights", {"aggregation.exponent": 0.25}),
-    "combiner:signs": ("aggregation.rule", {"aggregation.length": 0.01}),
-    "server_optimizer:Averaged": ("aggregation.optimizer", {"aggregation.beta": 0.3}),
-    "availability:in_turns": ("system.availability", {"system.others": 0.6}),
+    "weights:power": ("server.weights", {"server.aggregator.exponent": 0.25}),
+    "combiner:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
+    "server_optimizer:Averaged": ("server.optimizer", {"server.aggregator.beta": 0.3}),
+    "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
     "scheduling:dealt": ("topology.scheduling", {"topology.apart": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
 BESIDE: dict[str, dict[str, Any]] = {
-    "scheduling:dealt": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
+    "scheduling:dealt": {"topology": "mediators", "topology.clients_per_mediator": 2},
 }
 """What a part means nothing without."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.least": 0.2}}
@@ -63,8 +63,8 @@ KINDS = {
 }
 SMALL = {
     "rounds": 3,
-    "data.shards": "digits:clients=9,alpha=0.5",
-    "participation.count": 5,
+    "data.source": "digits:clients=9,alpha=0.5",
+    "clients.count": 5,
     "local.engine": "sequential",
 }
 
@@ -130,7 +130,7 @@ def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: 
     assert main([*command.split(), "--out", out]) == 0
     store = open_store(out)
     assert (store.clients, store.manifest.classes, store.manifest.dataset) == (12, 3, "data_set:waves")
-    assert fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"}, data=out).summary["clients"] == 12
+    assert fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"}, data=out).summary["clients"] == 12
 
 
 def test_the_pages_features_and_labels_differ_by_client(examples: None, tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_the_pages_features_and_labels_differ_by_client(examples: None, tmp_path
 
 
 def test_the_pages_source_makes_the_data_of_a_run(examples: None) -> None:
-    keys = {"rounds": 2, "data.shards": "source:clouds", "participation.clients": "all"}
-    runs = [fedmpi.run("fedavg", {**keys, "data.clients": clients}) for clients in (7, 9)]
+    keys = {"rounds": 2, "data.source": "source:clouds", "clients.sampler": "all"}
+    runs = [fedmpi.run("fedavg", {**keys, "data.source.clients": clients}) for clients in (7, 9)]
     assert [run.summary["clients"] for run in runs] == [7, 9]
     assert runs[0].records[-1]["test_accuracy"] > 0.5
 

@@ -22,28 +22,28 @@ import torch
 from torch import nn
 
 import fedmpi
-from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi import Cohort, LocalAlgorithm, aggregator, client_sampler, data_sampler, server_optimizer, weights
 from fedmpi.testing.kit import part_of
 from tests.mpi.commands import run_commands
 from tests.mpi.launch import LIMIT, run_mpi
 
 FILES = Path(__file__).parent / "foreign"
-SAME = {"rounds": 3, "participation.count": 4, "aggregation.exact": True}
+SAME = {"rounds": 3, "clients.count": 4, "server.exact": True}
 TOGETHER: dict[str, dict[str, Any]] = {
     "state": {
-        "participation.clients": "bandit:Bandit",
-        "participation.pool": 7,
+        "clients.sampler": "bandit:Bandit",
+        "clients.sampler.pool": 7,
         "local.algorithm": "variates:Variates",
         "local.memory": 0.2,
-        "system.availability": "tides:tides",
-        "system.low": 0.5,
+        "clients.availability": "tides:tides",
+        "clients.availability.low": 0.5,
     },
     "data": {
-        "data.shards": "blobs:blobs",
-        "data.clients": 7,
-        "samples.rule": "stripes:stripes",
+        "data.source": "blobs:blobs",
+        "data.source.clients": 7,
+        "samples.sampler": "stripes:stripes",
         "samples.every": 3,
-        "aggregation.rule": "weiszfeld:Weiszfeld",
+        "server.aggregator": "weiszfeld:Weiszfeld",
     },
 }
 
@@ -98,14 +98,14 @@ def test_they_keep_their_contract(name: str) -> None:
 
 
 def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: Path) -> None:
-    data = {"data.shards": "blobs:blobs", "data.clients": 5}
-    fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"} | data, out=tmp_path)
+    data = {"data.source": "blobs:blobs", "data.source.clients": 5}
+    fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"} | data, out=tmp_path)
     config = fedmpi.Config.load(tmp_path / "config.toml")
     assert (config.data.model_extra or {}) == {"clients": 5, "classes": 4, "seed": 3}
     for wrong, words in (
-        ({"data.cients": 5}, "did you mean data.clients"),
-        ({"data.clients": "many"}, "data.clients = 'many' does not suit blobs:blobs"),
-        ({"data.shards": "digits", "data.classes": 4}, "unknown key data.classes"),
+        ({"data.cients": 5}, "did you mean data.source.clients"),
+        ({"data.source.clients": "many"}, "data.source.clients = 'many' does not suit blobs:blobs"),
+        ({"data.source": "digits", "data.classes": 4}, "unknown key data.classes"),
     ):
         with pytest.raises(fedmpi.UserError, match=words):
             fedmpi.run("fedavg", data | wrong)
@@ -124,8 +124,8 @@ class Remembers:
 
 @pytest.mark.parametrize("kind", ["list", "text"])
 def test_state_that_no_checkpoint_can_hold_is_named(kind: str, tmp_path: Path) -> None:
-    chosen = {"participation.clients": Remembers, "participation.kind": kind, "rounds": 2, "checkpoint.every": 1}
-    with pytest.raises(fedmpi.PartFailure, match=r"Remembers.*as 'kept', which a checkpoint cannot"):
+    chosen = {"clients.sampler": Remembers, "clients.sampler.kind": kind, "rounds": 2, "checkpoint.every": 1}
+    with pytest.raises(fedmpi.ComponentFailure, match=r"Remembers.*as 'kept', which a checkpoint cannot"):
         fedmpi.run("fedavg", chosen, out=tmp_path)
 
 
@@ -195,33 +195,33 @@ class Counts(LocalAlgorithm):
 
 MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     (
-        "participation.clients",
+        "clients.sampler",
         client_sampler(no_view),
         {},
         r"too many positional arguments\): write def no_view\(view, ",
     ),
-    ("participation.clients", client_sampler(TakesAPlace), {}, r"wants k: .*def __init__\(self, \*, k\)"),
-    ("participation.clients", client_sampler(later), {"participation.k": 4}, r"participation.k.* put a star before"),
-    ("samples.rule", row_rule(lambda client, labels: labels), {}, r"called with client, .*missing .*'labels'"),
-    ("aggregation.weights", weights(lambda cohort: [1.0]), {}, r"is called with cohort, sizes, which it does not take"),
-    ("aggregation.rule", combiner(one_argument), {}, r"write def one_argument\(updates, coefficients, \*, options\)"),
-    ("aggregation.rule", combiner(Merges), {}, r"has no method combine\(updates, coefficients\)"),
-    ("aggregation.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
+    ("clients.sampler", client_sampler(TakesAPlace), {}, r"wants k: .*def __init__\(self, \*, k\)"),
+    ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, r"clients.sampler.k.* put a star before"),
+    ("samples.sampler", data_sampler(lambda client, labels: labels), {}, r"called with client, .*missing .*'labels'"),
+    ("server.weights", weights(lambda cohort: [1.0]), {}, r"is called with cohort, sizes, which it does not take"),
+    ("server.aggregator", combiner(one_argument), {}, r"write def one_argument\(updates, coefficients, \*, options\)"),
+    ("server.aggregator", combiner(Merges), {}, r"has no method combine\(updates, coefficients\)"),
+    ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     (
         "local.algorithm",
         WrongHook,
         {},
         r"which correction does not take .*write def correction\(self, client, server\)",
     ),
-    ("participation.clients", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
+    ("clients.sampler", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
     ("local.algorithm", Pushed, {}, r"has proximal_mu = -1.0: the weight of the pull is a finite number"),
     ("local.algorithm", Pushed, {"local.pull": "much"}, r"has proximal_mu = 'much': the weight of the pull"),
     ("local.algorithm", Counts, {}, r"has sums = 2: list names"),
     ("task.loss", needs_a_path, {}, "is called with outputs, targets"),
-    ("system.availability", two_names, {}, "is called with view"),
-    ("topology.scheduling", two_names, {"topology.kind": "mediators"}, "with class_counts, most, generator, target"),
-    ("data.shards", nobody, {}, "nobody': ClientArrays: x holds no sample"),
-    ("data.shards", needs_a_path, {}, r"options alone, .* write def needs_a_path\(\*, options\)"),
+    ("clients.availability", two_names, {}, "is called with view"),
+    ("topology.scheduling", two_names, {"topology": "mediators"}, "with class_counts, most, generator, target"),
+    ("data.source", nobody, {}, "nobody': ClientArrays: x holds no sample"),
+    ("data.source", needs_a_path, {}, r"options alone, .* write def needs_a_path\(\*, options\)"),
 ]
 """Key, what is chosen, other settings, what the refusal says."""
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_called_is_refused_before_anything_is_done(
     key: str, chosen: Any, others: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(fedmpi.UserError, match=words) as refused:
-        fedmpi.run("fedavg", {"participation.count": 4, key: chosen, **others})
+        fedmpi.run("fedavg", {"clients.count": 4, key: chosen, **others})
     assert str(refused.value).startswith(key.partition(".")[0])
 
 
@@ -278,26 +278,34 @@ class Objects(LocalAlgorithm):
 
 
 FAILURES: list[tuple[str, Any, str]] = [
-    ("participation.clients", client_sampler(shuffles), r"test_foreign_files.py:\d+\) failed in round 0: .*read-only"),
+    ("clients.sampler", client_sampler(shuffles), r"test_foreign_files.py:\d+\) failed in round 0: .*read-only"),
     (
-        "participation.clients",
+        "clients.sampler",
         client_sampler(renumbers),
         r"test_foreign_files.py:\d+\) failed .*assign to field 'round'",
     ),
-    ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 0), "all participants the coefficient 0"),
-    ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 1j), "complex numbers: return real ones"),
-    ("aggregation.optimizer", server_optimizer(lambda w, update: w * 1j), "complex numbers: return real ones"),
-    ("aggregation.rule", combiner(lambda updates, coefficients: updates[0] + 0j), "complex numbers: return real ones"),
-    ("system.availability", lambda view: np.full(len(view.sizes), 1 + 0j), "returned complex128 of shape .*: return a"),
+    ("server.weights", weights(lambda cohort, sizes: cohort.clients * 0), "all participants the coefficient 0"),
+    ("server.weights", weights(lambda cohort, sizes: cohort.clients * 1j), "complex numbers: return real ones"),
+    ("server.optimizer", server_optimizer(lambda w, update: w * 1j), "complex numbers: return real ones"),
+    (
+        "server.aggregator",
+        aggregator(lambda updates, coefficients: updates[0] + 0j),
+        "complex numbers: return real ones",
+    ),
+    (
+        "clients.availability",
+        lambda view: np.full(len(view.sizes), 1 + 0j),
+        "returned complex128 of shape .*: return a",
+    ),
     ("task.loss", lambda outputs, targets: outputs[:, 0] + 0j, "complex numbers: return real ones"),
     (
-        "participation.clients",
+        "clients.sampler",
         client_sampler(lambda view: Cohort(view.available[:2], np.full(2, 0.1 + 0j))),
         "returned inclusion of complex128, shape .*: give one number a client",
     ),
     ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers, not complex ones"),
     ("local.algorithm", HalfImaginary, r"client .*client.c must be a vector of \d+ real numbers, not complex ones"),
-    ("aggregation.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
+    ("server.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
     ("local.algorithm", Objects, r"test_foreign_files.py:\d+\) failed: AttributeError: .*no_such_key"),
     ("local.algorithm", Immodest, "client .*the correction is not finite"),
     ("local.algorithm", Endless, "the update of server_step is not finite"),
@@ -307,8 +315,8 @@ FAILURES: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("key", "chosen", "words"), FAILURES)
 def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: str) -> None:
-    with pytest.raises(fedmpi.PartFailure, match=words):
-        fedmpi.run("fedavg", {"rounds": 2, "participation.count": 4, key: chosen})
+    with pytest.raises(fedmpi.ComponentFailure, match=words):
+        fedmpi.run("fedavg", {"rounds": 2, "clients.count": 4, key: chosen})
 
 
 def looks_back(view: Any) -> Cohort:
@@ -321,27 +329,27 @@ def looks_now(view: Any) -> Cohort:
 
 @pytest.mark.parametrize(("sampler", "option"), [(looks_back, "needs"), (looks_now, "measures")])
 def test_a_sampler_that_asks_for_numbers_without_saying_so_is_named(sampler: Any, option: str) -> None:
-    words = rf"^participation.clients = '.*test_foreign_files:{sampler.__name__}': view\..*\({option}=\('loss',\)\)"
+    words = rf"^clients.sampler = '.*test_foreign_files:{sampler.__name__}': view\..*\({option}=\('loss',\)\)"
     with pytest.raises(fedmpi.UserError, match=words):
-        fedmpi.run("fedavg", {"rounds": 2, "participation.clients": client_sampler(sampler)})
+        fedmpi.run("fedavg", {"rounds": 2, "clients.sampler": client_sampler(sampler)})
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (
-            {"local.optimizer": "torch.optim:AdamW", "local.weight_decay": 0.1},
+            {"local.optimizer": "torch.optim:AdamW", "local.optimizer.weight_decay": 0.1},
             r"no option of torch.optim:AdamW: write a function that hands it over, .* \(…, \*, weight_decay\)$",
         ),
         (
-            {"aggregation.optimizer": "torch.optim:AdamW"},
+            {"server.optimizer": "torch.optim:AdamW"},
             "its __init__ wants params: write a class of your own that uses it$",
         ),
     ],
 )
 def test_what_others_have_written_is_not_to_be_changed(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(fedmpi.UserError, match=words):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, **settings})
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4, **settings})
 
 
 class FailsLate(nn.Module):
@@ -362,8 +370,8 @@ class FailsLate(nn.Module):
 @pytest.mark.parametrize("given", [FailsLate, FailsLate(SimpleNamespace(classes=10))], ids=["class", "network"])
 def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: Any) -> None:
     words = r"^the model .*FailsLate \(.*test_foreign_files.py:\d+\) failed in round 0: ZeroDivisionError: late$"
-    with pytest.raises(fedmpi.PartFailure, match=words) as caught:
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": given})
+    with pytest.raises(fedmpi.ComponentFailure, match=words) as caught:
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4, "model.name": given})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -373,9 +381,9 @@ def test_a_part_in_an_archive_is_named_with_its_line(tmp_path: Path, monkeypatch
         file.writestr("archived.py", "def net(description):\n    return [][0]\n")
     monkeypatch.syspath_prepend(str(archive))
     with pytest.raises(
-        fedmpi.PartFailure, match=r"^the model archived:net \(.*parts.zip.archived.py:2\) failed: Index"
+        fedmpi.ComponentFailure, match=r"^the model archived:net \(.*parts.zip.archived.py:2\) failed: Index"
     ):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": "archived:net"})
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4, "model.name": "archived:net"})
 
 
 class FailsAtOnce(FailsLate):
@@ -393,14 +401,14 @@ class FailsAtOnce(FailsLate):
 
 
 @pytest.mark.parametrize("when", ["always", "gradients", "alone"])
-@pytest.mark.parametrize("asked", [{}, {"participation.clients": "power-of-choice"}, {"logging.diagnostics": True}])
+@pytest.mark.parametrize("asked", [{}, {"clients.sampler": "power-of-choice"}, {"logging.diagnostics": True}])
 def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, asked: dict[str, Any]) -> None:
     words = (
         r"^the model .*FailsAtOnce \(.*test_foreign_files.py:\d+\) failed: it cannot read image samples of shape "
         rf"\(1, 8, 8\), made up before the first round: ZeroDivisionError: {when}$"
     )
-    keys = {"rounds": 1, "participation.count": 4, "model.name": FailsAtOnce, "model.when": when, **asked}
-    with pytest.raises(fedmpi.PartFailure, match=words) as caught:
+    keys = {"rounds": 1, "clients.count": 4, "model.name": FailsAtOnce, "model.when": when, **asked}
+    with pytest.raises(fedmpi.ComponentFailure, match=words) as caught:
         fedmpi.run("fedavg", keys)
     line = int(caught.value.where.rpartition(":")[2])
     assert "raise ZeroDivisionError(self.when)" in Path(__file__).read_text().splitlines()[line - 1]
@@ -413,7 +421,7 @@ def test_a_model_that_refuses_what_it_is_tried_on_is_quoted() -> None:
             raise fedmpi.UserError("samples of another kind, please")
 
     with pytest.raises(fedmpi.UserError, match=r"^samples of another kind, please$"):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": Refuses})
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4, "model.name": Refuses})
 
 
 class OfType(nn.Module):
@@ -430,7 +438,7 @@ class OfType(nn.Module):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_a_model_of_another_type_takes_samples_for_float32_or_is_refused(dtype: str) -> None:
-    keys = {"rounds": 1, "participation.count": 4, "model.name": OfType, "model.dtype": dtype}
+    keys = {"rounds": 1, "clients.count": 4, "model.name": OfType, "model.dtype": dtype}
     none = dtype != "float64"
     why = "which no engine trains" if none else rf"but samples come as float32, .* with x = x.to\(torch.{dtype}\)"
     for converts in (False, True)[: 1 + none]:
@@ -449,21 +457,21 @@ class FailsForClients(FailsLate):
 
 def test_a_model_that_fails_on_clients_own_rows_is_named_with_its_line() -> None:
     words = r"^the model .*FailsForClients \(.*test_foreign_files.py:\d+\) failed in round 0: ZeroDivisionError: late$"
-    with pytest.raises(fedmpi.PartFailure, match=words):
+    with pytest.raises(fedmpi.ComponentFailure, match=words):
         fedmpi.run("fedavg", {"rounds": 1, "model.name": FailsForClients, "evaluation.clients": "all"})
 
 
 def test_a_metric_that_fails_is_named_with_the_round() -> None:
-    with pytest.raises(fedmpi.PartFailure, match=r"^the metric .* failed in round 0: ZeroDivisionError"):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "task.metrics": [lambda outputs, targets: 1 / 0]})
+    with pytest.raises(fedmpi.ComponentFailure, match=r"^the metric .* failed in round 0: ZeroDivisionError"):
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4, "task.metrics": [lambda outputs, targets: 1 / 0]})
 
 
 def test_weights_that_want_probabilities_name_the_sampler_that_keeps_them_back() -> None:
-    inverse = weights(normalised=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
+    inverse = weights(normalized=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
     quiet = client_sampler(lambda view: Cohort(view.available[:3]))
-    with pytest.raises(fedmpi.PartFailure, match=r"cohort.inclusion is None, since participation.clients"):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": quiet, "aggregation.weights": inverse})
-    run = fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "uniform", "aggregation.weights": inverse})
+    with pytest.raises(fedmpi.ComponentFailure, match=r"cohort.inclusion is None, since clients.sampler"):
+        fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": quiet, "server.weights": inverse})
+    run = fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "uniform", "server.weights": inverse})
     assert run.records[0]["participants"] > 0
 
 
@@ -479,7 +487,7 @@ def test_the_log_warns_of_draws_that_no_seed_sets(
     generator: str | None, draw: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
-        fedmpi.run("fedavg", {"rounds": 2, "participation.clients": client_sampler(lambda v: Cohort(draw(v)[:3]))})
+        fedmpi.run("fedavg", {"rounds": 2, "clients.sampler": client_sampler(lambda v: Cohort(draw(v)[:3]))})
     warnings = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
     assert len(warnings) == (generator is not None)
     assert generator is None or f"global generator of {generator}," in warnings[0]
@@ -488,8 +496,8 @@ def test_the_log_warns_of_draws_that_no_seed_sets(
 def test_decorators_know_their_words() -> None:
     with pytest.raises(fedmpi.UserError, match="per_sample = 'yes' is neither True nor False"):
         weights(per_sample="yes")  # type: ignore[call-overload]
-    with pytest.raises(fedmpi.UserError, match="normalised = 1 is neither"):
-        weights(normalised=1)  # type: ignore[call-overload]
+    with pytest.raises(fedmpi.UserError, match="normalized = 1 is neither"):
+        weights(normalized=1)  # type: ignore[call-overload]
     with pytest.raises(fedmpi.UserError, match="pooled = 2 is neither"):
         row_rule(pooled=2)  # type: ignore[call-overload]
     for decorator in (weights, row_rule, combiner, server_optimizer):
@@ -527,7 +535,7 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(fedmpi.UserError, match=words):
-        fedmpi.run("fedavg", {"participation.clients": choice})
+        fedmpi.run("fedavg", {"clients.sampler": choice})
 
 
 Failed = tuple[Path, dict[str, CompletedProcess[str]]]
@@ -565,25 +573,23 @@ def test_a_model_that_cannot_be_built_fails_by_its_name_and_line_on_all_ranks_wi
     assert "Traceback" not in done.stderr
 
 
-@weights(per_sample=True, normalised=False)
+@weights(per_sample=True, normalized=False)
 def share_of_all(cohort: Cohort, sizes: Any, *, part: float = 1.0) -> Any:
     return np.full(len(cohort.clients), part / sizes[cohort.clients].sum())
 
 
 def test_what_a_partial_binds_stays_what_its_author_made_of_it(tmp_path: Path) -> None:
     fixed = SAME | {"local.engine": "sequential"}
-    whole = fedmpi.run("fedavg", {**fixed, "aggregation.weights": share_of_all, "aggregation.part": 0.3})
-    bound = fedmpi.run(
-        "fedavg", {**fixed, "aggregation.weights": partial(share_of_all, part=0.3)}, out=tmp_path / "run"
-    )
+    whole = fedmpi.run("fedavg", {**fixed, "server.weights": share_of_all, "server.aggregator.part": 0.3})
+    bound = fedmpi.run("fedavg", {**fixed, "server.weights": partial(share_of_all, part=0.3)}, out=tmp_path / "run")
     assert facts(bound) == facts(whole), "its marks count"
     assert list((tmp_path / "run" / "plugins").rglob("*.py")), "its source is kept"
     assert "part = 0.3" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_what_no_module_holds_is_refused_with_a_sentence() -> None:
-    with pytest.raises((fedmpi.UserError, fedmpi.PartFailure), match="participation.clients|method-wrapper"):
-        fedmpi.run("fedavg", SAME | {"participation.clients": print.__call__})
+    with pytest.raises((fedmpi.UserError, fedmpi.ComponentFailure), match="clients.sampler|method-wrapper"):
+        fedmpi.run("fedavg", SAME | {"clients.sampler": print.__call__})
 
 
 def test_a_network_that_no_folder_can_build_again_is_said_to_be_one(tmp_path: Path) -> None:

@@ -24,10 +24,9 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
 from fedmpi.common.registry import describe, resolve
-from fedmpi.config.objects import not_repeatable
 from fedmpi.records.provenance import part_sources
 
-FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
+FEW = {"rounds": 2, "clients.count": 4, "local.engine": "sequential"}
 
 
 @client_sampler
@@ -112,7 +111,7 @@ class AlsoCounts(CountsOnce):
     pass
 
 
-@weights(per_sample=False, normalised=True)
+@weights(per_sample=False, normalized=True)
 def powers(cohort: Cohort, sizes: Any, *, exponent: Any = 0.5) -> Any:
     return sizes[cohort.clients].astype(float) ** np.asarray(exponent)
 
@@ -144,15 +143,13 @@ def stored(run: fedmpi.Run, key: str) -> Any:
 @pytest.mark.parametrize(
     ("key", "given", "name", "option"),
     [
-        ("participation.clients", FirstOnes(most=5), "FirstOnes", {"most": 5}),
-        pytest.param(
-            "participation.clients", partial(FirstOnes, most=5), "FirstOnes", {"most": 5}, marks=pytest.mark.slow
-        ),
+        ("clients.sampler", FirstOnes(most=5), "FirstOnes", {"most": 5}),
+        pytest.param("clients.sampler", partial(FirstOnes, most=5), "FirstOnes", {"most": 5}, marks=pytest.mark.slow),
         pytest.param("local.algorithm", Damped(share=0.5), "Damped", {"share": 0.5}, marks=pytest.mark.slow),
         ("local.algorithm", partial(Damped, share=0.5), "Damped", {"share": 0.5}),
         ("task.loss", Scaled(factor=3), "Scaled", {"factor": 3}),
         pytest.param(
-            "aggregation.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}, marks=pytest.mark.slow
+            "server.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}, marks=pytest.mark.slow
         ),
         ("model.name", partial(net, width=5), "net", {"width": 5}),
         pytest.param("local.optimizer", partial(slow, momentum=0.5), "slow", {"momentum": 0.5}, marks=pytest.mark.slow),
@@ -175,8 +172,8 @@ def test_a_runs_own_configuration_repeats_what_an_object_did(
 
 def test_what_has_methods_is_made_anew_for_every_run() -> None:
     mine = FirstOnes(most=5)
-    config = fedmpi.Config(preset="fedavg", rounds=1, participation={"clients": mine})
-    assert config.participation.clients is FirstOnes and config.participation.model_extra == {"most": 5}
+    config = fedmpi.Config(preset="fedavg", rounds=1, clients={"sampler": mine})
+    assert config.clients.sampler.name is FirstOnes and config.participation.model_extra == {"most": 5}
     fedmpi.run(config)
     assert mine.drawn == 0
 
@@ -196,10 +193,10 @@ def test_what_can_be_called_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_key_beside_an_object_is_stronger_than_what_the_object_holds() -> None:
-    config = fedmpi.Config(participation={"clients": FirstOnes(most=5), "most": 2, "count": 2})
+    config = fedmpi.Config(clients={"sampler": FirstOnes(most=5), "sampler.most": 2, "count": 2})
     assert config.participation.model_extra == {"most": 2}
-    later = fedmpi.Config(preset="fedavg", participation={"clients": partial(FirstOnes, most=5)})
-    assert fedmpi.run(later, {"rounds": 1, "participation.most": 2}).records[0]["participants"] == 2
+    later = fedmpi.Config(preset="fedavg", clients={"sampler": partial(FirstOnes, most=5)})
+    assert fedmpi.run(later, {"rounds": 1, "clients.sampler.most": 2}).records[0]["participants"] == 2
 
 
 class Draws:
@@ -216,19 +213,19 @@ class Draws:
 
 @pytest.mark.parametrize("given", [Draws.Ones, Draws.last])
 def test_what_lies_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
-    run = fedmpi.run("fedavg", {**FEW, "participation.clients": given, "participation.most": 5}, out=tmp_path / "run")
-    assert stored(run, "participation.clients") == f"{HERE}:{given.__qualname__}"
+    run = fedmpi.run("fedavg", {**FEW, "clients.sampler": given, "clients.sampler.most": 5}, out=tmp_path / "run")
+    assert stored(run, "clients.sampler") == f"{HERE}:{given.__qualname__}"
     assert values(fedmpi.run(tmp_path / "run" / "config.toml")) == values(run)
     with pytest.raises(fedmpi.UserError, match="has no function or class 'Draws.first'"):
-        fedmpi.run("fedavg", {**FEW, "participation.clients": f"{HERE}:Draws.first"})
+        fedmpi.run("fedavg", {**FEW, "clients.sampler": f"{HERE}:Draws.first"})
 
 
 @pytest.mark.parametrize(
     ("key", "given", "option", "name"),
     [
-        ("aggregation.weights", partial(powers, exponent=2.0), {"aggregation.exponent": 0.5}, "powers"),
+        ("server.weights", partial(powers, exponent=2.0), {"server.aggregator.exponent": 0.5}, "powers"),
         ("model.name", partial(net, width=5), {"model.width": 3}, "net"),
-        ("local.optimizer", partial(slow, momentum=0.5), {"local.momentum": 0.9}, "slow"),
+        ("local.optimizer", partial(slow, momentum=0.5), {"local.optimizer.momentum": 0.9}, "slow"),
     ],
 )
 def test_a_runs_own_configuration_holds_the_key_and_not_what_a_partial_beside_it_binds(
@@ -257,7 +254,7 @@ def changed() -> Scaled:
         pytest.param("local.optimizer", partial(slow, lr=0.5), "slow(...)", marks=pytest.mark.slow),
         pytest.param("task.loss", Scaled(factor=2.0).__call__, "Scaled.__call__(...)", marks=pytest.mark.slow),
         ("task.loss", scaled_within(2.0), "scaled_within.<locals>.scaled(...)"),
-        ("aggregation.weights", partial(powers, exponent=np.array(2.0)), "powers(...)"),
+        ("server.weights", partial(powers, exponent=np.array(2.0)), "powers(...)"),
     ],
     ids=["changed", "by place", "bound", "own option", "rate", "method", "within", "array"],
 )
@@ -284,30 +281,30 @@ def of_fractions(view: Any, *, fraction: tuple[float, float] = (0.5, 0.5)) -> Co
 
 
 def test_an_option_of_the_name_of_a_common_key_keeps_its_default_where_that_is_said_otherwise(tmp_path: Path) -> None:
-    given = {"rounds": 1, "participation.clients": by_share, "participation.fraction": 0.25}
+    given = {"rounds": 1, "clients.sampler": by_share, "clients.fraction": 0.25}
     run = fedmpi.run("fedavg", given, out=tmp_path / "run")
     assert run.records[0]["participants"] == 3
-    assert (stored(run, "participation.count"), stored(run, "participation.fraction")) == (None, 0.25)
+    assert (stored(run, "clients.count"), stored(run, "clients.fraction")) == (None, 0.25)
     assert fedmpi.run(tmp_path / "run" / "config.toml").records[0]["participants"] == 3
-    counted = fedmpi.run("fedavg", {"rounds": 1, "participation.clients": by_share, "participation.count": 2})
+    counted = fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": by_share, "clients.count": 2})
     assert counted.records[0]["participants"] == 2
 
 
-@pytest.mark.parametrize("option", [{}, {"participation.fraction": 0.5}, {"participation.fraction": [0.5, 0.5]}])
+@pytest.mark.parametrize("option", [{}, {"clients.fraction": 0.5}, {"clients.fraction": [0.5, 0.5]}])
 def test_an_option_whose_name_is_a_common_key_with_other_values_is_said_to_be_one(option: dict[str, Any]) -> None:
     sentence = (
         rf"participation\.fraction = .*; {HERE}:of_fractions has an option of this name, which is a key of fedmpi's "
         r"\(Share of all clients drawn per round\): give it another one$"
     )
     with pytest.raises(fedmpi.UserError, match=sentence):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": of_fractions, **option})
+        fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": of_fractions, **option})
 
 
 @pytest.mark.parametrize(
     ("key", "given", "words"),
     [
-        ("aggregation.weights", partial(powers, exponnt=2.0), "aggregation.exponnt is unknown to .*: did you mean"),
-        ("participation.clients", partial(FirstOnes, mst=2), "participation.mst is unknown to .*: did you mean most"),
+        ("server.weights", partial(powers, exponnt=2.0), "server.aggregator.exponnt is unknown to .*: did you mean"),
+        ("clients.sampler", partial(FirstOnes, mst=2), "clients.sampler.mst is unknown to .*: did you mean most"),
         ("model.name", partial(net, widht=2), "model.widht is unknown to .*: did you mean width"),
         ("local.optimizer", partial(slow, beta=2), "local.beta is unknown to .*: its options are momentum"),
     ],
@@ -326,8 +323,8 @@ def test_without_a_folder_there_is_nothing_to_warn_of(caplog: pytest.LogCaptureF
 def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     data = fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
-    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data=data, out=tmp_path)
-    assert stored(run, "data.shards").startswith("ClientArrays:") and "values of its own" not in caplog.text
+    run = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data=data, out=tmp_path)
+    assert stored(run, "data.source").startswith("ClientArrays:") and "values of its own" not in caplog.text
 
 
 def test_a_text_that_looks_like_such_a_name_is_none() -> None:
@@ -342,8 +339,8 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
 
         return blobs
 
-    fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data=made_within(3), out=tmp_path)
-    with pytest.raises(fedmpi.UserError, match="data.shards = .*stands for an object that Python code gave"):
+    fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data=made_within(3), out=tmp_path)
+    with pytest.raises(fedmpi.UserError, match="data.source = .*stands for an object that Python code gave"):
         fedmpi.run(tmp_path / "config.toml")
 
 
@@ -351,18 +348,18 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
 def test_an_object_of_which_no_keys_can_make_one_like_it_is_refused_where_it_must_be_made(mine: Any) -> None:
     if type(mine) is FirstOnes:
         mine.indices = np.arange(2)
-    with pytest.raises(fedmpi.UserError, match=r"participation.clients = an object of .*: what .*give the class"):
-        fedmpi.Config(participation={"clients": mine, "count": 4})
+    with pytest.raises(fedmpi.UserError, match=r"clients.sampler = an object of .*: what .*give the class"):
+        fedmpi.Config(clients={"sampler": mine, "count": 4})
 
 
 def test_options_that_a_file_cannot_hold_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    own = {"aggregation.weights": powers, "aggregation.exponent": np.array(2.0)}
+    own = {"server.weights": powers, "server.aggregator.exponent": np.array(2.0)}
     run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "array")
-    assert "aggregation.exponent is 'numpy:ndarray(...)' in config.toml" in caplog.text
+    assert "server.aggregator.exponent is 'numpy:ndarray(...)' in config.toml" in caplog.text
     caplog.clear()
-    own["aggregation.exponent"] = np.int64(2)
+    own["server.aggregator.exponent"] = np.int64(2)
     run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "number")
-    assert stored(run, "aggregation.exponent") == 2 and "repeat this run" not in caplog.text
+    assert stored(run, "server.aggregator.exponent") == 2 and "repeat this run" not in caplog.text
 
 
 def test_of_several_objects_each_has_its_options_unless_another_would_hear_of_them(tmp_path: Path) -> None:
@@ -480,33 +477,35 @@ def test_an_object_that_measures_makes_its_numbers_as_its_class_does(tmp_path: P
 def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
     first = client_sampler(lambda view: Cohort(view.available[:3]))
     other = client_sampler(lambda view: Cohort(view.available[-3:]))
-    fedmpi.run("fedavg", {**FEW, "participation.clients": first}, out=tmp_path)
+    fedmpi.run("fedavg", {**FEW, "clients.sampler": first}, out=tmp_path)
     more = {**FEW, "rounds": 3}
     with pytest.raises(fedmpi.UserError, match="lambda.*is not the file that this run was started with"):
-        fedmpi.run("fedavg", {**more, "participation.clients": other}, out=tmp_path, resume=True)
-    assert len(fedmpi.run("fedavg", {**more, "participation.clients": first}, out=tmp_path, resume=True).records) == 3
+        fedmpi.run("fedavg", {**more, "clients.sampler": other}, out=tmp_path, resume=True)
+    assert len(fedmpi.run("fedavg", {**more, "clients.sampler": first}, out=tmp_path, resume=True).records) == 3
 
 
 def test_each_function_that_no_name_finds_has_a_file_of_its_own_in_the_runs_folder(tmp_path: Path) -> None:
-    keys = {**FEW, "aggregation.weights": lambda cohort, sizes: np.ones(len(cohort.clients))}
+    keys = {**FEW, "server.weights": lambda cohort, sizes: np.ones(len(cohort.clients))}
     first, other = lambda client: np.arange(len(client.labels)), lambda client: np.arange(len(client.labels) // 2 + 1)
     metrics = [lambda outputs, targets: {"one": targets.sum()}, lambda outputs, targets: {"two": targets.sum()}]
     keys["task.metrics"] = metrics
-    fedmpi.run("fedavg", {**keys, "samples.rule": first}, out=tmp_path)
+    fedmpi.run("fedavg", {**keys, "samples.sampler": first}, out=tmp_path)
     alone = sorted(path.name for path in (tmp_path / "plugins").rglob("*lambda*"))
-    keyed = ("aggregation.weights.", "samples.rule.", "task.metrics.1.", "task.metrics.2.")
+    keyed = ("server.weights.", "samples.sampler.", "task.metrics.1.", "task.metrics.2.")
     assert len(alone) == 4 and all(map(str.startswith, alone, keyed)), alone
     keys["rounds"] = 3
     of_the_key = r"samples\.rule.*lambda.*is not the file that this run was started with"
     with pytest.raises(fedmpi.UserError, match=of_the_key):
-        fedmpi.run("fedavg", {**keys, "samples.rule": other}, out=tmp_path, resume=True)
+        fedmpi.run("fedavg", {**keys, "samples.sampler": other}, out=tmp_path, resume=True)
     with pytest.raises(fedmpi.UserError, match=r"task\.metrics.*is not the file that this run was started with"):
-        fedmpi.run("fedavg", {**keys, "samples.rule": first, "task.metrics": metrics[::-1]}, out=tmp_path, resume=True)
-    assert len(fedmpi.run("fedavg", {**keys, "samples.rule": first}, out=tmp_path, resume=True).records) == 3
+        fedmpi.run(
+            "fedavg", {**keys, "samples.sampler": first, "task.metrics": metrics[::-1]}, out=tmp_path, resume=True
+        )
+    assert len(fedmpi.run("fedavg", {**keys, "samples.sampler": first}, out=tmp_path, resume=True).records) == 3
 
 
 def test_a_run_whose_folder_keeps_no_copy_of_its_lambda_says_what_to_do(tmp_path: Path) -> None:
-    keys = {**FEW, "samples.rule": lambda client: np.arange(len(client.labels))}
+    keys = {**FEW, "samples.sampler": lambda client: np.arange(len(client.labels))}
     fedmpi.run("fedavg", keys, out=tmp_path)
     (copy,) = (tmp_path / "plugins").rglob("*lambda*")
     copy.rename(copy.with_name("of_an_older_version.py"))
@@ -520,7 +519,7 @@ def test_a_run_whose_folder_keeps_no_copy_of_its_lambda_says_what_to_do(tmp_path
 
 def test_lambdas_in_one_line_have_unlike_copies() -> None:
     def kept(rule: Any) -> dict[str, bytes]:
-        config = fedmpi.Config(samples={"rule": rule}, participation={"count": 4})
+        config = fedmpi.Config(samples={"sampler": rule}, clients={"count": 4})
         return {name: text for name, text in part_sources(config).items() if "lambda" in name}
 
     text = "one, other, nested = lambda client: client, lambda client: (client), lambda client: (lambda: client)()\n"
@@ -569,18 +568,20 @@ def test_the_text_of_a_class_that_was_typed_in_is_kept_with_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = _typed_in(f"from fedmpi import Cohort, client_sampler\n{CELL}")
-    keys = {**FEW, "samples.rule": names["calls"]()}
+    keys = {**FEW, "samples.sampler": names["calls"]()}
     for number, (outer, others) in enumerate({"Pair": "Many", "Many": "Pair"}.items()):
         sampler = names[outer].Few
         assert resolve("client sampler", sampler).source_text.startswith("    @client_sampler\n    class Few")
-        run = fedmpi.run("fedavg", {**keys, "participation.clients": sampler}, out=tmp_path / str(number))
+        run = fedmpi.run("fedavg", {**keys, "clients.sampler": sampler}, out=tmp_path / str(number))
         rows, kept = sorted((tmp_path / str(number) / "plugins").iterdir(), reverse=True)
-        assert kept.name == f"participation.clients.typed_in.{outer}.Few.py" and rows.name.startswith("samples.rule.")
+        assert kept.name == f"participation.clients.typed_in.{outer}.Few.py" and rows.name.startswith(
+            "samples.sampler."
+        )
         assert CELL.partition(f"class {outer}:\n")[2].startswith(kept.read_text()), "that one and no other"
         assert rows.read_text().startswith("    class Rows:\n        def __call__")
         assert len(run.summary["plugins"]) == 2
-        with pytest.raises(fedmpi.UserError, match=f"what participation.clients was given .*{others}|cannot change"):
-            changed = {**keys, "participation.clients": names[others].Few, "rounds": 3}
+        with pytest.raises(fedmpi.UserError, match=f"what clients.sampler was given .*{others}|cannot change"):
+            changed = {**keys, "clients.sampler": names[others].Few, "rounds": 3}
             fedmpi.run("fedavg", changed, out=tmp_path / str(number), resume=True)
     assert "has no source" not in caplog.text
 
@@ -590,10 +591,10 @@ def test_that_a_source_cannot_be_kept_is_warned_of_once_and_where_there_is_a_fol
 ) -> None:
     names: dict[str, Any] = {"__name__": "nowhere", "Cohort": Cohort}
     exec("def few(view):\n    return Cohort(view.available[:3])\n", names)
-    fedmpi.run("fedavg", {**FEW, "participation.clients": names["few"]})
+    fedmpi.run("fedavg", {**FEW, "clients.sampler": names["few"]})
     assert "has no source" not in caplog.text
-    fedmpi.run("fedavg", {**FEW, "participation.clients": names["few"]}, out=tmp_path)
-    assert caplog.text.count("participation.clients = nowhere:few has no source that could be kept") == 1
+    fedmpi.run("fedavg", {**FEW, "clients.sampler": names["few"]}, out=tmp_path)
+    assert caplog.text.count("clients.sampler = nowhere:few has no source that could be kept") == 1
 
 
 def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
@@ -605,7 +606,7 @@ def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
 
 def test_the_model_of_a_run_is_built_again_where_its_other_parts_are_not_found(tmp_path: Path) -> None:
     few = _typed_in("from fedmpi import Cohort\ndef few(view):\n    return Cohort(view.available[:3])\n")["few"]
-    settings = {**FEW, "participation.clients": fedmpi.client_sampler(few)}
+    settings = {**FEW, "clients.sampler": fedmpi.client_sampler(few)}
     run = fedmpi.run("fedavg", settings, data="digits:clients=5", out=tmp_path)
     found = fedmpi.load_run(tmp_path)
     values = zip(found.model.parameters(), run.model.parameters(), strict=True)
@@ -617,8 +618,8 @@ def test_the_model_of_a_run_is_built_again_where_its_other_parts_are_not_found(t
 @pytest.mark.parametrize("file", ["<ipython-input-3>", "/tmp/ipykernel_77/1234567.py"])
 def test_the_line_of_a_cell_is_named(file: str) -> None:
     sampler = _typed_in("def few(view):\n    return view.none_of_this\n", file)["few"]
-    with pytest.raises(fedmpi.PartFailure, match=rf"typed_in:few \({file}:2\) failed in round 0"):
-        fedmpi.run("fedavg", {**FEW, "participation.clients": fedmpi.client_sampler(sampler)})
+    with pytest.raises(fedmpi.ComponentFailure, match=rf"typed_in:few \({file}:2\) failed in round 0"):
+        fedmpi.run("fedavg", {**FEW, "clients.sampler": fedmpi.client_sampler(sampler)})
 
 
 def test_lambdas_in_one_line_are_refused_where_python_forgets_columns(tmp_path: Path) -> None:
@@ -626,9 +627,9 @@ def test_lambdas_in_one_line_are_refused_where_python_forgets_columns(tmp_path: 
     script.write_text(
         "import fedmpi\n"
         "one, other = lambda client: client.labels * 0, lambda client: client.labels\n"
-        f"fedmpi.run('fedavg', {{**{FEW}, 'samples.rule': one}}, out='run')\n"
+        f"fedmpi.run('fedavg', {{**{FEW}, 'samples.sampler': one}}, out='run')\n"
     )
     done = subprocess.run(
         [sys.executable, "-X", "no_debug_ranges", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
-    assert "UserError: samples.rule is given one of several lambdas in line 2" in done.stderr, done.stderr[-2000:]
+    assert "UserError: samples.sampler is given one of several lambdas in line 2" in done.stderr, done.stderr[-2000:]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 OWN = """
 import numpy as np
 import torch
-from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, weights
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, aggregator, data_sampler, weights
 
 
 @client_sampler
@@ -28,17 +28,17 @@ def in_turn(view):
     return Cohort(np.roll(view.available, -view.round * view.count)[: view.count])
 
 
-@row_rule
+@data_sampler
 def every_second(client, *, start: int = 0):
     return np.arange(start, len(client.labels), 2)
 
 
-@weights(per_sample=False, normalised=True)
+@weights(per_sample=False, normalized=True)
 def root(cohort, sizes):
     return np.sqrt(sizes[cohort.clients] / sizes.sum())
 
 
-@combiner
+@aggregator
 def middle(updates, coefficients):
     return updates.median(0).values
 
@@ -86,16 +86,16 @@ paper = "Nobody 2026, Algorithm 1"
 example = "fedmpi train --set preset=own"
 """
 CHOSEN: dict[str, dict[str, Any]] = {
-    "A sampler of clients": {"participation.clients": "own:in_turn"},
-    "A rule for samples": {"samples.rule": "own:every_second", "samples.start": 1},
-    "Weights": {"aggregation.weights": "own:root"},
-    "How updates become one": {"aggregation.rule": "own:middle"},
+    "A sampler of clients": {"clients.sampler": "own:in_turn"},
+    "A rule for samples": {"samples.sampler": "own:every_second", "samples.start": 1},
+    "Weights": {"server.weights": "own:root"},
+    "How updates become one": {"server.aggregator": "own:middle"},
     "local work with state": {"local.algorithm": "own:Halfway"},
     "a loss": {"task.loss": "own:squared"},
     "A metric": {"task.metrics": ["own:surely_right"]},
     "A model": {"model.name": "own:linear", "model.bias": False},
 }
-SMALL = {"rounds": 3, "participation.count": 3, "evaluation.every": 1}
+SMALL = {"rounds": 3, "clients.count": 3, "evaluation.every": 1}
 DATA = "digits:clients=9,alpha=0.5"
 
 
@@ -128,7 +128,7 @@ def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> Non
         data_prep(["own:reader", "--partition", "own:law", "--raw", str(here), "--clients", "4", "--out", "shards"])
         == 0
     )
-    done = fedmpi.run("fedavg", SMALL | {"rounds": 1, "data.shards": "shards"})
+    done = fedmpi.run("fedavg", SMALL | {"rounds": 1, "data.source": "shards"})
     assert (done.summary["clients"], done.records[0]["participants"]) == (4, 3)
     assert json.loads((here / "shards" / "manifest.json").read_text())["dataset"] == "own:reader"
 
@@ -143,7 +143,7 @@ def test_a_file_beside_the_presets_is_a_published_system(here: Path) -> None:
     (package / "presets" / "own.toml").write_text(PRESET)
     program = (
         "import fedmpi; print({p.name: p.title for p in fedmpi.presets()}['own'])\n"
-        f"print([r['participants'] for r in fedmpi.run('own', {{'samples.rule': 'all'}}, data='{DATA}').records])"
+        f"print([r['participants'] for r in fedmpi.run('own', {{'samples.sampler': 'all'}}, data='{DATA}').records])"
     )
     done = run_alone(["-c", program], cwd=here)
     assert done.stdout.splitlines() == ["A system of one's own", "[4, 4]"], done.stderr[-2000:]
@@ -156,8 +156,8 @@ def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks:
     together = [given for name, given in CHOSEN.items() if name != "How updates become one"]
     chosen = {key: value for given in together for key, value in given.items()}
     settings = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in chosen.items()]
-    settings += ["participation.count=3", "logging.tensorboard=false", "rounds=3"]
-    settings += ["data.shards=digits:clients=9", "server.trains=always", "checkpoint.every=0"]
+    settings += ["clients.count=3", "logging.tensorboard=false", "rounds=3"]
+    settings += ["data.source=digits:clients=9", "cluster.server_trains=always", "checkpoint.every=0"]
     command = ["-m", "fedmpi", "train", "--out", str(tmp_path / "run")]
     for setting in settings:
         command += ["--set", setting]

@@ -29,13 +29,13 @@ from fedmpi import cli
 
 SMALL: dict[str, Any] = {
     "rounds": 1,
-    "participation.count": 3,
+    "clients.count": 3,
     "model.hidden": [4],
     "local.engine": "sequential",
     "cluster.threads": 1,
     "logging.tensorboard": False,
 }
-OWN = {**SMALL, "data.shards": "digits:clients=6", "participation.clients": "own_study.sampler:first"}
+OWN = {**SMALL, "data.source": "digits:clients=6", "clients.sampler": "own_study.sampler:first"}
 SAMPLER = """import numpy as np
 import fedmpi
 from own_study import helper, limits
@@ -142,7 +142,7 @@ def test_runs_of_an_edited_component_are_groups_of_their_own(
         for seed in range(3)
     }
     assert run.folder is not None and sums["seed0"] == sums["seed1"] != sums["seed2"]
-    note = rf"^(.* note )?{file} of participation.clients = own_study.sampler:first "
+    note = rf"^(.* note )?{file} of clients.sampler = own_study.sampler:first "
     note += rf"differs .*{sums['seed0']} in seed0, seed1; "
     note += rf"{sums['seed2']} in seed2"
     said = command("compare", "runs", "--csv", "table.csv")
@@ -165,7 +165,7 @@ def test_a_report_shows_runs_of_an_edited_component_apart(home: Path, command: C
         edit(home / "own_study/sampler.py", "np.arange(", f"np.arange({seed} + ")
     command("report", "runs", "--out", "report.html")
     page = Path("report.html").read_text()
-    assert "own_study/sampler.py of participation.clients = own_study.sampler:first differs" in page
+    assert "own_study/sampler.py of clients.sampler = own_study.sampler:first differs" in page
     assert len(set(re.findall(r'"label":"(own_study/sampler.py = [^"]*)"', page))) == 2
 
 
@@ -178,7 +178,7 @@ def test_components_of_one_file_that_was_extended_are_compared_without_a_note(
         SAMPLER + "\n\n@fedmpi.client_sampler\ndef second(view):\n    return first(view)\n"
     )
     with forgotten():
-        fedmpi.run("fedavg", {**OWN, "participation.clients": "own_study.sampler:second"}, out="runs/b")
+        fedmpi.run("fedavg", {**OWN, "clients.sampler": "own_study.sampler:second"}, out="runs/b")
     said = command("compare", "runs")
     assert "differs" not in said.text and "own_study.sampler:second" in said.text
 
@@ -188,8 +188,8 @@ SWEEP = {
     "model": {"hidden": [4]},
     "logging": {"tensorboard": False},
     "cluster": {"threads": 1},
-    "participation": {"count": 3},
-    "sweep": {"seed": [0, 1], "run": [{"name": "own", "participation.clients": "own_study.sampler:first"}]},
+    "clients": {"count": 3},
+    "sweep": {"seed": [0, 1], "run": [{"name": "own", "clients.sampler": "own_study.sampler:first"}]},
 }
 
 
@@ -197,17 +197,17 @@ def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[...,
     Path("study.toml").write_text(tomli_w.dumps(SWEEP))
     common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, **SWEEP["sweep"]["run"][0]}
     del common["name"]
-    common["participation"] = {"count": 3, "clients": common.pop("participation.clients")}
+    common["participation"] = {"count": 3, "clients": common.pop("clients.sampler")}
     fedmpi.run(common, out="runs/study/own,seed=0")
     (home / "own_study/late.py").write_text("")
-    with forgotten(), pytest.raises(fedmpi.PartFailure, match="FACTOR"):
+    with forgotten(), pytest.raises(fedmpi.ComponentFailure, match="FACTOR"):
         fedmpi.run({**common, "seed": 1}, out="runs/study/own,seed=1")
     (home / "own_study/late.py").write_text(FILES["own_study/late.py"])
     edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
     with forgotten():
         said = command("sweep", "study.toml")
         assert said.code == 2
-        sentence = "own_study/helper.py of participation.clients = own_study.sampler:first is not the file that "
+        sentence = "own_study/helper.py of clients.sampler = own_study.sampler:first is not the file that "
         sentence += "own,seed=0 ran with. Choose another --out, or add --mix-sources"
         assert said.text.startswith(sentence), said.text
         with pytest.raises(fedmpi.UserError, match="is not the file that own,seed=0 ran with"):
@@ -225,7 +225,7 @@ def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[...,
 
 def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_source(home: Path) -> None:
     edit(home / "own_study/sampler.py", "view.count)", "view.cuont)")
-    with forgotten(), pytest.raises(fedmpi.PartFailure, match="cuont"):
+    with forgotten(), pytest.raises(fedmpi.ComponentFailure, match="cuont"):
         fedmpi.run("fedavg", OWN, out="run")
     (home / "own_study/sampler.py").write_text(re.sub(r", limits\n.*import LEAST", "\nLEAST = 0", SAMPLER))
     with forgotten():
@@ -240,7 +240,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_on_a_terminal_a_sweep_asks_whether_to_mix_sources(answer: str, home: Path) -> None:
-    tables = {**SWEEP, "sweep": {"seed": [0, 1], "participation.clients": ["own_study.sampler:first"]}}
+    tables = {**SWEEP, "sweep": {"seed": [0, 1], "clients.sampler": ["own_study.sampler:first"]}}
     Path("study.toml").write_text(tomli_w.dumps(tables))
     words = [sys.executable, "-m", "fedmpi", "sweep", "study.toml"]
     subprocess.run([*words, "--index", "0"], check=True, capture_output=True)
@@ -291,8 +291,8 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
     shutil.copytree(shards / "digits", "study/shards/digits")
     os.symlink("study", "link")
     place = {"absolute": home / "study", "relative": "study", "link": home / "link"}[written]
-    own = {**NET, "data.shards": f"{place}/shards/digits", "model.name": "own_net:net"}
-    own["participation.clients"] = "own_study.sampler:first"
+    own = {**NET, "data.source": f"{place}/shards/digits", "model.name": "own_net:net"}
+    own["clients.sampler"] = "own_study.sampler:first"
     del own["model.hidden"]
     whole = fedmpi.run("fedavg", own, out="study/runs/whole")
     fedmpi.run("fedavg", own, out="study/runs/begun", stop=iter([False, True]).__next__)
@@ -320,19 +320,19 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
 
 
 PLACES = {
-    "the same shards elsewhere": ("copy", ["--set", "data.shards=copy"], ""),
+    "the same shards elsewhere": ("copy", ["--set", "data.source=copy"], ""),
     "the same folder by a longer path": (
         "study/shards/digits",
-        ["--set", "data.shards=study/../study/shards/digits"],
+        ["--set", "data.source=study/../study/shards/digits"],
         "",
     ),
-    "other shards, named": ("other", ["--set", "data.shards=other"], "cannot change (data.shards: "),
+    "other shards, named": ("other", ["--set", "data.source=other"], "cannot change (data.source: "),
     "other shards at the old place": ("study/shards/digits", [], "holds other data than"),
     "no shards": ("elsewhere", [], "is not a folder with the data that"),
 }
 
 
-ON_SHARDS = {**NET, "data.shards": "study/shards/digits"}
+ON_SHARDS = {**NET, "data.source": "study/shards/digits"}
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +362,7 @@ def test_shards_are_known_by_their_checksum(
         assert untimed(Path("runs/begun")) == untimed(Path("runs/whole"))
         assert command("compare", "runs/begun").text.count("│") > 0
         with pytest.raises(fedmpi.UserError, match="cannot change"):
-            fedmpi.run("fedavg", {**ON_SHARDS, "data.shards": str(shards / "other")}, out="runs/begun", resume=True)
+            fedmpi.run("fedavg", {**ON_SHARDS, "data.source": str(shards / "other")}, out="runs/begun", resume=True)
 
 
 def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_two(
@@ -371,10 +371,10 @@ def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_
     for seed, source, place in ((0, "digits", "here"), (1, "digits", "there"), (2, "other", "here")):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(shards / source, place)
-        fedmpi.run("fedavg", {**SMALL, "data.shards": place, "seed": seed}, out=f"runs/{seed}")
+        fedmpi.run("fedavg", {**SMALL, "data.source": place, "seed": seed}, out=f"runs/{seed}")
     command("compare", "runs/0", "runs/1", "--csv", "same.csv")
     titles = re.findall(
-        r"data.shards = here \(sha256 (\w{8})\)", command("compare", "runs", "--csv", "unlike.csv").text
+        r"data.source = here \(sha256 (\w{8})\)", command("compare", "runs", "--csv", "unlike.csv").text
     )
     assert len(set(titles)) == 2, titles
     assert len(Path("same.csv").read_text().splitlines()) == 2
@@ -407,7 +407,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
 
 @pytest.mark.slow
 def test_a_sweep_that_was_moved_goes_on(home: Path, command: Callable[..., Said]) -> None:
-    tables = {**SWEEP, "sweep": {"seed": [0, 1]}, "participation": {"count": 2}}
+    tables = {**SWEEP, "sweep": {"seed": [0, 1]}, "clients": {"count": 2}}
     tables["prepare"] = {"dataset": "digits", "partition": "iid", "clients": 4, "seed": "{seed}"}
     Path("study.toml").write_text(tomli_w.dumps(tables))
     assert command("sweep", "study.toml", "--out", "one/study", "--index", 0).code == 0
@@ -544,17 +544,17 @@ NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Callable[[dict[str, Any]], fl
         {"local_samples": lambda record: record["samples"] / 3, "local_half": lambda _: 0.5},
     ),
     "an algorithm with exact sums": (
-        {"local.algorithm": "components:Counting", "aggregation.exact": True},
+        {"local.algorithm": "components:Counting", "server.exact": True},
         {"local_samples": lambda record: record["samples"] / 3},
     ),
     "an algorithm that sums vectors, too": (
-        {"local.algorithm": "components:Summing", "participation.clients": "components:halves"},
+        {"local.algorithm": "components:Summing", "clients.sampler": "components:halves"},
         {"local_index": lambda _: 1.0, "sampler_threshold": lambda record: 0.25 + record["round"]},
     ),
-    "a sampler": ({"participation.clients": "components:halves"}, {"sampler_count": lambda _: 3}),
-    "a sampler that is a class": ({"participation.clients": "components:Kept"}, {"sampler_threshold": lambda _: 2.0}),
+    "a sampler": ({"clients.sampler": "components:halves"}, {"sampler_count": lambda _: 3}),
+    "a sampler that is a class": ({"clients.sampler": "components:Kept"}, {"sampler_threshold": lambda _: 2.0}),
     "a sampler whose clients drop out": (
-        {"participation.clients": "components:halves", "system.drop_out": 0.5},
+        {"clients.sampler": "components:halves", "clients.failure_rate": 0.5},
         {"sampler_threshold": lambda record: 0.25 + record["round"]},
     ),
 }
@@ -584,24 +584,24 @@ def test_numbers_of_components_reach_records_tensorboard_compare_and_tables(
 
 def test_numbers_of_a_sampler_are_finite(home: Path) -> None:
     Path("components.py").write_text(COMPONENTS)
-    with pytest.raises(fedmpi.PartFailure, match=r"returned numbers\['threshold'\] = nan: return finite numbers"):
-        fedmpi.run("fedavg", {**SMALL, "participation.clients": "components:broken"})
+    with pytest.raises(fedmpi.ComponentFailure, match=r"returned numbers\['threshold'\] = nan: return finite numbers"):
+        fedmpi.run("fedavg", {**SMALL, "clients.sampler": "components:broken"})
 
 
 # Keys
 
 
 TWICE = {
-    "two settings": ([], {"participation.count": 3, "participation.fraction": 0.5}),
-    "the other order": ([], {"participation.fraction": 0.5, "participation.count": 3}),
-    "the value of the preset": ([], {"participation.fraction": 0.1, "participation.count": 3}),
+    "two settings": ([], {"clients.count": 3, "clients.fraction": 0.5}),
+    "the other order": ([], {"clients.fraction": 0.5, "clients.count": 3}),
+    "the value of the preset": ([], {"clients.fraction": 0.1, "clients.count": 3}),
     "epochs and steps": ([], {"local.epochs": 1, "local.steps": 2}),
-    "file and setting": (["participation.count"], {"participation.count": 3, "participation.fraction": 0.5}),
-    "setting and file": (["participation.fraction"], {"participation.fraction": 0.5, "participation.count": 3}),
+    "file and setting": (["clients.count"], {"clients.count": 3, "clients.fraction": 0.5}),
+    "setting and file": (["clients.fraction"], {"clients.fraction": 0.5, "clients.count": 3}),
     "steps in the file": (["local.steps"], {"local.steps": 2, "local.epochs": 1}),
     "both in the file": (["local.steps", "local.epochs"], {"local.steps": 2, "local.epochs": 1}),
-    "an option in the name of the digits": ([], {"data.shards": "digits:clients=5", "data.clients": 6}),
-    "the same in a file": (["data.shards"], {"data.shards": "digits:alpha=5", "data.alpha": 0.5}),
+    "an option in the name of the digits": ([], {"data.source": "digits:clients=5", "data.source.clients": 6}),
+    "the same in a file": (["data.source"], {"data.source": "digits:alpha=5", "data.source.alpha": 0.5}),
 }
 
 
@@ -625,25 +625,25 @@ def test_one_of_two_keys_takes_the_place_of_the_presets_or_of_a_default(
     tmp_path: Path, command: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = {key: value for key, value in SMALL.items() if key != "participation.count"}
-    half = fedmpi.run("fedavg", {**small, "participation.fraction": 0.5, "local.steps": 2}).config
+    small = {key: value for key, value in SMALL.items() if key != "clients.count"}
+    half = fedmpi.run("fedavg", {**small, "clients.fraction": 0.5, "local.steps": 2}).config
     assert half.participation.count is half.local.epochs is None
     fedmpi.run("fedavg", {"rounds": 1, "model.hidden": [4]}, out="RUN")
     said = command("train", "RUN/config.toml", "--set", "local.steps=2", "--out", "AGAIN")
     assert said.code == 0, "a run's own config.toml repeats the preset's values"
     assert fedmpi.load_run("AGAIN").config.local.epochs is None
-    with pytest.raises(fedmpi.UserError, match=r"data= and data.shards of the overrides say the same in two ways"):
-        fedmpi.run("fedavg", {"data.shards": "digits"}, data="digits")
+    with pytest.raises(fedmpi.UserError, match=r"data= and data.source of the overrides say the same in two ways"):
+        fedmpi.run("fedavg", {"data.source": "digits"}, data="digits")
 
 
 NAMES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a key that one preset has": (
-        [{"preset": "fedavg"}, {"preset": "fedsampling", "participation.clients": "all", "samples.wanted": 99}],
+        [{"preset": "fedavg"}, {"preset": "fedsampling", "clients.sampler": "all", "samples.budget": 99}],
         ["fedavg", "fedsampling"],
     ),
     "epochs and steps": ([{"local.epochs": 1}, {"local.steps": 5}], ["epochs = 1", "steps = 5"]),
     "count and fraction": (
-        [{"participation.count": 3}, {"participation.fraction": 0.5}],
+        [{"clients.count": 3}, {"clients.fraction": 0.5}],
         ["count = 3", "fraction = 0.5"],
     ),
     "no preset": ([{"preset": "fedavg"}, {"preset": None}], ["fedavg, epochs = 1", "epochs = 5"]),
@@ -656,8 +656,8 @@ def test_every_group_is_named_by_what_it_has(case: str, tmp_path: Path, command:
     tables, labels = NAMES[case]
     for number, keys in enumerate(tables):
         table = {"preset": "fedavg", "rounds": 1, "model.hidden": [4], "logging.tensorboard": False, **keys}
-        table["data.shards"] = "digits:clients=6"
-        table |= {} if table["preset"] else {"participation.fraction": 0.1, "local.epochs": 5}
+        table["data.source"] = "digits:clients=6"
+        table |= {} if table["preset"] else {"clients.fraction": 0.1, "local.epochs": 5}
         fedmpi.run({key: value for key, value in table.items() if value is not None}, out=tmp_path / str(number))
     said = command("compare", tmp_path, "--csv", tmp_path / "table.csv")
     assert "unset" not in said.text and all(f"│ {label} " in said.text for label in labels), said.text
@@ -671,7 +671,7 @@ def test_a_key_that_a_run_does_not_have_is_shown_as_such(tmp_path: Path, command
     fedmpi.run({**SMALL, "local.epochs": 1}, data="digits:clients=6", out=tmp_path / "run")
     for by, shown in {
         "preset": "without preset",
-        "participation.fraction": "without",
+        "clients.fraction": "without",
         "local.proximal_mu": "= 0.0",
     }.items():
         said = command("compare", tmp_path, "--by", by)
@@ -680,7 +680,7 @@ def test_a_key_that_a_run_does_not_have_is_shown_as_such(tmp_path: Path, command
 
 
 def test_every_option_has_a_description_of_its_own(command: Callable[..., Said]) -> None:
-    for part in fedmpi.parts():
+    for part in fedmpi.components():
         words = [option.doc for option in part.options]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)
     said = command("parts", "--kind", "model").text

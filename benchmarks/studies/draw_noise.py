@@ -52,13 +52,16 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     if part.strata != part.count or part.draw != "importance":
         raise SystemExit(f"{folder} has not one client a stratum, drawn by norm")
     if (
-        run.config.data.normalise
+        run.config.data.normalize
         or local.optimizer != "sgd"
         or local.steps is None
         or not isinstance(local.batch_size, int)
     ):
         raise SystemExit(f"{folder} does not take a number of plain SGD steps on batches of images in [0, 1]")
-    store, start = open_store(run.config.data.shards), parameters_to_vector(network.parameters()).detach().clone()
+    store, start = (
+        open_store(run.config.data.source.choice),
+        parameters_to_vector(network.parameters()).detach().clone(),
+    )
     generator = np.random.default_rng(run.config.seed)
     gradients, updates = [], []
     for client in range(store.clients):

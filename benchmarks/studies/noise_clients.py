@@ -35,12 +35,16 @@ PARTITIONS = {
 }
 AVAILABILITY = {
     "all": (),
-    "by class": ("system.availability=label-group", f"system.by_label={[k / 10 for k in range(1, 11)]}"),
+    "by class": ("clients.availability=label-group", f"clients.availability.by_label={[k / 10 for k in range(1, 11)]}"),
 }
 NOISE = ("stratum", "singletons", "nearest", "drop")
-METHODS = {noise: ("preset=fedsso", f"participation.noise={noise}") for noise in NOISE} | {
-    "no noise: k-means, H = 10": ("preset=fedsso", "participation.clustering=kmeans"),
-    "stratum, unbiased weights": ("preset=fedsso", "aggregation.weights=unbiased", "participation.noise=stratum"),
+METHODS = {noise: ("preset=fedsso", f"clients.sampler.clustering.outliers={noise}") for noise in NOISE} | {
+    "no noise: k-means, H = 10": ("preset=fedsso", "clients.sampler.clustering=kmeans"),
+    "stratum, unbiased weights": (
+        "preset=fedsso",
+        "server.weights=unbiased",
+        "clients.sampler.clustering.outliers=stratum",
+    ),
     "FedAvg": ("preset=fedavg",),
 }
 MODEL = {"model.hidden": [32], "cluster.threads": 1, "local.engine": "sequential"}
@@ -63,7 +67,7 @@ def deviations(experiment: Experiment, rounds: int) -> Floats:
     for t in range(1, rounds + 1):
         plan = decisions.planner.plan(t, decisions.stratifier.strata)
         c = plan.coefficients * sizes[plan.clients] ** plan.per_sample
-        found[t - 1, plan.clients] += c / c.sum() if plan.normalise and c.size else c
+        found[t - 1, plan.clients] += c / c.sum() if plan.normalize and c.size else c
     return found
 
 
@@ -79,14 +83,14 @@ def measured(folder: Path, seed: int, rounds: int) -> dict[tuple[str, str], list
     """Return bias and error at the initial and at the trained model, by availability and method."""
     trained = fedmpi.run(
         "fedavg",
-        MODEL | {"seed": seed, "rounds": 10, "participation.clients": "all", "local.lr": 0.1},
+        MODEL | {"seed": seed, "rounds": 10, "clients.sampler": "all", "local.lr": 0.1},
         data=str(folder),
     )
     inner: list[Floats] = []
     found = {}
     for name, away in AVAILABILITY.items():
         for method, settings in METHODS.items():
-            run = [f"data.shards={folder}", f"seed={seed}", f"rounds={rounds + 1}", "participation.count=10"]
+            run = [f"data.source={folder}", f"seed={seed}", f"rounds={rounds + 1}", "clients.count=10"]
             experiment = Experiment.connect(load_config(None, [*run, *QUIET, *settings, *away]))
             if not inner:
                 vector = parameters_to_vector(trained.model.parameters()).detach()

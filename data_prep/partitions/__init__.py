@@ -29,7 +29,7 @@ from data_prep.partitions.users import USER, USER_GROUPS
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import Part, resolve
+from fedmpi.common.registry import Component, resolve
 from fedmpi.common.types import Floats, Ints
 
 __all__ = [
@@ -173,7 +173,7 @@ def _option_value(value: Any) -> OptionValue:
     return value if isinstance(value, bool | int | float | str) else str(value)
 
 
-def _draw(part: Part, request: Request) -> Draw:
+def _draw(part: Component, request: Request) -> Draw:
     with calling(part):
         law = part.make(request.options)
         given = law(request.labels.copy(), request.clients, request.generator)  # the function may change its argument
@@ -187,7 +187,7 @@ def _draw(part: Part, request: Request) -> Draw:
     return Draw(rows.astype(np.int64), offsets.astype(np.int64), facts=facts)
 
 
-def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:
+def checked_owners(part: Component, given: Any, rows: int, clients: int | None) -> Ints:
     """Check and return the client of every row as given by a custom scheme, int64 (n,)."""
     found = np.asarray(given)
     if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):

@@ -50,7 +50,7 @@ def draw_pachinko(request: Request) -> Draw:
     S. Reddi et al., Adaptive federated optimization (ICLR 2021), appendix F, after W. Li and A. McCallum (ICML 2006).
     Each client in turn draws a mix of the superclasses ~ Dir(alpha) and, within each, a mix of its classes ~ Dir(beta).
     Each of its samples draws a superclass, then a class, then a row without replacement. A class that has run out is
-    removed from its superclass, and a superclass without classes from the tree; the mixes are renormalised. The paper
+    removed from its superclass, and a superclass without classes from the tree; the mixes are renormalized. The paper
     gives 500 clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
     """
     assert request.superclasses is not None  # the registry requires them
@@ -74,7 +74,7 @@ def pachinko_mixes(families: Ints, clients: int, alpha: float, beta: float, gene
     """Draw class mixes (N, C): the share of a superclass ~ Dir(alpha) times that of the class within it ~ Dir(beta).
 
     A class or superclass that has run out before a client's turn needs no other draw: a Dirichlet distribution
-    restricted to some of its components and renormalised is the Dirichlet distribution of these components.
+    restricted to some of its components and renormalized is the Dirichlet distribution of these components.
     """
     _, families = np.unique(families, return_inverse=True)
     roots = generator.dirichlet(np.full(int(families.max()) + 1, alpha), size=clients)

@@ -1,4 +1,4 @@
-"""An availability model: system.availability = "availability:in_turns"."""
+"""An availability model: clients.availability = "availability:in_turns"."""
 
 import numpy as np
 

@@ -1,11 +1,11 @@
-"""A robust aggregation rule: aggregation.rule = "combiner:signs"."""
+"""A robust aggregation rule: server.aggregator = "combiner:signs"."""
 
 import torch
 
-from fedmpi import combiner
+from fedmpi import aggregator
 
 
-@combiner
+@aggregator
 def signs(updates: torch.Tensor, coefficients: torch.Tensor, *, length: float = 1e-3) -> torch.Tensor:
     """Move every coordinate by one length, in the direction of the weighted majority (signSGD).
 

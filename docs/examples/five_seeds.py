@@ -10,7 +10,7 @@ import numpy as np
 import fedmpi
 
 SEEDS = range(5)
-SMALL = {"rounds": 15, "data.shards": "digits:clients=40,alpha=0.3", "participation.count": 5}
+SMALL = {"rounds": 15, "data.source": "digits:clients=40,alpha=0.3", "clients.count": 5}
 
 curves = {}
 for preset in ("fedavg", "fedprox"):

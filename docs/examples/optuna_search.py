@@ -10,7 +10,7 @@ import optuna
 
 import fedmpi
 
-SMALL = {"rounds": 10, "data.shards": "digits:clients=40,alpha=0.3", "participation.count": 5}
+SMALL = {"rounds": 10, "data.source": "digits:clients=40,alpha=0.3", "clients.count": 5}
 
 
 def objective(trial: optuna.Trial) -> float:

@@ -15,9 +15,9 @@ def largest_of_two(view) -> fedmpi.Cohort:
     return fedmpi.Cohort(np.sort(np.where(view.sizes[pairs[0]] > view.sizes[pairs[1]], *pairs)))
 
 
-small = {"rounds": 10, "data.shards": "digits:clients=40,alpha=0.3", "participation.count": 5}
+small = {"rounds": 10, "data.source": "digits:clients=40,alpha=0.3", "clients.count": 5}
 for sampler in ("uniform", largest_of_two):
-    run = fedmpi.run("fedavg", {**small, "participation.clients": sampler})
+    run = fedmpi.run("fedavg", {**small, "clients.sampler": sampler})
     if run.records:  # on rank 0
         name = getattr(sampler, "__name__", sampler)
         print(f"{name:15} {run.summary['final']['test_accuracy']:.3f}", sum(r["samples"] for r in run.records))

@@ -1,11 +1,11 @@
-"""A data sampler: samples.rule = "row_rule:rare_first"."""
+"""A data sampler: samples.sampler = "row_rule:rare_first"."""
 
 import numpy as np
 
-from fedmpi import row_rule
+from fedmpi import data_sampler
 
 
-@row_rule
+@data_sampler
 def rare_first(client, *, share: float = 0.5) -> np.ndarray:
     """Select a share of the client's samples, rare classes first.
 

@@ -1,4 +1,4 @@
-"""A client sampler: participation.clients = "sampler:loudest"."""
+"""A client sampler: clients.sampler = "sampler:loudest"."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A server optimizer: aggregation.optimizer = "server_optimizer:Averaged"."""
+"""A server optimizer: server.optimizer = "server_optimizer:Averaged"."""
 
 from fedmpi import server_optimizer
 

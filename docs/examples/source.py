@@ -1,4 +1,4 @@
-"""A data source: data.shards = "source:clouds"."""
+"""A data source: data.source = "source:clouds"."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A sampler that measures candidates: participation.clients = "two_stage_sampler:Steepest"."""
+"""A sampler that measures candidates: clients.sampler = "two_stage_sampler:Steepest"."""
 
 import numpy as np
 

@@ -17,7 +17,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from fedmpi import parts
+from fedmpi import components
 from fedmpi.cli import app as program
 from fedmpi.common.options import REQUIRED
 from fedmpi.config import key_descriptions

@@ -5,7 +5,7 @@ time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough if each c
 Otherwise a class has two methods: `measure` (updates) -> any shape, whose results are summed over all slices in
 float64, and `combine` (updates, coefficients, measured) -> (s,), which receives that sum.
 
-The coefficients are those of `aggregation.weights`; normalised ones add up to 1. The median, the trimmed mean and Krum
+The coefficients are those of `server.weights`; normalized ones add up to 1. The median, the trimmed mean and Krum
 ignore them and treat all clients equally.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
-from fedmpi.common.decorators import combiner
+from fedmpi.common.decorators import aggregator
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:
     import torch
@@ -31,20 +31,20 @@ else:
     torch = Later("torch")
 
 
-@combiner(name="mean")
+@aggregator(name="mean")
 def mean(updates: Tensor, coefficients: Tensor) -> Tensor:
     """Compute the weighted sum Σ c_k Δ_k, which fedmpi adds up client by client without keeping any update."""
     return (coefficients.double() @ updates.double()).to(updates.dtype)
 
 
-@combiner(name="median")
+@aggregator(name="median")
 def median(updates: Tensor, coefficients: Tensor) -> Tensor:
     """Compute the median of every coordinate (Yin et al. 2018, Definition 1); the middle two's mean for even m."""
     m = len(updates)
     return _ordered(updates)[:, (m - 1) // 2 : m // 2 + 1].mean(1, dtype=torch.float64).to(updates.dtype)
 
 
-@combiner(name="trimmed-mean")
+@aggregator(name="trimmed-mean")
 def trimmed_mean(updates: Tensor, coefficients: Tensor, *, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
     """Compute the mean of every coordinate without its smallest and largest values (Yin et al. 2018, Definition 2).
 
@@ -63,7 +63,7 @@ def _ordered(updates: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(np.ascontiguousarray(updates.numpy().T), axis=1))
 
 
-@combiner(name="krum")
+@aggregator(name="krum")
 class Krum:
     """Update with the smallest summed squared distances to its nearest others (Blanchard et al. 2017).
 
@@ -115,17 +115,17 @@ class Krum:
         f = self.byzantine
         if participants <= 2 * f + 2:
             raise UserError(
-                f'aggregation.rule = "krum" with aggregation.byzantine = {f} needs more than {2 * f + 2} participants '
+                f'server.aggregator = "krum" with server.aggregator.byzantine = {f} needs more than {2 * f + 2} participants '
                 f"that send an update, but a round has {participants}: let more take part, or lower it"
             )
         if self.keep > participants - f - 2:
             raise UserError(
-                f"aggregation.keep = {self.keep} of {participants} participants leaves no room for "
-                f"aggregation.byzantine = {f} of them: keep at most {participants - f - 2}"
+                f"server.aggregator.keep = {self.keep} of {participants} participants leaves no room for "
+                f"server.aggregator.byzantine = {f} of them: keep at most {participants - f - 2}"
             )
 
 
-@combiner(name="norm-clip")
+@aggregator(name="norm-clip")
 class NormClip:
     """Weighted sum of updates clipped to a largest norm, Σ c_k Δ_k min(1, bound/‖Δ_k‖) (Sun et al. 2019, §3).
 
@@ -151,7 +151,7 @@ class NormClip:
 class Combiner:
     """Combiner of a run: a function, or an object with `combine` and optionally `measure`."""
 
-    def __init__(self, part: Part, options: Mapping[str, Any]):
+    def __init__(self, part: Component, options: Mapping[str, Any]):
         with calling(part):
             self.part, self._chosen = part, part.make(options)
         self._combine = getattr(self._chosen, "combine", self._chosen)

@@ -42,13 +42,13 @@ class CombinedSum:
         self.inner, self.combiner, self.cluster = inner, combiner, cluster
         self.values, self.dtype, self.device = model.numel(), model.dtype, model.device
         self._rows = cluster.dealt_rows()
-        self._round, self._normalise = 0, True
+        self._round, self._normalize = 0, True
         self._width, self._borders = 0, np.zeros(cluster.size + 1, np.int64)
         self.combined = 0
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Set the round, whether coefficients should add up to 1, and the largest number of updates."""
-        self._round, self._normalise = plan.round, plan.normalise
+        self._round, self._normalize = plan.round, plan.normalize
         self._width = block_width(len(plan.clients), self.values, self.combiner.measures)
         blocks = -(-self.values // self._width)
         shares = blocks * np.arange(self.cluster.size + 1) // self.cluster.size
@@ -79,7 +79,7 @@ class CombinedSum:
     def _combined(self, order: Ints, coefficients: Floats) -> Tensor:
         """Return this rank's coordinates of the combined update, zeros elsewhere, (d,); rows in the given order."""
         total = float(coefficients.sum())
-        if self._normalise and total:
+        if self._normalize and total:
             coefficients = coefficients / total
         factors, result = torch.from_numpy(coefficients).to(self.dtype), torch.zeros(self.values, dtype=self.dtype)
         with one_thread():

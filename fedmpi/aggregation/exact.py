@@ -176,7 +176,7 @@ class FixedPointSum:
         if self._bound >= self._limit:
             raise OverflowError(
                 f"the exact sum exceeds its range of ±{self._limit / self._scale:.3g}: the updates are too large for "
-                "aggregation.exact = true; lower local.lr or switch it off"
+                "server.exact = true; lower local.lr or switch it off"
             )
         for start in range(0, vector.numel(), CHUNK):
             stop = min(start + CHUNK, vector.numel())

@@ -22,7 +22,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
 from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,7 @@ class Yogi(_Decaying):
 class ServerOptimizer:
     """Server optimizer of a run: one step per round on flat float32 vectors, bit-identical on every rank."""
 
-    def __init__(self, part: Part, options: Mapping[str, Any], trainable: int | None = None):
+    def __init__(self, part: Component, options: Mapping[str, Any], trainable: int | None = None):
         self.part, self.trainable = part, trainable
         with calling(part):
             self._chosen = part.make(options)

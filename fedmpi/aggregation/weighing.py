@@ -15,9 +15,9 @@ from fedmpi.aggregation.exact import LARGEST, Accumulator, FloatSum, ReducedValu
 from fedmpi.aggregation.weights import ClientWork
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.errors import ComponentFailure, UserError
 from fedmpi.common.plan import Plan, read_only
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
 from fedmpi.mpi import Cluster
 
@@ -26,28 +26,28 @@ GRID = 2.0**40
 LEAST_EXACT = 2.0**-12
 """Smallest sum of judged weights that exact sums, in steps of 1/GRID, still represent to about 1e-8 of it."""
 LARGEST_TOTAL = 1e200
-"""Largest sum of normalised weights before scaling."""
+"""Largest sum of normalized weights before scaling."""
 MOST_AT_ONCE = 120
 """Largest exponent of two in float32; terms beyond it are negligible beside the rest."""
 TOTAL_BITS = 9
-"""Exponent of the scaled sum of unnormalised weights: between 2**9 and 2**10, then rounded to 1e-12 of the sum."""
+"""Exponent of the scaled sum of unnormalized weights: between 2**9 and 2**10, then rounded to 1e-12 of the sum."""
 
 
 class Weighing:
     """Aggregation weights of the selected clients."""
 
-    def __init__(self, part: Part, options: Mapping[str, Any]):
+    def __init__(self, part: Component, options: Mapping[str, Any]):
         with calling(part):
             self.part, self._chosen = part, part.make(options)
         takes(part, self._chosen, "cohort", "sizes", method="" if callable(self._chosen) else "__call__")
         if self.judges:
             takes(part, self._chosen.after, "work", method="after")
         self.per_sample = int(part.marks.get("per_sample", 0))
-        self._normalised = part.marks.get("normalised", True)
+        self._normalized = part.marks.get("normalized", True)
         self.averages_models = bool(part.marks.get("averages_models", False))
         if self.judges and self.averages_models:
             raise UserError(
-                f"aggregation.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
+                f"server.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
                 "leave out averages_models or after()"
             )
 
@@ -61,9 +61,9 @@ class Weighing:
         """True if coefficients depend on the result of the clients' work."""
         return callable(getattr(self._chosen, "after", None))
 
-    def normalises(self, cohort: Cohort) -> bool:
+    def normalizes(self, cohort: Cohort) -> bool:
         """Return whether the sum of updates is divided by the total weight."""
-        return bool(self._normalised(cohort) if callable(self._normalised) else self._normalised)
+        return bool(self._normalized(cohort) if callable(self._normalized) else self._normalized)
 
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
         """Return the coefficient of every selected client, float64 (m,); for weights per sample (or pair), the factor
@@ -72,17 +72,17 @@ class Weighing:
         try:
             with calling(self.part, round):
                 found = self._chosen(_closed(cohort), read_only(sizes))
-        except PartFailure as failure:
+        except ComponentFailure as failure:
             raise _with_reason(failure, cohort, sizes) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
-        normalises, total = self.normalises(cohort), self._total(coefficients, cohort.clients, sizes)
-        if not total and normalises and self.part.foreign and sizes[cohort.clients].any():
+        normalizes, total = self.normalizes(cohort), self._total(coefficients, cohort.clients, sizes)
+        if not total and normalizes and self.part.foreign and sizes[cohort.clients].any():
             problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"
             raise refuse_result(self.part, problem, round)
-        if not total < (LARGEST_TOTAL if normalises else LARGEST):
+        if not total < (LARGEST_TOTAL if normalizes else LARGEST):
             problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
             raise refuse_result(self.part, problem, round)
-        return on_grid(coefficients, total) if normalises else coefficients
+        return on_grid(coefficients, total) if normalizes else coefficients
 
     def _total(self, coefficients: Floats, clients: Ints, sizes: Ints) -> float:
         """Return Σ |coefficient| · n^per_sample."""
@@ -93,7 +93,7 @@ class Weighing:
     @property
     def _divides(self) -> bool:
         """True if sums are always divided by the total weight."""
-        return self._normalised is True
+        return self._normalized is True
 
     def check_total(self, total: float, participants: int, round: int) -> None:
         """Reject judged weights whose sum cannot be a divisor."""
@@ -144,13 +144,13 @@ class Weighing:
             )
             raise refuse_result(self.part, problem, round)
         wrong = ~np.isfinite(coefficients)
-        if self.normalises(cohort):
+        if self.normalizes(cohort):
             wrong |= coefficients < 0
         if wrong.any():
             place = int(np.flatnonzero(wrong)[0])
             problem = (
                 f"gave client {cohort.clients[place]} the coefficient {coefficients[place]}: coefficients are finite, "
-                "and not below 0 where the sum is normalised"
+                "and not below 0 where the sum is normalized"
             )
             raise refuse_result(self.part, problem, round)
         return coefficients
@@ -165,7 +165,7 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
     return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
 
 
-def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailure:
+def _with_reason(failure: ComponentFailure, cohort: Cohort, sizes: Ints) -> ComponentFailure:
     """Return the failure, with its reason if the cause is clear.
 
     Weights may need probabilities that the sampler does not give, or confuse the sizes of all clients with those of the
@@ -174,7 +174,7 @@ def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailu
     cause, problem = failure.__cause__, failure.problem
     if isinstance(cause, TypeError) and "None" in problem and cohort.inclusion is None:
         problem += (
-            ": cohort.inclusion is None, since participation.clients does not tell the probabilities of its draw: "
+            ": cohort.inclusion is None, since clients.sampler does not tell the probabilities of its draw: "
             "choose a sampler that does, or other weights"
         )
     elif isinstance(cause, ValueError) and f"({len(sizes)},)" in problem:
@@ -182,7 +182,7 @@ def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailu
             f"{problem.rstrip()}: sizes holds those of all {len(sizes)} clients, and sizes[cohort.clients] those of "
             f"the {len(cohort.clients)} participants"
         )
-    return PartFailure(failure.kind, failure.name, problem, failure.where, failure.trace, failure.round)
+    return ComponentFailure(failure.kind, failure.name, problem, failure.where, failure.trace, failure.round)
 
 
 def _closed(cohort: Cohort) -> Cohort:
@@ -222,14 +222,14 @@ class JudgedSum:
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
         self.weight, self.power = 0.0, 0
         self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
-        self._normalise = True
+        self._normalize = True
         self._shares: list[float] = []
         self._power: int | None = None
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Set the round, its local learning rate and the global model (d,)."""
         self._round, self._lr, self._start = plan.round, plan.lr, start
-        self._normalise = plan.normalise
+        self._normalize = plan.normalize
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times the factor of the weights."""
@@ -258,7 +258,7 @@ class JudgedSum:
         shares = None if gathered is None else np.concatenate(gathered)
         whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]
         total, participants = self.cluster.broadcast(whole)[0].tolist()
-        if self._normalise:
+        if self._normalize:
             self.weighing.check_total(total, int(participants), self._round)
         if isinstance(self.inner, FloatSum):
             power = -math.frexp(total)[1]
@@ -266,8 +266,8 @@ class JudgedSum:
             total = math.ldexp(total, power)
         elif 0 < total < LEAST_EXACT:
             raise UserError(
-                f'aggregation.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
-                "little for exact sums: switch aggregation.exact off"
+                f'server.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
+                "little for exact sums: switch server.exact off"
             )
         self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
         self.inner.flush()

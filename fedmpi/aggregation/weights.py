@@ -1,16 +1,16 @@
-"""Aggregation weights: one coefficient c_k per selected client, and whether the sum is normalised.
+"""Aggregation weights: one coefficient c_k per selected client, and whether the sum is normalized.
 
-The server's update is Σ c_k Δ_k, divided by Σ c_k of the returned updates if the sum is to be normalised.
+The server's update is Σ c_k Δ_k, divided by Σ c_k of the returned updates if the sum is to be normalized.
 
 =============  ==================================  ==========  =====================================================
-name           c_k (times the multiplicity)        normalised  source
+name           c_k (times the multiplicity)        normalized  source
 =============  ==================================  ==========  =====================================================
 samples        samples used                        yes         McMahan et al. 2017, Algorithm 1
 uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
 gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
    …-squared   (samples used)² / K                 no          what FedSampling's published code does for texts
 stratified     N_h / (N m_h P_h)                   no          FedSTaS, Algorithm 2; FedSTS
-normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
+normalized     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
 unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
 literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (an average of models)
 =============  ==================================  ==========  =====================================================
@@ -22,7 +22,7 @@ selected client at all, and N there counts the clients of the strata with availa
 out, ρ_k and N are those of the others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 /
 N with "clients" (the target of FedSTaS's stratified mean).
 
-A selected client without used samples sends nothing. It does not count if the sum is normalised; otherwise it counts as
+A selected client without used samples sends nothing. It does not count if the sum is normalized; otherwise it counts as
 if it returned the received model. The coefficients of all kinds except the gradient sum and the unbiased one are
 multiples of 2**-40 or of a power of two, so that Σ c_k is bit-identical in any order.
 
@@ -83,7 +83,7 @@ def uniform(cohort: Cohort, sizes: Ints) -> Floats:
     return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
 
 
-@weights(name="gradient-sum", per_sample=True, normalised=False)
+@weights(name="gradient-sum", per_sample=True, normalized=False)
 def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
     """Weigh by samples used over sample budget K (FedSampling, Algorithm 1, with one full-batch step).
 
@@ -97,7 +97,7 @@ def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
     return cohort.multiplicity / cohort.wanted
 
 
-@weights(name="gradient-sum-squared", per_sample=2, normalised=False)
+@weights(name="gradient-sum-squared", per_sample=2, normalized=False)
 def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
     """Weigh by the square of the samples used over K, as in FedSampling's published code for texts.
 
@@ -112,7 +112,7 @@ def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
     return gradient_sum(cohort, sizes)
 
 
-@weights(name="stratified", normalised=False)
+@weights(name="stratified", normalized=False)
 def stratified(cohort: Cohort, sizes: Ints) -> Floats:
     """Average the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS).
 
@@ -121,9 +121,9 @@ def stratified(cohort: Cohort, sizes: Ints) -> Floats:
     return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
 
 
-@weights(name="normalised")
-def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
-    """Weigh by ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
+@weights(name="normalized")
+def normalized(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
+    """Weigh by ρ_k / π_k, normalized, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples
         Estimated quantity: the mean over all samples, or over all clients.
     """
     rho = _population_weights(cohort, sizes, population)
-    inclusion = _inclusion(cohort, "normalised")
+    inclusion = _inclusion(cohort, "normalized")
     return _sending(cohort, sizes) * _on_grid(rho[cohort.clients] / (inclusion * _share_there(cohort, rho)))
 
 
-@weights(name="unbiased", normalised=False)
+@weights(name="unbiased", normalized=False)
 def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """Weigh by ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
 
@@ -150,7 +150,7 @@ def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples")
     return _sending(cohort, sizes) * _population_weights(cohort, sizes, population)[cohort.clients] / there
 
 
-@weights(name="literal", normalised=False, averages_models=True)
+@weights(name="literal", normalized=False, averages_models=True)
 def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """Set the next model to (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
 
@@ -173,8 +173,8 @@ def _sending(cohort: Cohort, sizes: Ints) -> Ints:
 def _inclusion(cohort: Cohort, name: str) -> Floats:
     if cohort.inclusion is None:
         raise UserError(
-            f'aggregation.weights = "{name}" divides by inclusion probabilities, which the sampler of '
-            'participation.clients does not tell: have it return them in its Cohort, or choose "samples" or "uniform"'
+            f'server.weights = "{name}" divides by inclusion probabilities, which the sampler of '
+            'clients.sampler does not tell: have it return them in its Cohort, or choose "samples" or "uniform"'
         )
     return cohort.inclusion
 
@@ -228,7 +228,7 @@ def _stratum_weights(cohort: Cohort) -> Floats:
     """Return N_h / (N m_h P_h) of each selected client's stratum, m_h counted in the cohort itself."""
     if cohort.stratum is None or cohort.strata is None:
         raise UserError(
-            'aggregation.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
+            'server.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
         )
     sizes, represented = cohort.strata.sizes, cohort.strata.represented
     represented = np.ones(sizes.size) if represented is None else represented
@@ -278,12 +278,12 @@ class QFFL:
 
     def refuses(self, config: Config) -> str | None:
         """Explain why it has no effect with this configuration, and what to do; None if it has."""
-        optimizer = resolve("local optimizer", config.local.optimizer).name
+        optimizer = config.local.optimizer.name
         if optimizer == "sgd" or self.lipschitz is not None:
             return None
         return (
             "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
-            f'"{optimizer}" does not: set local.optimizer = "sgd", or aggregation.lipschitz'
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.aggregator.lipschitz'
         )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:

@@ -69,7 +69,7 @@ class Cohort:
     presence : Presence, optional
         The available clients; None if all were available.
     wanted : int, optional
-        K, the sample budget of all selected clients together, for weights: samples.wanted, or all their samples.
+        K, the sample budget of all selected clients together, for weights: samples.budget, or all their samples.
     numbers : mapping of str to float
         Further numbers of a custom sampler for the record of the round, named sampler_NAME there.
     """
@@ -108,14 +108,14 @@ class Cohort:
 def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
     """Return the number of clients to select per round, from a count or from a fraction of the clients."""
     if (count is None) == (fraction is None):
-        raise UserError("give exactly one of participation.count and participation.fraction")
+        raise UserError("give exactly one of clients.count and clients.fraction")
     if fraction is not None:
         if not 0 < fraction <= 1:
-            raise UserError(f"participation.fraction must lie in (0, 1], not {fraction}")
+            raise UserError(f"clients.fraction must lie in (0, 1], not {fraction}")
         return max(1, math.floor(fraction * clients + 0.5))
     assert count is not None
     if not 1 <= count <= clients:
-        raise UserError(f"participation.count = {count}, but the shards hold {clients} clients: choose 1 to {clients}")
+        raise UserError(f"clients.count = {count}, but the shards hold {clients} clients: choose 1 to {clients}")
     return count
 
 
@@ -360,7 +360,7 @@ def sequential_inclusion(norms: Floats, count: int) -> Floats:
         return proportional_inclusion(norms, count)
     if candidates > SEQUENTIAL_UP_TO:
         raise UserError(
-            f'participation.design = "sequential" allows for at most {SEQUENTIAL_UP_TO} clients '
+            f'clients.sampler.design = "sequential" allows for at most {SEQUENTIAL_UP_TO} clients '
             f'in a stratum, not {candidates}: use design = "systematic"'
         )
     inclusion = np.zeros(len(norms))

@@ -47,9 +47,11 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
     values = np.atleast_2d(np.asarray(block, np.float32))
     clients, size = values.shape
     if not 2 <= levels <= 255:
-        raise UserError(f"participation.levels must lie between 2 and 255, not {levels}")
+        raise UserError(f"clients.sampler.features.codebook_size must lie between 2 and 255, not {levels}")
     if levels > size:
-        raise UserError(f"participation.levels = {levels} exceeds the {size} gradient values: choose fewer levels")
+        raise UserError(
+            f"clients.sampler.features.codebook_size = {levels} exceeds the {size} gradient values: choose fewer levels"
+        )
     centres = np.empty((clients, levels), np.float32)
     index = np.empty((clients, size), np.uint8)
     rows = max(1, WORKING_VALUES // size)

@@ -13,11 +13,10 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.decorators import NUMBERS
-from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.registry import Part
+from fedmpi.common.errors import ComponentFailure, UserError
+from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ ROUNDING = 1e-6
 class ClientSampler:
     """Component that draws cohorts."""
 
-    def __init__(self, part: Part, options: dict[str, Any]):
+    def __init__(self, part: Component, options: dict[str, Any]):
         self.part = part
         with calling(part):
             self._made = part.make(options)
@@ -61,7 +60,7 @@ class ClientSampler:
     @classmethod
     def chosen_by(cls, config: Config) -> ClientSampler:
         """Return the sampler of a configuration."""
-        return cls(chosen(config, "client sampler"), options(config, "client sampler"))
+        return cls(config.clients.sampler.component, config.clients.sampler.options)
 
     @property
     def name(self) -> str:
@@ -198,7 +197,7 @@ class ClientSampler:
             raise self._refused(view, f"returned {name} {column[place]} for client {clients[place]}: it must be finite")
         return column.astype(np.float64)
 
-    def _refused(self, view: View, problem: str) -> PartFailure:
+    def _refused(self, view: View, problem: str) -> ComponentFailure:
         return refuse_result(self.part, problem, view.round)
 
 

@@ -1,4 +1,4 @@
-"""Built-in samplers of `participation.clients`: all, simple random, by size or gradient norm, stratified and clustered
+"""Built-in samplers of `clients.sampler`: all, simple random, by size or gradient norm, stratified and clustered
 draws, power of choice and Oort.
 """
 
@@ -59,7 +59,7 @@ def importance_clients(view: View, *, design: Literal["systematic", "sequential"
         Systematic PPS, whose inclusion probabilities are known, or sequential drawing.
     """
     if view.strata is None or view.strata.norms is None:
-        raise UserError('participation.clients = "importance" needs the norms of gradients: choose other features')
+        raise UserError('clients.sampler = "importance" needs the norms of gradients: choose other features')
     return importance(view.generator, view.strata.norms, view.present, view.count, design)
 
 
@@ -89,7 +89,7 @@ def stratified_clients(
     """
     strata = view.strata
     if strata is None:
-        raise UserError('participation.clients = "stratified" needs strata: none are in force')
+        raise UserError('clients.sampler = "stratified" needs strata: none are in force')
     return stratified(
         strata,
         view.present,
@@ -110,7 +110,7 @@ def clustered_by_size(view: View) -> Cohort:
 
     Clients in order of size put m n_k balls each into m urns of n balls, one urn after another. A client is drawn from
     every urn by its share of the balls: its expected number of draws is m n_k / n, as with draws by size, but with less
-    variance. `inclusion` is that expectation; with `aggregation.weights = "uniform"` each draw counts 1/m, so that a
+    variance. `inclusion` is that expectation; with `server.weights = "uniform"` each draw counts 1/m, so that a
     client's weight is n_k / n on average.
     """
     sizes = view.sizes[view.available]
@@ -118,7 +118,7 @@ def clustered_by_size(view: View) -> Cohort:
     if not total or not urns:
         return Cohort(np.empty(0, np.int64), np.empty(0))
     if total * urns >= 2**63:
-        raise UserError("participation.count times the number of samples must stay below 2**63 when drawing from urns")
+        raise UserError("clients.count times the number of samples must stay below 2**63 when drawing from urns")
     order = np.argsort(-sizes, kind="stable")  # from the largest to the smallest, equal ones in their order
     ends = urns * np.cumsum(sizes[order])
     balls = total * np.arange(urns) + view.generator.integers(0, total, urns)

@@ -31,7 +31,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen
 from fedmpi.mpi import Cluster
 
 Matrix = NDArray[np.floating]
@@ -127,7 +126,7 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
     if noise == "drop":
         if alone.all() and len(alone):
             raise UserError(
-                f'OPTICS finds no cluster among {len(alone)} clients and participation.noise = "drop" would drop them '
+                f'OPTICS finds no cluster among {len(alone)} clients and clients.sampler.clustering.outliers = "drop" would drop them '
                 'all: use noise = "nearest", a smaller xi, or probe = "full"'
             )
         labels[~alone] = _numbered(labels[~alone])
@@ -181,7 +180,7 @@ class Stratifier:
         self.measured = 0
         self.noise: int | None = None
         self._warned = False
-        self._needs = chosen(config, "client sampler").marks.get("needs", ())
+        self._needs = config.clients.sampler.component.marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
         if self.wanted and self.part.features != "label-histogram":
@@ -268,12 +267,14 @@ class Stratifier:
     def _report_noise(self, t: int, noise: int) -> None:
         """Record the number of clients in no cluster; warn once if there are many."""
         self.noise, rule = noise, self.part.noise
-        log.info('round %d: OPTICS puts %d clients in no cluster; participation.noise = "%s"', t, noise, rule)
+        log.info(
+            'round %d: OPTICS puts %d clients in no cluster; clients.sampler.clustering.outliers = "%s"', t, noise, rule
+        )
         if noise > MOST_NOISE * self.clients and not self._warned:
             self._warned = True
             log.warning(
                 "round %d: OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean "
-                'update is biased: no client of the same kind stands in for them. Set aggregation.weights = "unbiased" '
+                'update is biased: no client of the same kind stands in for them. Set server.weights = "unbiased" '
                 "(said once)",
                 *(t, noise, self.clients),
             )

@@ -19,11 +19,10 @@ from fedmpi.clients.strata import Strata
 from fedmpi.clients.view import ClientNumbers, View, asked_count
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
 from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
@@ -36,9 +35,9 @@ class ClientAvailability:
     """Available clients, round by round."""
 
     def __init__(self, config: Config, streams: Streams):
-        self.part = chosen(config, "availability")
+        self.part = config.clients.availability.component
         with calling(self.part):
-            self._law = self.part.make(options(config, "availability"))
+            self._law = self.part.make(config.clients.availability.options)
         takes(self.part, self._law, "view")
         self.streams = streams
 
@@ -52,7 +51,7 @@ class ClientAvailability:
 
         Raises
         ------
-        PartFailure
+        ComponentFailure
             If the model raises an exception, or does not return one probability per client.
         """
         return chances(self.part, self._law, view)
@@ -65,12 +64,12 @@ class ClientAvailability:
         return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)
 
 
-def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
+def chances(part: Component, law: Callable[[View], Any], view: View) -> Floats:
     """Return the probabilities of an availability model for a round, float64 (N,).
 
     Parameters
     ----------
-    part : Part
+    part : Component
         The availability model, for messages.
     law : callable
         law(view): the model, created with its options.
@@ -79,7 +78,7 @@ def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
 
     Raises
     ------
-    PartFailure
+    ComponentFailure
         If it raises an exception, or does not return one probability per client.
     """
     with calling(part, view.round):
@@ -115,7 +114,7 @@ def opens_with_a_step(config: Config, t: int) -> bool:
     """Return whether round t is every client's initial probing step, w_1^k, for the strata (FedSSO, Algorithm 1)."""
     if t or not config.participation.opening:
         return False
-    return "strata" in chosen(config, "client sampler").marks.get("needs", ())
+    return "strata" in config.clients.sampler.component.marks.get("needs", ())
 
 
 class CohortDraw:
@@ -138,12 +137,12 @@ class CohortDraw:
         self._views: dict[int, View] = {}
         self.streams = streams
         system = config.system
-        bits = upload_bits(config.transport.kind, config.transport.fraction, values)
+        bits = upload_bits(config.compression.name, config.compression.fraction, values)
         down, up, numbers = further_vectors(config)
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.availability = ClientAvailability(config, streams)
-        if config.participation.clients != "all":
+        if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if system.clock:
             sigma = system.bandwidth_sigma
@@ -154,7 +153,7 @@ class CohortDraw:
                 RateLaw("lognormal", system.upload, sigma),
                 RateLaw("lognormal", system.download, sigma),
             )
-        if system.clock and system.over_selection > 1 and config.aggregation.weights == "unbiased":
+        if system.clock and system.over_selection > 1 and config.server.weights.name == "unbiased":
             self._check_arrival()
 
     def _check_arrival(self) -> None:
@@ -162,10 +161,10 @@ class CohortDraw:
         seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
         if (seconds != seconds[0]).any():
             raise UserError(
-                'aggregation.weights = "unbiased" divides by the probability to count, but with system.over_selection '
+                'server.weights = "unbiased" divides by the probability to count, but with clients.over_selection '
                 "the first to arrive count, and here some clients always arrive before others (speeds, bandwidths or "
                 "numbers of samples differ), so that nobody knows how likely each is to count: set "
-                'system.over_selection = 1, or aggregation.weights = "normalised", which then estimates over those who '
+                'clients.over_selection = 1, or server.weights = "normalized", which then estimates over those who '
                 "arrive"
             )
 
@@ -179,11 +178,11 @@ class CohortDraw:
             view = self._views.pop(t, None) or self._view(t, present, strata)
             asked = self.sampler.draw(view)
         asked = replace(asked, presence=self._presence(t, present, strata))
-        arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.system.drop_out)
-        if not self.config.system.clock:
+        arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
+        if not self.config.devices is not None:
             return Turnout(arrived, asked.clients, present)
         seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
-        if self.config.system.over_selection > 1 and not opening:
+        if self.config.clients.over_selection > 1 and not opening:
             taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
@@ -207,7 +206,7 @@ class CohortDraw:
             self.streams,
             counts=self.counts,
             stream=stream,
-            reader="system.availability",
+            reader="clients.availability",
         )
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
@@ -215,7 +214,7 @@ class CohortDraw:
         groups = strata.labels if strata is not None and self.sampler.needs_strata else None
         if isinstance(present, int):
             return None if groups is None else Presence(present, None, groups)
-        known = self.config.aggregation.weights == "unbiased"
+        known = self.config.server.weights.name == "unbiased"
         return Presence(present, self.availability.chance(self._all(t)) if known else None, groups)
 
     def candidates(self, t: int, strata: Strata | None) -> Ints:
@@ -240,7 +239,7 @@ class CohortDraw:
             view.measured["seconds"][candidates] = self._seconds(candidates, pool, opening=False)
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
-        over, everybody = self.config.system.over_selection, self.sampler.name == "all"
+        over, everybody = self.config.clients.over_selection, self.sampler.name == "all"
         clients = len(self.sizes)
         return View(
             round=t,
@@ -253,7 +252,7 @@ class CohortDraw:
             wanted=self._wanted_of,
             numbers=self.numbers,
             counts=self.counts,
-            reader=f"participation.clients = {self.sampler.name!r}",
+            reader=f"clients.sampler = {self.sampler.name!r}",
         )
 
     def _wanted_of(self, clients: int) -> int:

@@ -58,7 +58,7 @@ class ClientNumbers:
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(
-                f"the checkpoint lacks {', '.join(missing)}, which participation.clients draws by: resume with the "
+                f"the checkpoint lacks {', '.join(missing)}, which clients.sampler draws by: resume with the "
                 "version of fedmpi that wrote it, or choose another --out"
             )
         for name in self.names:
@@ -89,7 +89,7 @@ class View:
     wanted : callable
         (clients) -> m, the clients to select, if a share is one of so many clients.
     reader : str
-        The component that receives the view, for error messages: "participation.clients = 'mine:loudest'".
+        The component that receives the view, for error messages: "clients.sampler = 'mine:loudest'".
     numbers, measured, counts, stream
         Sources of `last` and `age`, `fresh`, `class_counts`, and the generator.
     """
@@ -106,7 +106,7 @@ class View:
     measured: dict[str, Floats] = field(default_factory=dict)
     counts: Callable[[], Ints] | None = None
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
-    reader: str = "participation.clients"
+    reader: str = "clients.sampler"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))

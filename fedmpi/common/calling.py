@@ -17,21 +17,21 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
+from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
 from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
 from fedmpi.common.own_code import innermost
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 
 log = logging.getLogger("fedmpi")
 
 WATCHED_CALLS = 100
 """Number of calls of a component in which draws from global generators are detected; more would cost too much."""
 
-_calls: WeakKeyDictionary[Part, Counter[str]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Component, Counter[str]] = WeakKeyDictionary()
 
 
 @contextmanager
-def calling(part: Part, round: int | None = None, client: int | None = None) -> Iterator[None]:
+def calling(part: Component, round: int | None = None, client: int | None = None) -> Iterator[None]:
     """Guard every call of a component.
 
     The global generators of random, numpy and torch are restored after a call of a custom component. The log warns if a
@@ -52,7 +52,7 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
 
 @contextmanager
 def naming(
-    part: Part, round: int | None = None, client: int | None = None, *, but: tuple[type[Exception], ...] = ()
+    part: Component, round: int | None = None, client: int | None = None, *, but: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
     """Do the same as `calling` without restoring generators, for calls too many to copy their states each time.
 
@@ -60,7 +60,7 @@ def naming(
     """
     try:
         yield
-    except (UserError, PartFailure, ClientFailure, KeyboardInterrupt):
+    except (UserError, ComponentFailure, ClientFailure, KeyboardInterrupt):
         raise
     except but:
         raise
@@ -73,7 +73,7 @@ def during(round: int) -> Iterator[None]:
     """Add the round to failures of a component within the context."""
     try:
         yield
-    except PartFailure as failure:
+    except ComponentFailure as failure:
         raise failure.during(round) from failure.__cause__
 
 
@@ -91,7 +91,7 @@ def kept_settings() -> Iterator[None]:
             torch.set_grad_enabled(kept[1])
 
 
-def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
+def takes(part: Component, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
     """Reject a custom component with a signature that its kind does not allow."""
     if not part.foreign:
         return
@@ -115,9 +115,11 @@ def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str 
         ) from None
 
 
-def refuse_result(part: Part, problem: str, round: int | None = None, client: int | None = None) -> PartFailure:
+def refuse_result(
+    part: Component, problem: str, round: int | None = None, client: int | None = None
+) -> ComponentFailure:
     """Build the failure of a component that returned an invalid result."""
-    return PartFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
+    return ComponentFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
 
 
 def is_complex(found: Any) -> bool:
@@ -127,17 +129,17 @@ def is_complex(found: Any) -> bool:
 
 
 def failure_of(
-    part: Part, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
-) -> PartFailure:
+    part: Component, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
+) -> ComponentFailure:
     """Build the failure of a component in which an exception was raised, with its line."""
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
     listing = "".join(traceback.format_list(lines)) if lines else ""
-    return PartFailure(part.kind, part.name, problem, where, listing.rstrip(), round, client)
+    return ComponentFailure(part.kind, part.name, problem, where, listing.rstrip(), round, client)
 
 
-def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:
+def _own_lines(part: Component, trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """Return the traceback from the component's own first line on, without the caller's lines."""
     frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
     if part.source is None:
@@ -148,7 +150,7 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
     return frames[1:]
 
 
-def _definition(part: Part) -> str:
+def _definition(part: Component) -> str:
     """ "file:line" of the component's definition; the file alone if the line is unknown, "" if there is no file."""
     if part.source is None:
         return ""
@@ -159,7 +161,7 @@ def _definition(part: Part) -> str:
         return str(part.source)
 
 
-def _warn_of_draws(part: Part, before: GeneratorStates) -> None:
+def _warn_of_draws(part: Component, before: GeneratorStates) -> None:
     """Warn once per component if it has drawn from a global generator since these states."""
     seen = _calls.setdefault(part, Counter())
     if seen["calls"] >= WATCHED_CALLS:

@@ -1,4 +1,4 @@
-"""Decorators that register components: `@client_sampler`, `@row_rule`, `@weights`, `@combiner`, `@server_optimizer`.
+"""Decorators that register components: `@client_sampler`, `@data_sampler`, `@weights`, `@aggregator`, `@server_optimizer`.
 
 Each works with and without parentheses and returns the function or class unchanged.
 """

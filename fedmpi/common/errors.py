@@ -95,7 +95,7 @@ class ClientFailure(Exception):
         self.rank = rank
 
 
-class PartFailure(Exception):
+class ComponentFailure(Exception):
     """Exception raised by a chosen component, or an invalid result of it. The commands exit with 1.
 
     Parameters
@@ -129,8 +129,8 @@ class PartFailure(Exception):
         self.kind, self.name, self.problem, self.where, self.trace = kind, name, problem, where, trace
         self.round, self.client = round, client
 
-    def during(self, round: int | None = None, client: int | None = None) -> PartFailure:
+    def during(self, round: int | None = None, client: int | None = None) -> ComponentFailure:
         """Return the same failure with the round and the client, unless it names them already."""
         round = self.round if self.round is not None else round
         client = self.client if self.client is not None else client
-        return PartFailure(self.kind, self.name, self.problem, self.where, self.trace, round, client)
+        return ComponentFailure(self.kind, self.name, self.problem, self.where, self.trace, round, client)

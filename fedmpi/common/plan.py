@@ -29,7 +29,7 @@ class Plan:
     # (m,): raw factor of each selected client's update in the sum; times the samples it used, to the power `per_sample`
     coefficients: Floats
     per_sample: int  # unit of a coefficient. 0: an update; 1: a sample used; 2: a pair of samples used
-    normalise: bool  # True divides the sum by its total weight
+    normalize: bool  # True divides the sum by its total weight
     probability: float = 1.0  # probability p with which a sample of a selected client is used (1 = all samples)
     # (m,): mediator of each selected client; empty in a star
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -49,7 +49,7 @@ class Plan:
             clients = clients[:1]
         if participants and (coefficients == coefficients[0]).all():
             coefficients = coefficients[:1]
-        whole = np.array([self.round, self.per_sample, self.normalise, participants, self.one_step], np.int64)
+        whole = np.array([self.round, self.per_sample, self.normalize, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
         return [whole, real, clients, coefficients, self.mediators, self.coming, self.balance]
 
@@ -68,7 +68,7 @@ class Plan:
             clients=clients,
             coefficients=coefficients,
             per_sample=int(whole[1]),
-            normalise=bool(whole[2]),
+            normalize=bool(whole[2]),
             probability=float(real[1]),
             mediators=mediators,
             one_step=bool(whole[4]),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class TaskKind:
         """Return the outputs in the form that a loss needs with the targets: for a regression, in their shape."""
         return outputs.reshape(targets.shape) if self.name == "regression" else outputs
 
-    def refusal(self, part: Part) -> str | None:
+    def refusal(self, part: Component) -> str | None:
         """Return why a loss or a metric does not belong to this kind, or None."""
         fits = part.marks.get("tasks")
         if part.foreign or fits is None or self.name in fits:

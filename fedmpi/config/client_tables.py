@@ -197,7 +197,7 @@ class SamplesTable(OpenTable):
     """K, the number of samples wanted per round."""
     ratio: Probability | None = None
     """The naive rule's fixed share r."""
-    size_estimate: Annotated[Literal["exact", "randomised-response", "duchi", "piecewise"], ESTIMATED] = "exact"
+    size_estimate: Annotated[Literal["exact", "randomized-response", "duchi", "piecewise"], ESTIMATED] = "exact"
     """How the server learns the total size: exactly, or from ε-LDP answers."""
     epsilon: Annotated[
         Positive,
@@ -208,7 +208,7 @@ class SamplesTable(OpenTable):
     """ε of one client's size answer."""
     threshold: Annotated[Count, Field(ge=3), ESTIMATED, PRIVATE] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
-    clip: Annotated[bool, ESTIMATED, only_with("size_estimate", "randomised-response")] = True
+    clip: Annotated[bool, ESTIMATED, only_with("size_estimate", "randomized-response")] = True
     """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
     asked: Annotated[Literal["all", "participants"], ESTIMATED] = "all"
     """Who is asked for its size."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from fedmpi.common.data_choices import makes_data
 from fedmpi.common.options import first_sentence
-from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
+from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, components, resolve
 from fedmpi.config.base import Condition, Values
 
 NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")

@@ -25,7 +25,6 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import CLASSIFICATION, KINDS
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import all_chosen, options_of_part
 from fedmpi.config.server_tables import EvaluationTable
 from fedmpi.core.placement import Layout
 from fedmpi.core.worker import Trainer
@@ -101,7 +100,7 @@ class EvaluatedParts:
             if not store.part_samples(part):
                 other = "val" if part == "test" else "test"
                 raise UserError(
-                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.shards} '
+                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.source.choice} '
                     f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
                 )
 
@@ -117,7 +116,7 @@ class EvaluatedParts:
             if not (abs(found.loss) < LARGEST_LOSS or unlikely):
                 raise Divergence(
                     f"the loss on the {NAMES[part]} samples is {found.loss:g} after round {round}: training diverged; "
-                    "lower local.lr or aggregation.lr"
+                    "lower local.lr or server.optimizer.lr"
                 )
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
@@ -264,7 +263,7 @@ class ClientsView:
         if int(wanted) > len(holding):
             raise UserError(
                 f"evaluation.clients = {wanted}, but {len(holding)} of the {len(self.used)} clients of "
-                f'{self.config.data.shards} hold {self.rows.kind}: give at most so many, or "all"'
+                f'{self.config.data.source.choice} hold {self.rows.kind}: give at most so many, or "all"'
             )
         generator = self.streams.generator(Purpose.CLIENTS_VIEWED)
         return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))

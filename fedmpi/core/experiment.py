@@ -27,7 +27,6 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Bytes, Ints
 from fedmpi.config import Config
 from fedmpi.config.base import written
-from fedmpi.config.choices import chosen, data_options, options
 from fedmpi.config.writing import flat_table
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, clients_view
 from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
@@ -82,12 +81,12 @@ class RunData:
         """Open the data of a configuration; tensors are placed on the device. Collective."""
         watch = DataWatch(store)
         if config.data.verify:
-            on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))
+            on_server(cluster, lambda: open_store(config.data.source.choice, config.data.source.options, verify=True))
         samples = client_samples(config, store, streams, device)
         evaluated = EvaluatedParts(config, store, samples.data)
-        check_targets(config.task.kind, store.description, str(written(config.data.shards)))
+        check_targets(config.task.kind, store.description, str(config.data.source.name))
         attacking = attackers(config, streams, store.clients)
-        trained_on = FlippedLabels(samples.data, attacking) if config.attack.kind == "label-flip" else samples.data
+        trained_on = FlippedLabels(samples.data, attacking) if config.attack.name == "label-flip" else samples.data
         augmentation = rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {}
         return cls(store, watch, samples, evaluated, attacking, trained_on, augmentation)
 
@@ -138,7 +137,7 @@ class Experiment:
         device, streams = prepare_device(config, cluster), Streams(config.seed)
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
-        loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
+        loss = task_loss(config.task.loss, config.task.loss.options, config.task.kind)
         name, given = config.model.name, config.model.options
         model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)
@@ -150,7 +149,7 @@ class Experiment:
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
-        if config.transport.error_feedback:
+        if config.compression.error_feedback:
             check_residuals(store.clients, model.size)
         agree_on_values(cluster, model)
         agree_on_traits(cluster, model, description)
@@ -162,8 +161,8 @@ class Experiment:
         local_state = LocalState(cluster, layout, store.clients, hooks, observer)
         trainer = Trainer(config, cluster, engine, worker, store, observer, local_state)
         decisions = _decisions(config, streams, data, model, observer, trainer)
-        chosen_step = chosen(config, "server optimizer")
-        optimizer = ServerOptimizer(chosen_step, options(config, "server optimizer"), model.trainable)
+        chosen_step = config.server.optimizer.component
+        optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
         view = clients_view(config, cluster, streams, samples.data, samples.rebalancing, layout, trainer)
         return cls(
             config=config,
@@ -190,8 +189,8 @@ def _worker(
     config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
 ) -> Worker:
     """Make the worker that turns a plan into this rank's tasks."""
-    part, given, labels = chosen(config, "row rule"), options(config, "row rule"), data.samples.data.labels
-    row_rule = RowRule(part, given, streams, config.samples.wanted, labels)
+    part, given, labels = config.samples.sampler.component, config.samples.sampler.options, data.samples.data.labels
+    row_rule = RowRule(part, given, streams, config.samples.budget, labels)
     evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
     proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
     return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)
@@ -209,7 +208,7 @@ def _decisions(
     measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
     probe = make_probe(config, model, trained_on, streams, cluster.rank)
     groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
-    learning = layout.shared and config.topology.balance == "measured"
+    learning = layout.shared and config.cluster.balance == "measured"
     return Decisions(
         cluster=cluster,
         layout=layout,
@@ -227,7 +226,7 @@ def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
     """Open the data, and reject ranks that do not run the same. Collective, before any other exchange."""
     store, refusal = None, ""
     try:
-        store = open_store(config.data.shards, data_options(config))
+        store = open_store(config.data.source.choice, config.data.source.options)
     except UserError as error:
         refusal = str(error)
     compare_ranks(cluster, facts_of_run(config, store.manifest if store else None, refusal))
@@ -293,24 +292,26 @@ def _sources(package: Path) -> str:
 
 def check_batches(config: Config, sizes: Ints, least: int) -> None:
     """Reject training batches of one sample if the model needs more (`models.flat.FlatModel.least`)."""
-    part, rule = config.local, chosen(config, "row rule").name
+    part, rule = config.local, config.samples.sampler.component.name
     if least == 1:
         return
     why, other = f"{NEEDS_TWO}, which", "replace BatchNorm by GroupNorm, squeeze() by flatten(1)"
     remedy = "Set local.drop_last = true, which leaves such batches out, or"
     if part.batch_size == 1:
         raise UserError(f"{why} local.batch_size = 1 makes. Set a larger local.batch_size, or {other}")
-    needs = chosen(config, "client sampler").marks.get("needs", ())
+    needs = config.clients.sampler.component.marks.get("needs", ())
     probes = bool({"strata", "norms"} & {*needs}) and config.participation.features != "label-histogram"
     if config.participation.probe == "sample" and (probes or config.participation.opening):
-        raise UserError(f'{why} participation.probe = "sample" makes. Set it to "batch" or "full", or {other}')
+        raise UserError(
+            f'{why} clients.sampler.features.probe = "sample" makes. Set it to "batch" or "full", or {other}'
+        )
     if part.drop_last:
         return
     lone = sizes == 1
     if part.batch_size != "all" and (part.steps is None or config.evaluation.fine_tune > 0):
         lone = sizes % part.batch_size == 1
         if rule != "all" and sizes.max() > part.batch_size:
-            raise UserError(f'{why} samples.rule = "{rule}" may leave to a client. {remedy} {other}')
+            raise UserError(f'{why} samples.sampler = "{rule}" may leave to a client. {remedy} {other}')
     if rule != "all":  # a client does not train in a round in which it has one sample
         return
     if lone.any():
@@ -324,7 +325,7 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
 def untrained(config: Config, sizes: Ints, least: int) -> str:
     """Describe the clients that `local.drop_last` excludes from training, in one sentence; "" if there are none."""
     single = np.flatnonzero(sizes == 1)
-    if least == 1 or not (len(single) or config.samples.rule != "all"):
+    if least == 1 or not (len(single) or config.samples.sampler.name != "all"):
         return ""
     never = f": this is so in every round for {_named(single, sizes)}" if len(single) else ""
     return f"{NEEDS_TWO}. A client does not train in a round in which it has one sample{never}"

@@ -59,7 +59,7 @@ class Simulation:
         self.sums = RoundSum(
             self.cluster,
             self.model,
-            self.config.aggregation.exact,
+            self.config.server.exact,
             experiment.single_updates,
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),

@@ -1,7 +1,7 @@
 """Assignment of clients to workers: worker indices, the clients that each worker owns, and their trainers.
 
 Assignments are pure functions of the plan, so every rank computes the same ones. If any rank may map any shard, clients
-are assigned by planned work. Seconds measured in earlier rounds are used only if `topology.balance` = "measured",
+are assigned by planned work. Seconds measured in earlier rounds are used only if `cluster.balance` = "measured",
 because then the sums of two equal runs differ in their last bits. Rank 0 estimates the cost of samples, steps and
 workers and sends the result with the plan.
 """
@@ -109,9 +109,9 @@ class Layout:
 
 
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
-    """Return whether any worker may train any client (`topology.placement`)."""
-    placement = config.topology.placement
-    if cluster.size == 1 or config.topology.kind == "mediators" or config.transport.error_feedback:
+    """Return whether any worker may train any client (`cluster.placement`)."""
+    placement = config.cluster.placement
+    if cluster.size == 1 or config.topology.name == "mediators" or config.compression.error_feedback:
         return False
     if placement != "auto":
         return placement == "shared"
@@ -120,9 +120,9 @@ def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: Data
 
 
 def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
-    """Return whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
-    if config.server.trains != "auto":
-        return config.server.trains == "always"
+    """Return whether rank 0 of several trains (`cluster.server_trains`): by default if its core or GPU would idle otherwise."""
+    if config.cluster.server_trains != "auto":
+        return config.cluster.server_trains == "always"
     return shared and cluster.largest_node <= places
 
 
@@ -166,7 +166,7 @@ def check_threads(threads: int) -> None:
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     """Choose this rank's device, its thread limit (one with exact sums, for equal arithmetic) and its memory."""
     check_threads(config.cluster.threads)
-    if config.aggregation.exact:
+    if config.server.exact:
         torch.set_num_threads(1)
         repeat_results()
     else:
@@ -184,7 +184,7 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
     """
     fair, cores = torch.get_num_threads(), cluster.fewest_cores
     named = config.cluster.threads or explicit_threads(os.environ)
-    if not cluster.maximum(int(fair > 1 and not config.aggregation.exact)):
+    if not cluster.maximum(int(fair > 1 and not config.server.exact)):
         return fair
     others = cluster.cores_of_others()
     free = threads_beside_others(fair, cores, others, cluster.node_size)
@@ -208,7 +208,7 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
 def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
     """Estimate the samples of one launch: a batch, of several clients if they may be trained together."""
     batch = float(sizes.mean()) if config.local.batch_size == "all" else float(config.local.batch_size)
-    if config.local.engine == "sequential" or config.topology.kind == "mediators":
+    if config.local.engine == "sequential" or config.topology.name == "mediators":
         return batch
     part = config.participation
     cohort = part.count or round((part.fraction or 1.0) * len(sizes))

@@ -33,7 +33,6 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
-from fedmpi.config.choices import chosen, options
 from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.core.placement import BalanceLearner, Layout
 from fedmpi.core.reduce import RoundTotals
@@ -72,7 +71,7 @@ class Accounts:
             GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
         self.draws_in_secret = draws_in_secret(config)
-        rule = chosen(config, "row rule")
+        rule = config.samples.sampler.component
         self.knows_rows = bool(rule.marks.get("pooled"))
         counted = int(sizes.sum()) if self.knows_rows and samples.rule != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
@@ -205,8 +204,10 @@ class Planner:
         self.cohorts = cohorts
         self.groups = groups
         self.accounts = Accounts(config, sizes)
-        self.row_rule = RowRule(chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted)
-        self.weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+        self.row_rule = RowRule(
+            config.samples.sampler.component, config.samples.sampler.options, streams, config.samples.budget
+        )
+        self.weighing = Weighing(config.server.weights.component, config.server.weights.options)
         algorithm = local_algorithm(config)
         self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
         self.seconds: Floats | None = None
@@ -217,8 +218,8 @@ class Planner:
     def sends_coming(self) -> bool:
         """True if workers benefit from knowing the next cohort: they read whole clients, different in each round."""
         part = self.config.topology
-        everybody = self.config.participation.clients == "all"
-        return self.config.samples.rule == "all" and not everybody and part.placement != "mediator"
+        everybody = self.config.clients.sampler.name == "all"
+        return self.config.samples.sampler.name == "all" and not everybody and part.placement != "mediator"
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
         """Draft a coming round in advance, so that `plan` only has to add it to the accounts."""
@@ -263,7 +264,7 @@ class Planner:
             clients=cohort.clients,
             coefficients=coefficients,
             per_sample=weighing.per_sample,
-            normalise=weighing.normalises(cohort) and not clips,
+            normalize=weighing.normalizes(cohort) and not clips,
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
@@ -280,8 +281,8 @@ class Planner:
         twice, sampler = cohort.clients[cohort.multiplicity > 1], self.cohorts.sampler
         if len(twice):
             raise UserError(
-                f'local.algorithm = "{self.config.local.algorithm}" counts every participant once, but '
-                f'participation.clients = "{sampler.name}" drew client {twice[0]} more than once in '
+                f'local.algorithm = "{self.config.local.algorithm.name}" counts every participant once, but '
+                f'clients.sampler = "{sampler.name}" drew client {twice[0]} more than once in '
                 f"round {t}: draw clients without replacement"
             )
 
@@ -296,7 +297,7 @@ class Planner:
         if part.weights not in ("stratified", "literal"):
             return self.weighing
         population = "clients" if part.weights == "stratified" else part.population
-        return Weighing(resolve("weights", "normalised"), {"population": population})
+        return Weighing(resolve("weights", "normalized"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
         """Return the probability with which samples are used, and the size estimate behind it.
@@ -324,7 +325,7 @@ class Planner:
 
     def _wanted_share(self, turnout: Turnout) -> float:
         """Return min(1, K / samples of all available clients) for a custom pooled data sampler; else 1."""
-        wanted, rule = self.config.samples.wanted, self.row_rule
+        wanted, rule = self.config.samples.budget, self.row_rule
         if wanted is None or not rule.part.foreign or not rule.pooled:
             return 1.0
         sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
@@ -332,7 +333,7 @@ class Planner:
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
         """Return the raw coefficients; for weights that count samples, the factor of one sample."""
-        wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
+        wanted = self.config.samples.budget or max(1, int(self.sizes[cohort.clients].sum()))
         return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
     def _facts(self, draft: Draft) -> dict[str, Any]:
@@ -352,7 +353,7 @@ class Planner:
             facts["strata"] = len(strata.sizes)
             facts["stratum_sizes"] = strata.sizes.tolist()
             facts["allocation"] = strata.draws.tolist()
-        if self.config.samples.rule in ("bernoulli", "ratio") and not plan.one_step:
+        if self.config.samples.sampler.name in ("bernoulli", "ratio") and not plan.one_step:
             facts["sampling_probability"] = sampling.probability
         if sampling.estimate is not None:
             facts["size_estimate"] = sampling.estimate.total
@@ -370,7 +371,7 @@ class Planner:
         if not len(mediators):
             return round_seconds(seconds)
         chains = np.bincount(mediators, weights=seconds)
-        return self.config.topology.mediator_epochs * float(chains.max(initial=0.0))
+        return self.config.topology.epochs * float(chains.max(initial=0.0))
 
     def _diagnosed(self, cohort: Cohort) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -497,7 +498,7 @@ class Decisions:
     stratifier: Stratifier  # Measures and groups the clients, on all ranks together
     sampler: ClientSampler
     inquiry: Inquiry  # Measurements of single clients for the sampler, on all ranks
-    # Learns the best assignment of work (rank 0 only), if `topology.balance` = "measured" and data is shared
+    # Learns the best assignment of work (rank 0 only), if `cluster.balance` = "measured" and data is shared
     balance: BalanceLearner
 
     @property

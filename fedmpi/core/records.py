@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedmpi
 from fedmpi.common.data_choices import in_memory
-from fedmpi.common.errors import PartFailure, RanksDisagree, UserError, raised
+from fedmpi.common.errors import ComponentFailure, RanksDisagree, UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.own_code import object_name
 from fedmpi.common.plan import Plan
@@ -82,7 +82,7 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
     hooks, returned = experiment.local_state.hooks, round(totals.sums["clients"])
     if hooks is not None and returned:
         facts |= {f"local_{name}": totals.further[name] / returned for name in hooks.numbers}
-    if config.topology.kind == "mediators":
+    if config.topology.name == "mediators":
         facts["visits"] = round(totals.sums["visits"])
         facts["hops"] = round(totals.sums["hops"])
         facts["idle_seconds"] = totals.idle.tolist()
@@ -123,10 +123,12 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     """Describe the run for the terminal, once everything is loaded."""
     config, sizes = experiment.config, experiment.data.sizes
     what = [f"preset {config.preset}"] if config.preset else []
-    what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
+    what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {config.data.source.name}"]
     what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
-    described = _data_lines(experiment) if in_memory(config.data.shards) else []  # folders were described when prepared
+    described = (
+        _data_lines(experiment) if in_memory(config.data.source.choice) else []
+    )  # folders were described when prepared
     return ["; ".join(what), *described, *remarks(flat_table(config))]
 
 
@@ -178,12 +180,12 @@ class Listener:
         (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
         wanted, failure = json.loads(received.tobytes())
         if failure is not None:
-            raise PartFailure(**failure) from cause
+            raise ComponentFailure(**failure) from cause
         return bool(wanted)
 
 
 def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
-    """Describe the error for `PartFailure`: the function, its line, and its own part of the traceback."""
+    """Describe the error for `ComponentFailure`: the function, its line, and its own part of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     return {
         "kind": "function on_round =",

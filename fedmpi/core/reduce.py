@@ -26,7 +26,6 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
 from fedmpi.local.algorithm import Totals
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments
@@ -194,10 +193,10 @@ def one_by_one(
     config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
-    if config.aggregation.rule != "mean":
-        combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
+    if config.server.aggregator.name != "mean":
+        combiner = Combiner(config.server.aggregator.component, config.server.aggregator.options)
         return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
-    weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+    weighing = Weighing(config.server.weights.component, config.server.weights.options)
     return partial(JudgedSum, weighing=weighing, loss=losses().before, cluster=cluster) if weighing.judges else None
 
 
@@ -285,7 +284,7 @@ class ServerStep:
     @property
     def combines(self) -> bool:
         """True if a robust aggregation rule, not a sum, makes the update."""
-        return bool(self.config.aggregation.rule != "mean")
+        return bool(self.config.server.aggregator.name != "mean")
 
     def divisor(self, plan: Plan, totals: RoundTotals) -> float:
         """Return the divisor of the scaled sum of updates: the total weight of the returned updates, or 1."""
@@ -294,4 +293,4 @@ class ServerStep:
         return math.ldexp(1.0, min(round(totals.sums["power"]), LARGEST_POWER))
 
     def _divides(self, plan: Plan, totals: RoundTotals) -> bool:
-        return plan.normalise and totals.sums["weight"] > 0 and not self.combines
+        return plan.normalize and totals.sums["weight"] > 0 and not self.combines

@@ -281,8 +281,12 @@ class Worker:
 
     def _expected_rows(self, plan: Plan) -> float:
         """Return the expected number of samples that the cohort is trained on."""
-        wanted, whole = self.config.samples.wanted, float(self._offsets(plan)[-1])
-        return min(float(wanted), whole) if self.config.samples.rule == "exact" and wanted else plan.probability * whole
+        wanted, whole = self.config.samples.budget, float(self._offsets(plan)[-1])
+        return (
+            min(float(wanted), whole)
+            if self.config.samples.sampler.name == "exact" and wanted
+            else plan.probability * whole
+        )
 
     def sizes_of(self, plan: Plan) -> Ints:
         """Return the sample count of each selected client, int64 (m,)."""
@@ -428,7 +432,7 @@ class Trainer:
         """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
-        check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
+        check_work(plan, sums, expected, self.config.topology.epochs if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:
         """Let the operating system read samples of the next round during this one's training."""

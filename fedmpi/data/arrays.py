@@ -291,7 +291,7 @@ class ClientArrays:
         Returns
         -------
         Path
-            The folder, for `data.shards`.
+            The folder, for `data.source`.
 
         Raises
         ------
@@ -399,7 +399,7 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
     """The arrays that were given, or that the function of the user's own gives."""
     if isinstance(where, str) and where.startswith(f"{NAME}:"):
         raise UserError(
-            f"data.shards = {where!r} were arrays in the memory of the program that ran: give them again, as "
+            f"data.source = {where!r} were arrays in the memory of the program that ran: give them again, as "
             "fedmpi.run(…, data=fedmpi.ClientArrays(…))"
         )
     source = resolve("data source", where)
@@ -411,9 +411,9 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
         except UserError as error:
             if not str(error).startswith(f"{NAME}: "):  # it refuses in its own words, and not arrays that it makes
                 raise
-            raise UserError(f"data.shards = {source.name!r}: {error}") from error
+            raise UserError(f"data.source = {source.name!r}: {error}") from error
     if not isinstance(found, ClientArrays):
-        raise UserError(f"data.shards = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
+        raise UserError(f"data.source = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""How the embedded digits are given to clients: the options beside `data.shards = "digits"`, or within its name."""
+"""How the embedded digits are given to clients: the options beside `data.source = "digits"`, or within its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedmpi.common.registry import register
 class DigitsOptions:
     """The 1,797 handwritten digits that come with scikit-learn, given to clients; no file is needed.
 
-    `data.shards` may also name a folder that `python -m data_prep` wrote. Options may be written in the name as well,
+    `data.source` may also name a folder that `python -m data_prep` wrote. Options may be written in the name as well,
     "digits:clients=50,partition=iid".
 
     Parameters
@@ -45,11 +45,11 @@ def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
     for item in filter(None, (part.strip() for part in written.split(","))):
         key, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"{item!r} in data.shards = {where!r} is not key=value: write e.g. digits:clients=50")
+            raise UserError(f"{item!r} in data.source = {where!r} is not key=value: write e.g. digits:clients=50")
         given[key.strip()] = value.strip()
     for key in given.keys() & options.keys():
         raise UserError(
-            f"data.shards = {where!r} and data.{key} = {options[key]!r} say the same in two ways. Keep one of them"
+            f"data.source = {where!r} and data.{key} = {options[key]!r} say the same in two ways. Keep one of them"
         )
     given.update(options)
     kinds: dict[str, Callable[[Any], Any]] = {key: type(value) for key, value in asdict(DigitsOptions()).items()}
@@ -58,7 +58,7 @@ def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
         if key not in kinds:
             close = get_close_matches(key, kinds, n=1)
             hint = f"did you mean {close[0]}?" if close else f"they are {', '.join(kinds)}"
-            raise UserError(f"the embedded digits have no option {key!r} (data.shards = {where!r}): {hint}")
+            raise UserError(f"the embedded digits have no option {key!r} (data.source = {where!r}): {hint}")
         try:
             values[key] = kinds[key](value)
         except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
 
 
 def _checked(options: DigitsOptions, where: str) -> DigitsOptions:
-    context = f"of the embedded digits (data.shards = {where!r})"
+    context = f"of the embedded digits (data.source = {where!r})"
     if options.partition not in ("dirichlet", "iid"):
         raise UserError(f"partition = {options.partition!r} {context} is unknown: choose dirichlet or iid")
     if options.clients < 1:

@@ -105,7 +105,7 @@ def _manifest(options: DigitsOptions, x: npt.NDArray[np.uint8], y: Ints, test_x:
 
 
 def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
-    """Open the data that ``data.shards`` names."""
+    """Open the data that ``data.source`` names."""
     if is_digits(where):
         return open_digits(str(where), options or {})
     if in_memory(where):

@@ -195,7 +195,7 @@ class Manifest:
     samples: int
     classes: int
     class_names: tuple[str, ...]  # C names; may be none where samples have no class of their own
-    description: DataDescription  # Shape, dtype and normalisation of a sample
+    description: DataDescription  # Shape, dtype and normalization of a sample
     train: tuple[ShardFile, ...]  # Training shards in client order
     test: ShardFile  # The test part
     val: ShardFile | None = None  # Validation part, further arrays, vocabulary, word vectors, where there are any

@@ -1,6 +1,6 @@
-"""What engines read: the samples of clients as torch tensors, normalised, on the device of the work.
+"""What engines read: the samples of clients as torch tensors, normalized, on the device of the work.
 
-A client that was read completely stays in memory, normalised, within a budget, so that later rounds only take views. On
+A client that was read completely stays in memory, normalized, within a budget, so that later rounds only take views. On
 a CPU samples that a model receives as they are stored are not copied: the tensors lie on the mapped file, whose pages
 the ranks of a node share, or on the user's own arrays. A run ends if a file is changed under it: shards are mapped, so
 that a file that is overwritten would be trained on half old and half new.
@@ -114,7 +114,7 @@ class ClientData:
         self.device = torch.device(device)
         self.description = store.description if standardise else replace(store.description, mean=(), std=())
         self.sizes: Ints = store.sizes
-        self.normalise = Normaliser(self.description, self.device)
+        self.normalize = Normaliser(self.description, self.device)
         self._numbers: type[np.generic] = np.int64 if self.description.counted else np.float32
         self._kept: dict[int, Tensors] = {}
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
@@ -176,12 +176,12 @@ class ClientData:
         return pieces[0] if len(pieces) == 1 else (torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces]))
 
     def test(self, start: int = 0, stop: int | None = None) -> Tensors:
-        """Rows start ... stop - 1 of the test part (all by default), normalised."""
+        """Rows start ... stop - 1 of the test part (all by default), normalized."""
         x, y = self.store.test()
         return self._finite("test", self._tensors(x[start:stop], y[start:stop]))
 
     def validation(self) -> Tensors | None:
-        """The validation part, normalised, where the store has one."""
+        """The validation part, normalized, where the store has one."""
         part = self.store.validation()
         return None if part is None else self._finite("validation", self._tensors(*part))
 
@@ -195,7 +195,7 @@ class ClientData:
         return tensors
 
     def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
-        return self.normalise(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
+        return self.normalize(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
 
     def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
@@ -203,7 +203,7 @@ class ClientData:
 
 
 def resident_budget(free_bytes: int | None) -> int:
-    """Bytes that normalised samples may take: a share of a device's free memory, or None there, `RESIDENT_BYTES`."""
+    """Bytes that normalized samples may take: a share of a device's free memory, or None there, `RESIDENT_BYTES`."""
     return RESIDENT_BYTES if free_bytes is None else int(DEVICE_SHARE * free_bytes)
 
 
@@ -225,7 +225,7 @@ class Residence:
 
         free = free_bytes()
         budget = resident_budget(free)
-        log.info("data: up to %.1f of %.1f GB free on %s keep normalised samples", budget / 1e9, free / 1e9, device)
+        log.info("data: up to %.1f of %.1f GB free on %s keep normalized samples", budget / 1e9, free / 1e9, device)
         return cls(budget, free_bytes)
 
     def takes(self, nbytes: int) -> bool:

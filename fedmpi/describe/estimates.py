@@ -123,13 +123,13 @@ def advice(assessments: list[Assessment]) -> str:
     if best.bias > best.standard_deviation:
         return "Empty clients, which answer 1, are the larger error: leave clients without samples out of the shards."
     if -best.bias > best.standard_deviation:
-        return f"Clipping is the larger error: raise samples.threshold above {best.threshold}."
+        return f"Clipping is the larger error: raise samples.size.max_size above {best.threshold}."
     if best.relative_error > 0.5:
         return (
-            "Noise drowns the total with every mechanism: raise samples.epsilon, lower samples.threshold towards the "
+            "Noise drowns the total with every mechanism: raise samples.size.epsilon, lower samples.size.max_size towards the "
             "largest client, or ask more clients."
         )
-    return f'Set samples.size_estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
+    return f'Set samples.size.estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
 
 
 def plot(sizes: Ints, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None) -> None:

@@ -1,11 +1,11 @@
-"""What can be chosen, as `fedmpi parts` lists it: kinds, names, options with their defaults, sources."""
+"""What can be chosen, as `fedmpi components` lists it: kinds, names, options with their defaults, sources."""
 
 from __future__ import annotations
 
 import inspect
 
 from fedmpi.common.options import REQUIRED, Option
-from fedmpi.common.registry import KINDS, Part, describe, known_kind, parts, resolve
+from fedmpi.common.registry import KINDS, Component, components, describe, known_kind, resolve
 from fedmpi.common.terminal import paragraph
 
 
@@ -47,7 +47,7 @@ def _line(option: Option, key: str = "") -> str:
     return f"{key or option.name} ({option.type}, {default})  {option.doc}".rstrip()
 
 
-def _source(part: Part) -> str:
+def _source(part: Component) -> str:
     if part.source is not None:
         return str(part.source)
     return str(getattr(inspect.unwrap(part.object), "__module__", "?"))

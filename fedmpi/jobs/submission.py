@@ -325,7 +325,7 @@ def _check_tasks(config: Path | None, settings: Sequence[str], out: Path, array:
 
 def _check(config: Config) -> None:
     """The data, where they are a folder: a job that waits for hours should not fail on a wrong path."""
-    shards = config.data.shards
+    shards = config.data.source.choice
     if isinstance(shards, str) and not re.match(r"digits(:|$)", shards) and not re.fullmatch(r"[\w.]+:[\w.]+", shards):
         read_manifest(Path(shards))
 

@@ -70,7 +70,7 @@ class Totals:
     weight : float
         Σ coefficient over these clients; for weights with `after`, Σ of the shares that it returned.
     divisor : float
-        Divisor that turns the weighted sum into the update: `weight`, or 1 for weights that are not normalised.
+        Divisor that turns the weighted sum into the update: `weight`, or 1 for weights that are not normalized.
     round : int
     lr : float
         Local learning rate of the round.
@@ -146,8 +146,8 @@ class LocalAlgorithm:
         ----------
         server : Vectors
         update : Tensor (d,)
-            The weighted mean of w_k − w (the sum, for weights that are not normalised), or the result of
-            `aggregation.rule`.
+            The weighted mean of w_k − w (the sum, for weights that are not normalized), or the result of
+            `server.aggregator`.
         sums : mapping of str to Tensor (d,) or float
             The values that `finish` returned, summed over the selected clients.
         totals : Totals

@@ -73,16 +73,16 @@ class FedDyn(LocalAlgorithm):
 
     def refuses(self, config: Config) -> str | None:
         if not 0 < self.alpha < float("inf"):
-            return f"local.alpha = {self.alpha:g} must be a positive number"
+            return f"local.algorithm.alpha = {self.alpha:g} must be a positive number"
         if config.local.proximal_mu:
             return "its own α is the weight of the proximal term: leave local.proximal_mu at 0"
-        if config.aggregation.weights != "uniform" or _counts_twice(config):
+        if config.server.weights.name != "uniform" or _counts_twice(config):
             return (
-                'its next model is the plain mean of the participants\': set aggregation.weights = "uniform" and draw '
+                'its next model is the plain mean of the participants\': set server.weights = "uniform" and draw '
                 "clients without replacement"
             )
-        if config.aggregation.rule != "mean":
-            return 'its next model is the participants\' mean less h/α: set aggregation.rule = "mean"'
+        if config.server.aggregator.name != "mean":
+            return 'its next model is the participants\' mean less h/α: set server.aggregator = "mean"'
         return _needs_plain_server(config, "its next model is the participants' mean less h/α")
 
     def correction(self, client: Vectors, server: Vectors) -> Tensor:
@@ -110,9 +110,9 @@ class FedNova(LocalAlgorithm):
     numbers = ("steps",)
 
     def refuses(self, config: Config) -> str | None:
-        weights = resolve("weights", config.aggregation.weights)
+        weights = config.server.weights.component
         if weights.marks.get("averages_models") or hasattr(weights.object, "after"):
-            return f'aggregation.weights = "{weights.name}" makes no weighted mean of updates: choose others'
+            return f'server.weights = "{weights.name}" makes no weighted mean of updates: choose others'
         return _needs_sgd(config, "it knows what local steps add up to for SGD only", proximal=True)
 
     def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Any]:
@@ -120,13 +120,13 @@ class FedNova(LocalAlgorithm):
         return {"direction": work.delta * (work.coefficient / steps), "steps": work.coefficient * steps}
 
     def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
-        effective = sums["steps"] / totals.weight  # a mean of steps, even if weights are not normalised
+        effective = sums["steps"] / totals.weight  # a mean of steps, even if weights are not normalized
         step: Tensor = sums["direction"] * (effective / totals.divisor)
         return step
 
 
 def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
-    optimizer = resolve("local optimizer", config.local.optimizer).name
+    optimizer = config.local.optimizer.name
     if optimizer != "sgd":
         return f'local.optimizer = "{optimizer}" does not go with it: {why}: set local.optimizer = "sgd"'
     if config.local.proximal_mu and not proximal:
@@ -137,7 +137,7 @@ def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
 def _needs_plain_server(config: Config, why: str) -> str | None:
     part = config.aggregation
     if part.optimizer != "sgd" or part.lr != 1:
-        return f'{why}: set aggregation.optimizer = "sgd" and aggregation.lr = 1'
+        return f'{why}: set server.optimizer = "sgd" and server.optimizer.lr = 1'
     return None
 
 

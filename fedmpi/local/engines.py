@@ -12,7 +12,6 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.choices import chosen
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
@@ -181,35 +180,35 @@ def choose_engine(
 
 def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:
     """Return why the configuration needs every client's own update or model, or None."""
-    optimizer = chosen(config, "local optimizer").name
+    optimizer = config.local.optimizer.component.name
     if optimizer != "sgd":
         return f'local.optimizer = "{optimizer}" is not linear in the gradient'
-    if config.topology.kind == "mediators":
+    if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
     if observer is not None:
         return "clipping, transport, attacks or diagnostics need every client's own update"
-    if config.aggregation.rule != "mean":
-        return f"aggregation.rule = {chosen(config, 'combiner').name!r} needs every client's own update"
-    if hasattr(chosen(config, "weights").object, "after"):
-        return f"aggregation.weights = {chosen(config, 'weights').name!r} needs every client's own update"
-    if config.aggregation.exact:
-        return "aggregation.exact needs every client's own update"
+    if config.server.aggregator.name != "mean":
+        return f"server.aggregator = {chosen(config, 'combiner').name!r} needs every client's own update"
+    if hasattr(config.server.weights.component.object, "after"):
+        return f"server.weights = {chosen(config, 'weights').name!r} needs every client's own update"
+    if config.server.exact:
+        return "server.exact needs every client's own update"
     return None if hooks is None else hooks.alone
 
 
 def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> str | None:
     """Return why clients cannot be batched, or None."""
-    if config.topology.kind == "mediators":
+    if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
-    if config.aggregation.exact:
-        return "aggregation.exact: the rounding of a stack depends on who is in it"
+    if config.server.exact:
+        return "server.exact: the rounding of a stack depends on who is in it"
     if config.local.precision != "float32":
         return f'local.precision = "{config.local.precision}": its layers compute in float32'
-    if (optimizer := chosen(config, "local optimizer")).foreign:
+    if (optimizer := config.local.optimizer.component).foreign:
         return f'local.optimizer = "{optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:
         return f"local.algorithm = {hooks.part.name!r} has its own objective()"
-    if hooks is not None and hooks.corrects and config.local.optimizer == "adam" and model.embeddings:
+    if hooks is not None and hooks.corrects and config.local.optimizer.name == "adam" and model.embeddings:
         return "corrections move the vectors of all words, which Adam's moments of unread ones would have to follow"
     return None
 
@@ -222,7 +221,7 @@ def _usual_rows(config: Config, source: DataSource) -> int:
 
 def _why_several_steps(config: Config, source: DataSource) -> str | None:
     """Return that some clients take several steps, if this is known before any samples are drawn, else None."""
-    largest = int(source.sizes.max()) if config.samples.rule == "all" else 1
+    largest = int(source.sizes.max()) if config.samples.sampler.name == "all" else 1
     steps = step_count(LocalRule.scheduled(config.local), largest)
     return f"the largest client takes {steps} local steps, not one" if steps > 1 else None
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
 from fedmpi.common.own_code import innermost
 
 log = logging.getLogger("fedmpi")
@@ -31,12 +31,12 @@ def enter_round(round: int | None) -> None:
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
     """Turn an exception into a ClientFailure that names client, rank and round. A UserError passes unchanged, a
-    PartFailure gains the client's name."""
+    ComponentFailure gains the client's name."""
     try:
         yield
     except (ClientFailure, UserError):
         raise
-    except PartFailure as failure:
+    except ComponentFailure as failure:
         raise failure.during(client=client) from failure.__cause__
     except KeyboardInterrupt:
         raise
@@ -66,7 +66,7 @@ def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
-            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
+            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or server.optimizer.lr"
         )
 
 
@@ -81,7 +81,7 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
     if not math.isfinite(float(model.sum(dtype=torch.float64))):
         raise Divergence(
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
-            "aggregation.lr"
+            "server.optimizer.lr"
         )
 
 

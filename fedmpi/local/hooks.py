@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import LARGEST, Accumulator
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
@@ -42,7 +42,13 @@ class Hooks:
     """Caller of a local algorithm's hooks for the clients of this rank and, as on every rank, for the server."""
 
     def __init__(
-        self, part: Part, algorithm: Any, model: FlatModel, population: int, memory: float = 0.0, exact: bool = False
+        self,
+        part: Component,
+        algorithm: Any,
+        model: FlatModel,
+        population: int,
+        memory: float = 0.0,
+        exact: bool = False,
     ):
         if not isinstance(algorithm, LocalAlgorithm):
             raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
@@ -179,13 +185,13 @@ class Hooks:
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
             if self.part.foreign and not bool(torch.isfinite(chosen).all()):
                 raise ValueError(
-                    "the update of server_step is not finite: lower local.lr or aggregation.lr, or mend it"
+                    "the update of server_step is not finite: lower local.lr or server.optimizer.lr, or mend it"
                 )
             if len(buffers):  # an extrapolated variance may become negative
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
         for name, vector in self.server.items():
             if not bool(torch.isfinite(vector.sum())):
-                raise self.refusal(f"server.{name} is not finite: lower local.lr or aggregation.lr")
+                raise self.refusal(f"server.{name} is not finite: lower local.lr or server.optimizer.lr")
             if vector is not before[name]:
                 self.server[name] = vector.clone()  # it may be the update or another vector of the server
         return chosen
@@ -303,7 +309,7 @@ class ClientHooks:
         try:
             vector = vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
             if hooks.part.foreign and not bool(torch.isfinite(vector).all()):
-                raise ValueError("the correction is not finite: lower local.lr or aggregation.lr, or mend it")
+                raise ValueError("the correction is not finite: lower local.lr or server.optimizer.lr, or mend it")
             return vector
         except (TypeError, ValueError, RuntimeError) as error:
             raise hooks.refusal(str(error), self.task.client) from error
@@ -315,7 +321,7 @@ def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | Non
     if chosen is None:
         return None
     memory = config.cluster.state_memory * 2**30
-    return Hooks(*chosen, model, population, memory, config.aggregation.exact)
+    return Hooks(*chosen, model, population, memory, config.server.exact)
 
 
 def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
@@ -324,7 +330,7 @@ def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
     return getattr(own, "__func__", own) is not getattr(LocalAlgorithm, name)
 
 
-def pull(part: Part, algorithm: LocalAlgorithm) -> float:
+def pull(part: Component, algorithm: LocalAlgorithm) -> float:
     """Return μ of an algorithm's own proximal pull."""
     mu: Any = algorithm.proximal_mu
     if isinstance(mu, bool) or not isinstance(mu, int | float | np.integer | np.floating) or not 0 <= mu < math.inf:
@@ -334,7 +340,7 @@ def pull(part: Part, algorithm: LocalAlgorithm) -> float:
     return float(mu)
 
 
-def declared(part: Part, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
+def declared(part: Component, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names that an algorithm declares in a field."""
     names = names_in(part, algorithm, field)
     for name in names:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, halved, named_client
@@ -78,7 +78,7 @@ class MergedEngine:
                 "a sample's outputs depend on the other samples of its batch, or on random numbers of the model's own"
             )
         if model.hooked:
-            return "hooks may clip or normalise the gradients of a batch"
+            return "hooks may clip or normalize the gradients of a batch"
         if not model.plain:
             reason = why_not_stackable(model.module, description, model.stacked_forms)
             if reason is not None:
@@ -207,7 +207,7 @@ class MergedEngine:
         try:
             with self.model.sparse_embeddings(self._prefer_sparse()):
                 losses, gradients = self.model.weighted_gradient(x, y, factors)
-        except PartFailure:
+        except ComponentFailure:
             self._name_the_failing(x, y, clients)
             raise
         except torch.OutOfMemoryError as error:

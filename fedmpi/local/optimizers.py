@@ -11,7 +11,6 @@ from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.later import Later
 from fedmpi.common.registry import register
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +201,7 @@ def own_optimizer(config: Config) -> OwnOptimizer | None:
     """Return the custom optimizer that a configuration chooses; None for built-in ones."""
     from fedmpi.local.work import OwnOptimizer
 
-    part = chosen(config, "local optimizer")
+    part = config.local.optimizer.component
     if not part.foreign:
         return None
-    return OwnOptimizer(part, partial(part.object, **part.checked(options(config, "local optimizer"))))
+    return OwnOptimizer(part, partial(part.object, **part.checked(config.local.optimizer.options)))

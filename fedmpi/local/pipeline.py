@@ -11,7 +11,6 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.failures import check_update
@@ -48,7 +47,7 @@ class UpdateObserver:
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
         clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
-        norms = "update_norm" in chosen(config, "client sampler").marks.get("needs", ())
+        norms = "update_norm" in config.clients.sampler.component.marks.get("needs", ())
         if part.kind == "float32":
             wanted = measures or norms or clip_norm is not None or attacks is not None
             return cls(clip_norm, measures, attacks=attacks, keeps_norms=norms) if wanted else None

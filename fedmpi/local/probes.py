@@ -43,7 +43,7 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     depends on the clients in it.
     """
     rows = None if config.local.batch_size == "all" else config.local.batch_size
-    side_by_side = config.local.engine in ("auto", "batched") and not config.aggregation.exact
+    side_by_side = config.local.engine in ("auto", "batched") and not config.server.exact
     stackable = side_by_side and why_not_side_by_side(model, data.description) is None
     batched = BatchedProbe(model, data, rank) if stackable else None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.calling import failure_of
-from fedmpi.common.errors import PartFailure, UserError, raised
+from fedmpi.common.errors import ComponentFailure, UserError, raised
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
@@ -107,7 +107,7 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
     """Name passes of dummy samples that fail, with the line of code if the model is custom."""
     try:
         yield
-    except (UserError, PartFailure, KeyboardInterrupt):
+    except (UserError, ComponentFailure, KeyboardInterrupt):
         raise
     except BaseException as error:  # a sys.exit() in a model must not end the run as if it were done
         mode = "" if model.module.training else " in evaluation mode"

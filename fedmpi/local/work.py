@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 
@@ -29,7 +29,7 @@ VISIT_BITS = 32
 class OwnOptimizer:
     """Custom local optimizer."""
 
-    part: Part  # the chosen component, for messages
+    part: Component  # the chosen component, for messages
     make: Callable[..., Any]  # make(parameters, lr=η) returns an object whose `step()` uses the parameters' `grad`
 
 
@@ -103,7 +103,7 @@ class WorkReport:
 
 
 class DataSource(Protocol):
-    """Interface of the clients' samples, ready for the model: normalised tensors on the device."""
+    """Interface of the clients' samples, ready for the model: normalized tensors on the device."""
 
     @property
     def sizes(self) -> Ints:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.calling import calling, naming, refuse_result, takes
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, made
 from fedmpi.data.copies.class_copies import Rebalancing
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
@@ -29,9 +28,9 @@ class MediatorGroups:
         self, config: Config, class_counts: Ints, original_counts: Ints | None, test_counts: Ints, streams: Streams
     ):
         self.part = config.topology
-        self.scheduling = chosen(config, "scheduling")
+        self.scheduling = config.topology.scheduling.component
         with calling(self.scheduling):
-            self._schedule = made(config, "scheduling")
+            self._schedule = config.topology.scheduling.make()
         takes(self.scheduling, self._schedule, "class_counts", "most", "generator", "target")
         self.class_counts = class_counts
         self.original_counts = original_counts
@@ -75,7 +74,7 @@ class MediatorGroups:
         return checked_mediators(self.scheduling, found, len(counts), most, t) if self.scheduling.foreign else found
 
 
-def checked_mediators(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
+def checked_mediators(part: Component, found: Any, participants: int, most: int, t: int) -> Ints:
     """Check and renumber without gaps the mediators (m,) that a custom scheduling returned."""
     with naming(part, t):  # objects that cannot be converted to an array
         mediators = np.asarray(found)
@@ -98,7 +97,7 @@ def mediator_groups(
     config: Config, cluster: Cluster, store: ShardStore, rebalancing: Rebalancing | None, streams: Streams
 ) -> MediatorGroups | None:
     """Return the grouping of clients into mediators, on rank 0 of a topology that has them."""
-    if config.topology.kind != "mediators" or not cluster.is_server:
+    if config.topology.name != "mediators" or not cluster.is_server:
         return None
     test_counts = np.bincount(store.test()[1], minlength=store.description.classes)
     if rebalancing is None:

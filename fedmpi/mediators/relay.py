@@ -104,7 +104,7 @@ def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
 def place_mediators(costs: Floats, mediators: Ints, workers: int) -> Ints:
     """Assign whole mediators to workers, the costliest first, each to the worker with the least work.
 
-    For `topology.placement = "mediator"`: that worker maps the shards of all of the mediator's clients.
+    For `cluster.placement = "mediator"`: that worker maps the shards of all of the mediator's clients.
     """
     totals = np.bincount(mediators, weights=costs)
     place, load = np.zeros(len(totals), np.int64), np.zeros(workers)

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.common.calling import naming, refuse_result, takes
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.registry import Part, resolve
+from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
 
@@ -55,7 +55,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _refused(part: Part) -> Iterator[None]:
+def _refused(part: Component) -> Iterator[None]:
     """Attribute errors inside the construction of a built-in model to its options."""
     try:
         yield

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part, own_part
+from fedmpi.common.registry import Component, custom_component
 from fedmpi.models import build
 from fedmpi.models.dropout import (
     ComputedAgain,
@@ -55,7 +55,7 @@ class FlatModel:
         module: nn.Module,
         device: torch.device | str = "cpu",
         loss: Loss = CROSS_ENTROPY,
-        part: Part | None = None,
+        part: Component | None = None,
         rebuild: Callable[[], nn.Module] | None = None,
     ):
         check_memory(module)
@@ -98,7 +98,7 @@ class FlatModel:
     ) -> FlatModel:
         """Build the freshly initialised model of a configuration."""
         make = partial(build, name, options, description, seed)
-        return cls(make(), device, loss, own_part("model", name), make)
+        return cls(make(), device, loss, custom_component("model", name), make)
 
     def _hold(self, module: nn.Module) -> None:
         """Make this the current module."""

@@ -140,7 +140,7 @@ def fedsampling_text_cnn(
 class SelfAttention(nn.Module):
     """Scaled dot-product attention of every word to every word, with several heads, as published by the authors.
 
-    It has query, key and value projections without bias, but no output projection, residual, normalisation, position or
+    It has query, key and value projections without bias, but no output projection, residual, normalization, position or
     mask, so padding is attended too.
     """
 

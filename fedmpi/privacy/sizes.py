@@ -1,7 +1,7 @@
 """Private sizes: private size reports under ε-local differential privacy, the server's estimate of the total, and the
 privacy loss of a run.
 
-k-ary randomised response (FedSampling, Eq 1, 2, 21), Duchi's and the piecewise mechanism (Wang et al. 2019, "Collecting
+k-ary randomized response (FedSampling, Eq 1, 2, 21), Duchi's and the piecewise mechanism (Wang et al. 2019, "Collecting
 and Analyzing Multidimensional Data with Local Differential Privacy", Algorithms 1 and 2) on sizes rescaled from [1, M −
 1] to [−1, 1]. Each has closed-form likelihoods and variance.
 
@@ -31,14 +31,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
 CLIPPING_WORTH_A_WARNING = 0.05
 EMPTY_WORTH_A_WARNING = 0.05
 SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
 """Samplers that do not use the clients' sizes."""
-WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
+WEIGHED_BY_SIZE = ("normalized", "unbiased", "literal")
 
 
 class Mechanism(Protocol):
@@ -216,7 +215,7 @@ class Piecewise(RescaledAnswer):
 
 
 MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
-    "randomised-response": RandomisedResponse,
+    "randomized-response": RandomisedResponse,
     "duchi": Duchi,
     "piecewise": Piecewise,
 }
@@ -227,14 +226,14 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     if mechanism == "exact":
         return Exact()
     if mechanism not in MECHANISMS:
-        raise UserError(f"samples.size_estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
+        raise UserError(f"samples.size.estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         raise UserError(
-            f"samples.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, answers "
-            "say nothing of the sizes; without privacy: samples.size_estimate = exact"
+            f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, answers "
+            "say nothing of the sizes; without privacy: samples.size.estimate = exact"
         )
     if threshold < 3:
-        raise UserError(f"samples.threshold (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
+        raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
     return MECHANISMS[mechanism](epsilon, threshold)
 
 
@@ -295,7 +294,9 @@ def estimate_total(
     Reports are drawn for all clients in index order, so a client's report does not depend on the others queried.
     """
     if not clip and mechanism in ("duchi", "piecewise"):
-        raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
+        raise UserError(
+            f"samples.size.clip = false is defined for randomized-response only; {mechanism} answers within M"
+        )
     law = make_mechanism(mechanism, epsilon, threshold)
     exact = isinstance(law, Exact)
     answered = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
@@ -331,7 +332,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
         found.append(
             Saturation(
                 "probability",
-                f"the sampling probability is 1: samples.wanted = {wanted} is not below the estimated total of "
+                f"the sampling probability is 1: samples.budget = {wanted} is not below the estimated total of "
                 f"{size_estimate.total:.0f}, so every sample is used; {_cause(size_estimate, wanted, threshold)}",
             )
         )
@@ -340,9 +341,9 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
         found.append(
             Saturation(
                 "unclipped",
-                f"samples.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients asked hold "
+                f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients asked hold "
                 f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
-                "infinite; set samples.clip = true or raise samples.threshold",
+                "infinite; set samples.size.clip = true or raise samples.size.max_size",
             )
         )
     elif size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
@@ -350,7 +351,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
             Saturation(
                 "clipping",
                 f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
-                "samples and are counted as if they held that many; raise samples.threshold",
+                "samples and are counted as if they held that many; raise samples.size.max_size",
             )
         )
     if private and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(size_estimate.true_total, 1):
@@ -368,15 +369,15 @@ def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
     """Explain why the estimate is not above K, and what helps: K too large, too many clipped, or mostly noise."""
     answered_total = float(size_estimate.answered.sum())
     if wanted >= size_estimate.true_total:
-        return f"the {size_estimate.asked} clients asked hold no more: lower samples.wanted"
+        return f"the {size_estimate.asked} clients asked hold no more: lower samples.budget"
     if wanted >= answered_total:
-        return f"sizes above {threshold - 1} count as that: raise samples.threshold (now {threshold})"
+        return f"sizes above {threshold - 1} count as that: raise samples.size.max_size (now {threshold})"
     deviation = size_estimate.standard_deviation
     share = 0.5 * math.erfc((answered_total - wanted) / (deviation * math.sqrt(2)))
     return (
-        f"the answers of {size_estimate.asked} clients at samples.epsilon = {size_estimate.epsilon:g} leave the total "
+        f"the answers of {size_estimate.asked} clients at samples.size.epsilon = {size_estimate.epsilon:g} leave the total "
         f"uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
-        "samples.epsilon, ask more clients, or lower samples.wanted"
+        "samples.size.epsilon, ask more clients, or lower samples.budget"
     )
 
 
@@ -393,40 +394,40 @@ class Exposure:
         """One sentence for the log."""
         whose = "every client" if self.all_clients else "every participant"
         return (
-            f"{self.setting} tells the server the size of {whose} as it is, so that samples.size_estimate does not "
+            f"{self.setting} tells the server the size of {whose} as it is, so that samples.size.estimate does not "
             f"protect them and their size_epsilon is infinite; {self.remedy}"
         )
 
 
 def exposure(config: Config) -> Exposure | None:
-    """Return the setting that reveals most sizes beside a private `samples.size_estimate`; None if nothing does."""
-    part, weights = config.participation, config.aggregation.weights
+    """Return the setting that reveals most sizes beside a private `samples.size.estimate`; None if nothing does."""
+    part, weights = config.participation, config.server.weights.name
     by_samples = config.aggregation.population == "samples"
     if part.clients not in SEES_NO_SIZES:
-        name = chosen(config, "client sampler").name
-        return Exposure(f'participation.clients = "{name}"', True, 'set it to "uniform"')
-    if config.rebalance.enabled:
-        return Exposure("rebalance.enabled = true", True, "switch it off")
+        name = config.clients.sampler.component.name
+        return Exposure(f'clients.sampler = "{name}"', True, 'set it to "uniform"')
+    if config.rebalance is not None:
+        return Exposure("rebalance = true", True, "switch it off")
     if part.clients == "stratified" and part.features == "label-histogram":
-        return Exposure('participation.features = "label-histogram"', True, "choose features made of gradients")
+        return Exposure('clients.sampler.features = "label-histogram"', True, "choose features made of gradients")
     if weights in WEIGHED_BY_SIZE and by_samples:
-        remedy = 'set aggregation.population = "clients"'
-        return Exposure(f'aggregation.weights = "{weights}" with population = "samples"', True, remedy)
-    if (own := chosen(config, "weights")).foreign:
+        remedy = 'set server.weights.population = "clients"'
+        return Exposure(f'server.weights = "{weights}" with population = "samples"', True, remedy)
+    if (own := config.server.weights.component).foreign:
         remedy = 'set it to "uniform" or "gradient-sum"'
-        return Exposure(f'aggregation.weights = "{own.name}", which sees all sizes,', True, remedy)
+        return Exposure(f'server.weights = "{own.name}", which sees all sizes,', True, remedy)
     if (
         part.clients == "stratified"
         and part.opening
         and weights in ("samples", "gradient-sum", "gradient-sum-squared")
         and by_samples
     ):
-        return Exposure("participation.opening = true", True, "switch it off or choose equal aggregation.weights")
-    if config.topology.kind == "mediators" and config.topology.scheduling != "random":
-        name = chosen(config, "scheduling").name
+        return Exposure("clients.sampler.initial_step = true", True, "switch it off or choose equal server.weights")
+    if config.topology.name == "mediators" and config.topology.scheduling != "random":
+        name = config.topology.scheduling.component.name
         return Exposure(f'topology.scheduling = "{name}"', False, 'set it to "random"')
     if weights == "samples":
-        return Exposure('aggregation.weights = "samples"', False, 'set it to "uniform" or "gradient-sum"')
+        return Exposure('server.weights = "samples"', False, 'set it to "uniform" or "gradient-sum"')
     return None
 
 

@@ -218,8 +218,8 @@ def draws_in_secret(config: Config) -> bool:
     """
     part, samples = config.participation, config.samples
     asks_cohort = samples.rule == "bernoulli" and samples.asked == "participants"
-    by_label = config.system.availability not in ("always", "bernoulli", "time-of-day")
-    return part.clients == "uniform" and not (by_label or config.transport.error_feedback or asks_cohort)
+    by_label = config.clients.availability.name not in ("always", "bernoulli", "time-of-day")
+    return part.clients == "uniform" and not (by_label or config.compression.error_feedback or asks_cohort)
 
 
 def check_buffers(config: Config, model: FlatModel) -> None:

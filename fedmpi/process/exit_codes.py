@@ -28,8 +28,8 @@ from zlib import crc32
 from fedmpi.common.errors import (
     UNWRITABLE,
     ClientFailure,
+    ComponentFailure,
     Divergence,
-    PartFailure,
     RanksDisagree,
     RunFailure,
     UserError,
@@ -135,7 +135,7 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
         return USER_ERROR, f"error: {error}", True
     if isinstance(error, RanksDisagree | Divergence):
         return OUR_FAULT, f"error: {error}", True
-    if isinstance(error, PartFailure):
+    if isinstance(error, ComponentFailure):
         return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
     if isinstance(error, ClientFailure):
         return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False

@@ -27,14 +27,14 @@ from fedmpi.config.writing import differences
 from fedmpi.data.schema import MANIFEST, read_manifest
 from fedmpi.records.provenance import FOLDER, kept_sources
 
-CONFIGURATION, SHARDS = "config.toml", "data.shards"
-MARK = "# data.shards has the sha256 "
+CONFIGURATION, SHARDS = "config.toml", "data.source"
+MARK = "# data.source has the sha256 "
 """Begins the first line of a run's config.toml whose data are a folder of shards."""
 
 
 def data_mark(config: Config, digest: str) -> str:
     """The first line of config.toml, "" for data that are not in a folder."""
-    return f"{MARK}{digest}\n" if _is_folder(config.data.shards) else ""
+    return f"{MARK}{digest}\n" if _is_folder(config.data.source.choice) else ""
 
 
 def recorded_digest(run: Path) -> str | None:
@@ -71,7 +71,7 @@ def find_shards(run: Path, shards: str) -> str | None:
 
 def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config:
     """The configuration of a run's config.toml, its shards found wherever the run's folder is now."""
-    digest, shards = recorded_digest(path.parent), written(config.data.shards)
+    digest, shards = recorded_digest(path.parent), config.data.source.name
     if path.name != CONFIGURATION or digest is None or dotted(read_toml(path)).get(SHARDS) != shards:
         return config
     found = find_shards(path.parent, shards)
@@ -105,7 +105,7 @@ NOT_WITH_THESE = {
     "evaluation.clients": "how often clients were used is counted from round 0",
     "evaluation.fine_tune": "all rows about clients tell the same",
 }
-COSINE = "with local.lr_schedule = cosine the rates of all rounds follow from it"
+COSINE = "with local.schedule = cosine the rates of all rounds follow from it"
 CHANGED = "# changed before round "
 
 
@@ -135,7 +135,7 @@ def changes_since(path: Path, config: Config) -> Changes:
         raise UserError(f"{path} is damaged ({error}): choose another --out") from None
     refused = []
     for key, there, here in differing:
-        same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.shards) is not None
+        same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.source.choice) is not None
         reason = None if same else _why_not(key, config)
         if reason is not None:
             refused.append(f"{key}: {there} there, {here} here{reason}")

@@ -33,7 +33,7 @@ from fedmpi.common.files import make_folder, partial_name, write_whole
 from fedmpi.common.imported import load
 from fedmpi.common.made_with import found_by_name
 from fedmpi.common.own_code import LAMBDA, as_written, own_text
-from fedmpi.common.registry import KINDS, Part, resolve
+from fedmpi.common.registry import KINDS, Component, resolve
 from fedmpi.config import Config
 
 
@@ -139,13 +139,13 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     return sources
 
 
-def _file_alone(part: Part, number: int) -> str:
+def _file_alone(part: Component, number: int) -> str:
     """The name of the file for the text of a part alone, the first, second, … of its key."""
     key = f"{part.key}.{number}" if KINDS[part.kind].several else part.key
     return f"{key}.{part.name.replace(':', '.').replace('<', '').replace('>', '')}.py"
 
 
-def _text_alone(part: Part) -> str:
+def _text_alone(part: Component) -> str:
     """The text of a part's own lines, and which of several lambdas in them it is; "" where it cannot be had."""
     text = own_text(part.object)
     code = getattr(inspect.unwrap(as_written(part.object)), "__code__", None)
@@ -265,7 +265,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _reached(part: Part) -> dict[str, Path]:
+def _reached(part: Component) -> dict[str, Path]:
     """Module name → file of the part's module, the packages around it, and the user's modules that these import."""
     written = as_written(part.object)
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
-from fedmpi.config.objects import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records import client_table
@@ -133,7 +132,7 @@ class Recorder:
             checkpoint = newest_checkpoint(self.checkpoints)
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
-                    f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
+                    f"{self.config.data.source.choice} holds other data than those that {self.folder} was trained on up to "
                     f"round {checkpoint.next_round}: prepare them as they were, or choose another --out"
                 )
             if checkpoint is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedmpi.common.errors import (
     ClientFailure,
+    ComponentFailure,
     Divergence,
-    PartFailure,
     RanksDisagree,
     UserError,
     on_one_line,
@@ -19,7 +19,7 @@ from fedmpi.common.files import read_plain
 
 log = logging.getLogger("fedmpi")
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
-SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, PartFailure, RanksDisagree)
+SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
 """Exceptions whose words are a whole sentence."""
 
 

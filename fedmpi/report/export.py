@@ -1,7 +1,7 @@
 """The final model of a run for other programs: its values (safetensors), or the whole network (TorchScript, ONNX).
 
 The whole network takes samples as the data set stores them (bytes of pixels, numbers, token ids) and gives logits; the
-normalisation of the run stands before it. What was written is read again and compared with the model.
+normalization of the run stands before it. What was written is read again and compared with the model.
 """
 
 from __future__ import annotations

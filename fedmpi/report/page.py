@@ -106,7 +106,7 @@ def render_page(shown: dict[str, Any], library: str) -> str:
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-Part = tuple[str, str, str, Spec | str]
+Component = tuple[str, str, str, Spec | str]
 """Name, title, note, and the specification of a figure or the HTML of a table."""
 
 
@@ -114,7 +114,7 @@ def _anchor(title: str) -> str:
     return "s-" + title.lower().replace(" ", "-")
 
 
-def _part(part: Part) -> str:
+def _part(part: Component) -> str:
     name, title, note, content = part
     head = f"<h3>{html.escape(title)}</h3>" * bool(title) + f'<p class="note">{html.escape(note)}</p>' * bool(note)
     if isinstance(content, str):
@@ -123,7 +123,7 @@ def _part(part: Part) -> str:
     return f'<figure id="{name}"{wide}>{head}<div class="chart"></div></figure>'
 
 
-def _sections(shown: dict[str, Any]) -> dict[str, list[Part]]:
+def _sections(shown: dict[str, Any]) -> dict[str, list[Component]]:
     """What the page shows, by the titles of its sections."""
     known, view = shown["metrics"], _has(shown, "view")
     keys = [key for key in FIRST if key in known] + [key for key in known if key not in FIRST]
@@ -212,7 +212,7 @@ def _any(groups: Sequence[Spec], part: str, key: str) -> bool:
     return any(one[part].get(key) for one in groups)
 
 
-def _results(shown: dict[str, Any]) -> Part:
+def _results(shown: dict[str, Any]) -> Component:
     groups, known = shown["configurations"], shown["metrics"]
     scores = [
         key for key in known if key.startswith(("test_", "val_")) and any(one["final"].get(key) for one in groups)
@@ -230,7 +230,7 @@ def _results(shown: dict[str, Any]) -> Part:
     return "results", "Scores and costs", note, _table(columns)
 
 
-def _settings(shown: dict[str, Any]) -> list[Part]:
+def _settings(shown: dict[str, Any]) -> list[Component]:
     labels, rows = [one["label"] for one in shown["configurations"]], shown["differences"]
     columns = {"key": [row[0] for row in rows]}
     columns |= {label: [row[1 + place] for row in rows] for place, label in enumerate(labels)}
@@ -247,7 +247,7 @@ def _settings(shown: dict[str, Any]) -> list[Part]:
     ]
 
 
-def _runs(shown: dict[str, Any]) -> list[Part]:
+def _runs(shown: dict[str, Any]) -> list[Component]:
     runs = shown["runs"]
     labels = [shown["configurations"][run["configuration"]]["label"] for run in runs]
     columns = {"run": [run["name"] for run in runs], "configuration": labels}
@@ -365,7 +365,7 @@ BAND = [
 
 def _lines(
     shown: dict[str, Any], name: str, title: str, keys: Sequence[str], note: str = "", wide: bool = False
-) -> list[Part]:
+) -> list[Component]:
     """A figure of some numbers over the run, with a choice of the number and of what it is drawn against."""
     options = {key: shown["metrics"][key] for key in keys if key in shown["metrics"]}
     if not options:
@@ -387,7 +387,7 @@ def _lines(
     return [(name, title, note, spec | {"wide": wide, "height": 380 if wide else 290})]
 
 
-def _targets(shown: dict[str, Any]) -> list[Part]:
+def _targets(shown: dict[str, Any]) -> list[Component]:
     """What was spent up to a score: a table for one of them, a figure for all."""
     found, groups = shown["targets"], shown["configurations"]
     if not found:
@@ -406,7 +406,7 @@ def _targets(shown: dict[str, Any]) -> list[Part]:
         for part in ("mean", "deviation", "n")
     ]
     spec = {
-        "data": {"values": rows},
+        "data": {"source.values": rows},
         "params": [_choice("axis", "cost in", axes)],
         "transform": [
             *lists,
@@ -454,7 +454,7 @@ def _cells(run: Spec, transform: list[Spec], y: str, value: Spec, tooltip: Seque
     }
 
 
-def _participation(shown: dict[str, Any]) -> list[Part]:
+def _participation(shown: dict[str, Any]) -> list[Component]:
     if not _has(shown, "participation"):
         return []
     at = "datum.participation"
@@ -482,13 +482,13 @@ def _participation(shown: dict[str, Any]) -> list[Part]:
         "Effective share: (Σu)²/(N Σu²) of the times u that each of N clients took part; 1 and a Gini coefficient of "
         "0: all equally often."
     )
-    parts: list[Part] = [("participation", "Clients and rounds", "", heat)]
+    parts: list[Component] = [("participation", "Clients and rounds", "", heat)]
     if found:
         parts.append(("evenness", "How evenly clients were used", note, _table(columns)))
     return parts
 
 
-def _views(shown: dict[str, Any]) -> list[Part]:
+def _views(shown: dict[str, Any]) -> list[Component]:
     """Every client's own scores."""
     views = [run["view"] for run in shown["runs"] if "view" in run]
     if not views:
@@ -528,7 +528,7 @@ def _views(shown: dict[str, Any]) -> list[Part]:
     ]
 
 
-def _strata(shown: dict[str, Any]) -> list[Part]:
+def _strata(shown: dict[str, Any]) -> list[Component]:
     if not _has(shown, "strata"):
         return []
     what = _choice("what", "show", {2: "clients of the stratum", 3: "clients drawn", 4: "share drawn"})
@@ -573,12 +573,12 @@ def _bars(shown: dict[str, Any], names: dict[str, str], unit: str) -> Spec:
     }
 
 
-def _costs(shown: dict[str, Any]) -> list[Part]:
+def _costs(shown: dict[str, Any]) -> list[Component]:
     phases = dict.fromkeys(phase for one in shown["configurations"] for phase in one["phases"])
     links = {words: f"datum.traffic.links.{link}" for link, words in LINKS.items()}
     note = "Of the simulated system, whole runs."
     sent = any(one["traffic"]["links"] for one in shown["configurations"])
-    parts: list[Part] = [("traffic", "Traffic per link", note, _bars(shown, links, "megabytes"))] * sent
+    parts: list[Component] = [("traffic", "Traffic per link", note, _bars(shown, links, "megabytes"))] * sent
     if phases:
         named = {phase: f"1000 * datum.phases[{json.dumps(phase)}]" for phase in phases}
         note = "Mean of all rounds; evaluation runs beside the next round's training where there are several ranks."

@@ -51,7 +51,7 @@ EQUAL = 1e-12
 def spent(records: Sequence[Record]) -> dict[str, Floats]:
     """What has been spent at the end of each round, float64 (rounds,) for each of `AXES`.
 
-    Virtual seconds only where every record has them (`system.clock`).
+    Virtual seconds only where every record has them (`devices`).
     """
     megabytes = [sum(record.get(f"bytes_{link}") or 0 for link in LINKS) / 1e6 for record in records]
     found = {

@@ -21,7 +21,6 @@ from fedmpi.config import Config
 from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.layers import dotted, read_toml
-from fedmpi.config.own_options import chosen_by, is_fedmpis, may_be_own, open_kinds
 from fedmpi.records.changes import MAY_CHANGE, SHARDS, find_shards, recorded_digest
 from fedmpi.records.history import Record, ending_of, largest_client, read_records, read_summary
 from fedmpi.records.provenance import FOLDER, is_foreign, kept_digests
@@ -41,7 +40,7 @@ class OneRun:
     """A run as read from its folder."""
 
     folder: Path
-    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.shards` where they are now; and by
+    # The complete configuration, {"part.key": value}, as config.toml holds it, `data.source` where they are now; and by
     # "plugins/FILE" the SHA-256 of each source file of the user's own components
     table: dict[str, Any]
     records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
@@ -182,7 +181,7 @@ def table_value(value: Any) -> str:
 
 FolderKey = str
 """A run's folder, as text."""
-DATA = "data.shards"
+DATA = "data.source"
 BARE = ("preset", DATA, "model.name")
 """Keys whose values say enough without the key."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.apportionment import offsets_of, united
-from fedmpi.common.decorators import row_rule
+from fedmpi.common.decorators import data_sampler
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.samples.row_rule import Pool
@@ -21,19 +21,19 @@ BERNOULLI_BLOCK = 2**16
 RATIO_BLOCK = 2**10
 
 
-@row_rule(name="all", pooled=True)
+@data_sampler(name="all", pooled=True)
 def all_rows(pool: Pool) -> Ints:
     """Use all samples of every selected client."""
     return np.arange(pool.start, pool.stop)
 
 
-@row_rule(name="bernoulli", pooled=True)
+@data_sampler(name="bernoulli", pooled=True)
 def bernoulli(pool: Pool) -> Ints:
     """Draw each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
     return bernoulli_rows(pool.streams, pool.round, pool.sizes, pool.probability, pool.start, pool.stop)
 
 
-@row_rule(name="ratio", pooled=True)
+@data_sampler(name="ratio", pooled=True)
 def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
     """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
 
@@ -45,7 +45,7 @@ def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
     return ratio_rows(pool.streams, pool.round, pool.sizes, ratio, pool.start, pool.stop)
 
 
-@row_rule(name="exact", pooled=True)
+@data_sampler(name="exact", pooled=True)
 def exact(pool: Pool) -> Ints:
     """Draw exactly K of the pooled samples: the batch of centralised training."""
     assert pool.wanted is not None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.calling import calling, refuse_result, takes
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 
@@ -32,7 +32,7 @@ class RowClient:
     generator : Generator
         Keyed by seed, purpose, round and client: the same on any rank.
     expected : float
-        Requested samples: its share of samples.wanted by its size, all n if that is not set.
+        Requested samples: its share of samples.budget by its size, all n if that is not set.
     """
 
     index: int
@@ -55,9 +55,9 @@ class Pool:
         The requested part [start, stop) of the axis.
     probability : float
         p, the server's sampling probability: K over the samples of all available clients (bernoulli: over their
-        estimate), at most 1; 1 if samples.wanted is not set.
+        estimate), at most 1; 1 if samples.budget is not set.
     wanted : int or None
-        K, samples.wanted, the sample budget.
+        K, samples.budget, the sample budget.
     streams : Streams
         The run's streams.
     """
@@ -80,20 +80,20 @@ class RowRule:
 
     Parameters
     ----------
-    part : Part
+    part : Component
         The rule.
     options : mapping
         Its options.
     streams : Streams
     wanted : int or None
-        K, samples.wanted, the sample budget.
+        K, samples.budget, the sample budget.
     labels : callable, optional
         labels(client): int64 (n,), for rules that are called client by client.
     """
 
     def __init__(
         self,
-        part: Part,
+        part: Component,
         options: Mapping[str, Any],
         streams: Streams,
         wanted: int | None = None,
@@ -117,7 +117,7 @@ class RowRule:
 
         Raises
         ------
-        PartFailure
+        ComponentFailure
             The rule raised an exception, or returned an invalid result.
         """
         stop = int(sizes.sum()) if stop is None else stop
@@ -144,7 +144,7 @@ class RowRule:
 
         Raises
         ------
-        PartFailure
+        ComponentFailure
             The rule raised an exception, or did not return sorted local rows; names round and client.
         """
         drawn = [

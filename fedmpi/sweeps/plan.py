@@ -25,7 +25,6 @@ from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import OF_A_SWEEP, assignments, dotted, drop_alternatives, nested, read_toml
 from fedmpi.config.loading import build_config
-from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.shards import Preparation, words_of
 
@@ -33,7 +32,7 @@ MOST_RUNS = 100_000
 MOST_RANKS = 4096
 SEED = "{seed}"
 """What stands for a run's seed in the texts of [prepare]."""
-SHARDS, PREPARE = "data.shards", "prepare."
+SHARDS, PREPARE = "data.source", "prepare."
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def plan_sweep(
             "prepare", {}
         )  # what a base describes may be left unused
         if name not in used and not below:
-            raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.shards = "{name}" where it is')
+            raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.source = "{name}" where it is')
     return Sweep(origin, folder, _ranks(swept.get("ranks", 1) if ranks is None else ranks, origin), tuple(runs))
 
 
@@ -227,7 +226,7 @@ def _configured(
         return _built(layers, origin, name), None
     seed = next((layer["seed"] for _, layer in reversed(layers) if "seed" in layer), 0)
     data = _preparation(source, prepared[source], changed, seed, origin, out, short)
-    return _built([*layers, (origin, {"data": {"shards": str(data.folder)}})], origin, name), data
+    return _built([*layers, (origin, {"data": {"source": str(data.folder)}})], origin, name), data
 
 
 def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
@@ -259,8 +258,8 @@ def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
     """Objects from Python that no file holds: every run is a process of its own, started from one."""
     for run in runs:
         sentences = not_repeatable(run.config)
-        if written(run.config.data.shards).startswith(ARRAYS):
-            sentences.append("data.shards are arrays in memory: name a function that makes them, module:function")
+        if run.config.data.source.name.startswith(ARRAYS):
+            sentences.append("data.source are arrays in memory: name a function that makes them, module:function")
         for sentence in sentences:
             raise UserError(f"{origin}, run {run.name}: runs of a sweep are started from files, and {sentence}")
 
@@ -434,7 +433,7 @@ def _all_named(value: Any) -> TypeGuard[list[Values]]:
 
 LONGEST = 150
 """Bytes of a name; file systems take 255."""
-BY_THEMSELVES = ("preset", "data.shards", "model.name")
+BY_THEMSELVES = ("preset", "data.source", "model.name")
 """Keys whose values say enough without the key."""
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.calling import naming
-from fedmpi.common.registry import Part, resolve
+from fedmpi.common.registry import Component, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, TaskKind
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.schema import DataDescription
@@ -57,7 +57,7 @@ def evaluate(
     batch_size: int,
     loss: Loss = CROSS_ENTROPY,
     metrics: Sequence[Metric] = BUILT_IN,
-    part: Part | None = None,
+    part: Component | None = None,
 ) -> Evaluation:
     """Evaluate a module in evaluation mode."""
     was_training = module.training
@@ -81,7 +81,7 @@ def evaluation_passes(samples: int, rows: int) -> list[slice]:
     return [slice(*borders) for borders in pairwise([*starts, samples])]
 
 
-def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
+def outputs_of(module: nn.Module, x: Tensor, part: Component | None) -> Tensor:
     """Return the module's outputs for samples; errors of a custom component name it.
 
     It may compute gradients within (`torch.enable_grad()`): the outputs have none. A lack of memory is not reported as
@@ -125,7 +125,7 @@ def has_accuracy(kind: TaskKind) -> bool:
 
 
 def client_sums(
-    module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Part | None = None
+    module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Component | None = None
 ) -> Floats:
     """Return the sums of `sample_scores` over each client's samples, float64 (k, 4); module in evaluation mode."""
     was_training = module.training

@@ -18,7 +18,7 @@ from fedmpi.common.calling import is_complex, naming, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Part, register, resolve
+from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
 from fedmpi.data.schema import DataDescription
 
@@ -72,7 +72,7 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1)
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
     if not 0 <= smoothing <= 1:
-        raise UserError(f"task.smoothing = {smoothing:g}: a share of the weight lies in [0, 1]")
+        raise UserError(f"task.loss.smoothing = {smoothing:g}: a share of the weight lies in [0, 1]")
     return _over_positions(functional.cross_entropy, outputs, targets, label_smoothing=smoothing)
 
 
@@ -88,7 +88,7 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
         γ ≥ 0; 0 is cross-entropy.
     """
     if not gamma >= 0:
-        raise UserError(f"task.gamma = {gamma:g}: the exponent of the focal loss is 0 or more")
+        raise UserError(f"task.loss.gamma = {gamma:g}: the exponent of the focal loss is 0 or more")
 
     def focused(outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
         surprise = functional.cross_entropy(outputs, targets, **options)
@@ -146,14 +146,14 @@ def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
         δ above 0: the error above which it grows linearly.
     """
     if not delta > 0:
-        raise UserError(f"task.delta = {delta:g}: the Huber loss bends at an error above 0")
+        raise UserError(f"task.loss.delta = {delta:g}: the Huber loss bends at an error above 0")
     return functional.huber_loss(outputs, targets, reduction="none", delta=delta).reshape(len(targets), -1).mean(1)
 
 
 class Loss:
     """Loss of a run: a function per sample, and its means and sums for training and evaluation."""
 
-    def __init__(self, part: Part, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
+    def __init__(self, part: Component, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
         self.part, self.kind = part, kind
         with naming(part):
             self._function: PerSample = part.make(options or {})

@@ -22,7 +22,7 @@ from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
 from fedmpi.common.own_code import as_written
-from fedmpi.common.registry import Part, register
+from fedmpi.common.registry import Component, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
         Number of outputs; 1 is accuracy.
     """
     if k < 1:
-        raise UserError(f"task.k = {k}: at least the one largest output is looked at")
+        raise UserError(f"task.metrics.k_XXX = {k}: at least the one largest output is looked at")
     largest = outputs.topk(min(k, outputs.shape[1]), dim=1).indices
     return {f"top_{k}_accuracy": (largest == targets[:, None]).any(1).sum()}
 
@@ -137,7 +137,7 @@ class CalibrationError:
 
     def __init__(self, *, bins: int = 15):
         if not 1 <= bins <= MOST_BINS:
-            raise UserError(f"task.bins = {bins}: the probabilities fall into 1 to {MOST_BINS:,} bins")
+            raise UserError(f"task.metrics.bins_XXX = {bins}: the probabilities fall into 1 to {MOST_BINS:,} bins")
         self.bins = bins
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def mean_f1(right: NDArray[np.integer], involved: NDArray[np.integer]) -> float:
 class Metric:
     """Metric of a run: its sums over batches, and the recorded numbers."""
 
-    def __init__(self, part: Part, options: Mapping[str, Any] | None = None):
+    def __init__(self, part: Component, options: Mapping[str, Any] | None = None):
         self.part = part
         with calling(part):
             made = part.make(options or {})

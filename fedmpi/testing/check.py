@@ -12,10 +12,9 @@ import numpy as np
 
 from fedmpi.common.calling import naming
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
-from fedmpi.common.registry import KINDS, Part
+from fedmpi.common.registry import KINDS, Component
 from fedmpi.common.types import AnyArray
 from fedmpi.config.keys import tables_by_name
-from fedmpi.config.own_options import goes_to_any
 
 FALSE_ALARM = 1e-4
 """Probability that a correct component fails one of the statistical checks, over all its clients."""
@@ -38,7 +37,7 @@ class CheckSkipped(Exception):
 class Check:
     """One statement about a component."""
 
-    part: Part
+    part: Component
     name: str  # short form of the statement
     run: Callable[[], str]  # function that tests it and returns a remark on the result
 
@@ -54,8 +53,8 @@ class Check:
 class Subject:
     """Component under test, with the configuration of its trials."""
 
-    part: Part
-    # Keys of the configuration, `{"participation.keep": 0.3}`: the component's options and further needs of its runs
+    part: Component
+    # Keys of the configuration, `{"clients.sampler.keep": 0.3}`: the component's options and further needs of its runs
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.registry import KINDS, Part, describe, resolve
+from fedmpi.common.errors import ComponentFailure, UserError
+from fedmpi.common.registry import KINDS, Component, describe, resolve
 from fedmpi.testing import preparation, selection, training
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Contract, Subject
 from fedmpi.testing.started import Starts, started_checks
@@ -32,7 +32,7 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
     Examples
     --------
     >>> import fedmpi.testing
-    >>> @fedmpi.testing.parametrize_with_checks(["uniform", ("weighted", {"participation.replace": False})])
+    >>> @fedmpi.testing.parametrize_with_checks(["uniform", ("weighted", {"clients.sampler.replace": False})])
     ... def test_samplers(check):
     ...     check()
     """
@@ -76,19 +76,19 @@ def perform(wanted: Iterable[Check]) -> Iterator[Result]:
             remark = check()
         except CheckSkipped as reason:
             outcome, remark = "skipped", str(reason)
-        except (CheckFailed, PartFailure, UserError) as problem:
+        except (CheckFailed, ComponentFailure, UserError) as problem:
             outcome, remark = "FAILED", str(problem)
         except Exception as error:
             outcome, remark = "FAILED", f"{type(error).__name__}: {error}"
         yield Result(check, outcome, " ".join(remark.split()), time.perf_counter() - started)
 
 
-def part_of(choice: Any, kind: str | None = None) -> Part:
+def part_of(choice: Any, kind: str | None = None) -> Component:
     """Return the component of a choice."""
     if kind is not None and kind not in KINDS:
         raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(KINDS)}")
-    part: Part = choice
-    if not isinstance(choice, Part):
+    part: Component = choice
+    if not isinstance(choice, Component):
         part = describe(choice) if kind is None else resolve(kind, choice)
     return part
 

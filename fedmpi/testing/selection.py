@@ -214,14 +214,14 @@ def _client(index: int, round: int, wanted: int | None = None) -> RowClient:
 
 def _pool(subject: Subject, round: int, sizes: Ints, start: int = 0, stop: int | None = None) -> Pool:
     """Return all clients on one axis, from `start` up to `stop`."""
-    wanted, total = subject.settings.get("samples.wanted"), int(sizes.sum())
+    wanted, total = subject.settings.get("samples.budget"), int(sizes.sum())
     probability = 1.0 if wanted is None else min(1.0, wanted / total)
     return Pool(round, sizes, start, total if stop is None else stop, probability, wanted, STREAMS)
 
 
 def _rows_of_all(subject: Subject, round: int, elsewhere: bool = False) -> list[Ints]:
     """Return every client's samples, or the positions of the pool; clients in another order if `elsewhere`."""
-    made, wanted = subject.made(), subject.settings.get("samples.wanted")
+    made, wanted = subject.made(), subject.settings.get("samples.budget")
     if subject.mark("pooled", False):
         return [np.asarray(made(_pool(subject, round, SIZES)))]
     order = [*range(1, len(SIZES)), 0] if elsewhere else range(len(SIZES))
@@ -272,7 +272,7 @@ def _rows_independent(subject: Subject) -> str:
 
 def _rows_of_round(subject: Subject, clients: Ints) -> None:
     """Run a round of all clients for a pooled rule, of every fiftieth for one called client by client."""
-    made, wanted = subject.made(), subject.settings.get("samples.wanted")
+    made, wanted = subject.made(), subject.settings.get("samples.budget")
     if subject.mark("pooled", False):
         made(_pool(subject, 3, 1 + clients % 20))
         return
@@ -336,8 +336,8 @@ def _weigh(subject: Subject) -> list[AnyArray]:
     return [_weights_of(made, *_nine_of_thirty(first)) for first in (0, 2)]
 
 
-def _well_normalised(subject: Subject) -> str:
-    """Require one finite number per selected client; if they are normalised, none below 0 and not all 0."""
+def _well_normalized(subject: Subject) -> str:
+    """Require one finite number per selected client; if they are normalized, none below 0 and not all 0."""
     marks, totals = subject.part.marks, []
     for first in (0, 2):
         cohort, sizes = _nine_of_thirty(first)
@@ -347,10 +347,10 @@ def _well_normalised(subject: Subject) -> str:
         demand(found.shape == (PARTICIPANTS,), one_each)
         demand(bool(np.isfinite(found).all()), f"not finite: {found}")
         demand(bool((sizes == before).all()), "it changes the sizes that it is given: copy them")
-        normalised = marks.get("normalised", True)
-        if normalised(cohort) if callable(normalised) else normalised:
-            demand(bool((found >= 0).all()), f"normalised = True, but a coefficient is negative: {found.min():g}")
-            demand(float(found.sum()) > 0, "normalised = True, but all coefficients are 0: their total divides the sum")
+        normalized = marks.get("normalized", True)
+        if normalized(cohort) if callable(normalized) else normalized:
+            demand(bool((found >= 0).all()), f"normalized = True, but a coefficient is negative: {found.min():g}")
+            demand(float(found.sum()) > 0, "normalized = True, but all coefficients are 0: their total divides the sum")
         counts = sizes[cohort.clients] ** int(marks.get("per_sample", 0))
         totals.append(float((found * counts).sum()))
     return f"total weights {totals[0]:.4g} and {totals[1]:.4g}"
@@ -424,7 +424,7 @@ CONTRACTS = {
             (MANY, lambda s: cost(world, lambda view: chances(s.part, s.made(), view))),
         ),
     ),
-    "row rule": Contract(
+    "data sampler": Contract(
         _rows,
         "same rows from the same generator",
         (
@@ -440,7 +440,7 @@ CONTRACTS = {
         _weigh,
         "same weights of the same cohort",
         (
-            ("finite weights of the stated normalisation", _well_normalised),
+            ("finite weights of the stated normalization", _well_normalized),
             (
                 MANY,
                 lambda s: cost(
@@ -449,7 +449,7 @@ CONTRACTS = {
             ),
         ),
     ),
-    "combiner": Contract(
+    "aggregator": Contract(
         _combinations,
         "same result from the same updates",
         (

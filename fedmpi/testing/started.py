@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 
 from fedmpi.api import run
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Floats
 from fedmpi.process.children import mpiexec
@@ -33,8 +33,8 @@ from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
 SMALL = {
     "rounds": 4,
-    "data.shards": "digits:clients=9,alpha=0.5",
-    "participation.count": 5,
+    "data.source": "digits:clients=9,alpha=0.5",
+    "clients.count": 5,
     "model.hidden": [8],
     "local.epochs": 1,
     "local.engine": "sequential",
@@ -46,9 +46,9 @@ SMALL = {
 }
 """Configuration of the run, unless a component's own settings override it."""
 NEEDED: dict[str, dict[str, Any]] = {
-    "scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
-    "metric": {"aggregation.exact": True, "evaluation.every": 1},
-    **dict.fromkeys(("model", "loss"), {"aggregation.exact": True}),  # maxima and ReLU jump at equal values
+    "scheduling": {"topology": "mediators", "topology.clients_per_mediator": 2},
+    "metric": {"server.exact": True, "evaluation.every": 1},
+    **dict.fromkeys(("model", "loss"), {"server.exact": True}),  # maxima and ReLU jump at equal values
 }
 """Configuration for some kinds of components, unless a component's own settings override it."""
 RANKS = (1, 2, 3)
@@ -177,7 +177,7 @@ def _stopped_halfway(straight: Path, out: Path) -> None:
         path.unlink()
 
 
-def startable(part: Part) -> str | None:
+def startable(part: Component) -> str | None:
     """Return why no run could be started with the component, or None."""
     if not part.foreign:
         tasks = part.marks.get("tasks", (CLASSIFICATION.name,))
@@ -193,9 +193,9 @@ def _described(subject: Subject) -> dict[str, Any]:
     settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
         settings.pop("model.hidden")  # the setting of the run's own perceptron
-    takes_all = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
-    if takes_all or "participation.fraction" in settings:
-        settings.pop("participation.count")
+    takes_all = "all" in (settings.get("clients.sampler"), part.kind == "client sampler" and part.name)
+    if takes_all or "clients.fraction" in settings:
+        settings.pop("clients.count")
     if "local.steps" in settings:
         settings.pop("local.epochs")
     chosen: Any = part.name

@@ -279,7 +279,7 @@ def _finite_numbers(subject: Subject) -> str:
 
 def _suited(subject: Subject) -> tuple[DataDescription, nn.Module, Tensor]:
     """Return the first description with which the model can be built and called, the model, and samples (b, …)."""
-    own, reasons = subject.settings.get("data.shards"), []
+    own, reasons = subject.settings.get("data.source"), []
     task = str(subject.settings.get("task.kind", "classification"))
     tried = [_for_task(description, task) for description in DESCRIPTIONS if task != "tokens" or description.vocabulary]
     for description in tried if own is None else (open_store(own).description,):
@@ -291,7 +291,7 @@ def _suited(subject: Subject) -> tuple[DataDescription, nn.Module, Tensor]:
             return description, built, x
         except Exception as error:  # any error of a network on unsuitable data
             reasons.append(f"{description.feature_shape}: {error}")
-    hint = "" if own is not None else ": name some that it takes, by the setting data.shards"
+    hint = "" if own is not None else ": name some that it takes, by the setting data.source"
     raise CheckFailed(f"it takes none of the data that it is tried on{hint} ({'; '.join(reasons)})")
 
 
@@ -316,7 +316,7 @@ def _initial_values(subject: Subject) -> list[AnyArray]:
 def _model_outputs(subject: Subject) -> str:
     """Require (b, C), (b, L, C) for tokens, or the shape of y for regression; finite, for any b."""
     description, module, x = _suited(subject)
-    known = {"task.kind", "data.shards"} & set(subject.settings)
+    known = {"task.kind", "data.source"} & set(subject.settings)
     hint = "" if known else ", or say what it is for by the setting task.kind"
     for count in (SAMPLES, 1):
         with torch.no_grad():

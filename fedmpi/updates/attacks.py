@@ -39,7 +39,7 @@ class FlippableSource(Protocol):
 def attackers(config: Config, streams: Streams, clients: int) -> Ints:
     """Return the clients that attack in every round in which they are selected, sorted, int64 (a,).
 
-    They are `attack.fraction` of all clients, rounded half up, drawn uniformly from the stream (ATTACK, 0).
+    They are `clients.attack_fraction` of all clients, rounded half up, drawn uniformly from the stream (ATTACK, 0).
     """
     part = config.attack
     if part.kind == "none":
@@ -102,5 +102,5 @@ class FlippedLabels:
 
 def attacked_updates(config: Config, streams: Streams, attackers: Ints) -> AttackedUpdates | None:
     """Return the manipulation of a configuration's attacks; None if attackers send their trained updates."""
-    kind = config.attack.kind
+    kind = config.attack.name
     return AttackedUpdates(kind, config.attack.scale, attackers, streams) if kind in ("sign-flip", "noise") else None

@@ -122,7 +122,7 @@ def quantise(update: Tensor, draws: Tensor) -> Tensor:
 def round_to_format(update: Tensor, draws: Tensor, kind: TransportKind) -> Tensor:
     """Round to one of the two neighbouring values of a 16-bit float format, in place."""
     if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
-        raise FloatingPointError('a value of the update exceeds the range of float16: set transport.kind = "bfloat16"')
+        raise FloatingPointError('a value of the update exceeds the range of float16: set compression = "bfloat16"')
     exponent = torch.frexp(update).exponent.sub_(1).clamp_(min=LOWEST_EXPONENT[kind]).sub_(MANTISSA[kind])
     _round_at_random(update, torch.ldexp(torch.ones_like(update), exponent), draws)
     return update
@@ -142,7 +142,7 @@ def check_residuals(clients: int, values: int) -> None:
     needed = 4 * clients * values
     if needed > RESIDUAL_BYTES:
         raise UserError(
-            f"transport.error_feedback keeps a vector of {values} values for each of {clients} clients "
+            f"compression.error_feedback keeps a vector of {values} values for each of {clients} clients "
             f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}): switch it off, or let fewer clients "
             "take part"
         )

@@ -175,13 +175,13 @@ def round_links(
     """Return bytes of one round on every link."""
     values, participants = model.size, len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
-    if config.topology.kind == "mediators":
+    if config.topology.name == "mediators":
         kept = keeps_moments(config, plan.one_step)
         moments = 2 * model.trainable if kept else 0  # Adam has no moments for buffers
         groups = len(np.unique(plan.mediators))
         total = mediator_models(values, visits, groups, moments, lost=asked - participants)
     else:
-        bits = upload_bits(config.transport.kind, config.transport.fraction, values)
+        bits = upload_bits(config.compression.name, config.compression.fraction, values)
         total = star_models(values, asked, participants, bits)
         down, up, numbers = further_vectors(config)
         total += further_values(asked * down * values, participants * (up * values + numbers))
@@ -189,21 +189,21 @@ def round_links(
         total += size_answers(int(plan.facts["size_asked"]), asked)
     if measured:
         total += _probes(config, values, measured, classes)
-    if plan.round == 0 and config.rebalance.enabled:
+    if plan.round == 0 and config.rebalance is not None:
         total += rebalancing(clients, classes)
-    elif plan.round == 0 and config.topology.kind == "mediators":
+    elif plan.round == 0 and config.topology.name == "mediators":
         total += class_counts(clients, classes)
     return total
 
 
 def keeps_moments(config: Config, one_step: bool) -> bool:
     """Return whether a mediator sends the optimizer's moments with the model; SGD, as in probing rounds, has none."""
-    return config.topology.keep_optimizer and config.local.optimizer == "adam" and not one_step
+    return config.topology.keep_optimizer and config.local.optimizer.name == "adam" and not one_step
 
 
 def paper_formula(config: Config, values: int, participants: int) -> int:
     """Return bytes of a round's models by the formulas of Astraea's section IV-C, which have no E_m."""
-    if config.topology.kind == "mediators":
+    if config.topology.name == "mediators":
         return astraea_formula(values, participants, config.topology.clients_per_mediator)
     return fedavg_formula(values, participants)
 

@@ -1,4 +1,4 @@
-"""Cohorts that hold the classes as evenly as exchanges make them; a sampler for `participation.clients`. Start it in
+"""Cohorts that hold the classes as evenly as exchanges make them; a sampler for `clients.sampler`. Start it in
 the repository.
 """
 

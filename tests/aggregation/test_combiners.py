@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import PartFailure, UserError, combiner
+from fedmpi import ComponentFailure, UserError, aggregator
 from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.combining import CombinedSum, block_width
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[..., list[float]], dict[str, Any]]] = {
 
 
 def built_in(name: str, **options: Any) -> Combiner:
-    return Combiner(resolve("combiner", name.removeprefix("multi-")), options)
+    return Combiner(resolve("aggregator", name.removeprefix("multi-")), options)
 
 
 def some_updates(m: int, d: int, seed: int = 0) -> np.ndarray:
@@ -160,8 +160,8 @@ def test_krum_refuses_rounds_that_attackers_could_outvote(participants: int, opt
     built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0)
 
 
-def plan(round: int = 0, normalise: bool = True) -> Plan:
-    return Plan(round, 0.1, np.arange(0), np.zeros(0), False, normalise)
+def plan(round: int = 0, normalize: bool = True) -> Plan:
+    return Plan(round, 0.1, np.arange(0), np.zeros(0), False, normalize)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -186,14 +186,14 @@ def test_a_combined_sum_is_what_the_combiner_makes_of_all_kept_updates(name: str
     assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_are() -> None:
+def test_coefficients_that_are_not_to_be_normalized_reach_the_combiner_as_they_are() -> None:
     cluster = Cluster.connect()
     kept = CombinedSum(
         FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("mean"), cluster, torch.zeros(4)
     )
-    for normalise, expected in ((True, 1.0), (False, 6.0)):
+    for normalize, expected in ((True, 1.0), (False, 6.0)):
         kept.reset()
-        kept.begin(plan(normalise=normalise), torch.zeros(4))
+        kept.begin(plan(normalize=normalize), torch.zeros(4))
         for client in range(3):
             kept.add(torch.ones(4), 2.0, client)
         kept.flush()
@@ -201,15 +201,15 @@ def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_a
 
 
 def test_updates_and_coefficients_come_in_the_order_of_their_clients() -> None:
-    @combiner
+    @aggregator
     def outer(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
         return 100 * updates[0] + 10 * updates[-1] + coefficients[0] - coefficients[-1]
 
     cluster = Cluster.connect()
     inner = FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu")))
-    kept = CombinedSum(inner, Combiner(resolve("combiner", outer), {}), cluster, torch.zeros(4))
+    kept = CombinedSum(inner, Combiner(resolve("aggregator", outer), {}), cluster, torch.zeros(4))
     kept.reset()
-    kept.begin(plan(normalise=False), torch.zeros(4))
+    kept.begin(plan(normalize=False), torch.zeros(4))
     for client in (4, 0, 7):
         kept.add(torch.full((4,), float(client)), 0.5 + client, client)
     kept.flush()
@@ -233,22 +233,22 @@ def test_blocks_depend_on_participants_and_values_alone_and_give_many_ranks_a_sh
     assert block_width(5, 100, False) >= 100
 
 
-@combiner
+@aggregator
 def flat(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     return updates
 
 
-@combiner
+@aggregator
 def blank(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     return updates[0] / 0
 
 
-@combiner
+@aggregator
 def listed(updates: torch.Tensor, coefficients: torch.Tensor) -> list[float]:
     return [0.0]
 
 
-@combiner
+@aggregator
 def beyond(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     return updates[0].double() * 1e300  # finite there, and not among the updates' floats
 
@@ -258,19 +258,19 @@ def beyond(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     [(beyond, "not finite as torch.float32"), (flat, r"shape \(3, 5\)"), (blank, "not finite"), (listed, "list")],
 )
 def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reason: str) -> None:
-    with pytest.raises(PartFailure, match=reason) as caught:
-        combined(Combiner(resolve("combiner", chosen), {}), torch.ones(3, 5), torch.ones(3))
+    with pytest.raises(ComponentFailure, match=reason) as caught:
+        combined(Combiner(resolve("aggregator", chosen), {}), torch.ones(3, 5), torch.ones(3))
     assert "test_combiners" in str(caught.value) and "round 0" in str(caught.value)
 
 
 def test_a_combiner_that_changes_the_coefficients_has_them_anew_for_the_next_slice() -> None:
-    @combiner
+    @aggregator
     def greedy(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
         found = coefficients @ updates
         coefficients.zero_()
         return found
 
-    @combiner
+    @aggregator
     class Measuring:
         def measure(self, updates: torch.Tensor) -> torch.Tensor:
             return updates.double().sum(1)
@@ -282,7 +282,7 @@ def test_a_combiner_that_changes_the_coefficients_has_them_anew_for_the_next_sli
 
     coefficients, measured = torch.tensor([0.25, 0.75]), torch.tensor([1.0, 2.0], dtype=torch.float64)
     for _ in range(2):
-        found = Combiner(resolve("combiner", greedy), {}).combine(torch.ones(2, 3), coefficients, None, 0)
+        found = Combiner(resolve("aggregator", greedy), {}).combine(torch.ones(2, 3), coefficients, None, 0)
         assert found.tolist() == [1.0] * 3
-        found = Combiner(resolve("combiner", Measuring), {}).combine(torch.ones(2, 3), coefficients, measured, 0)
+        found = Combiner(resolve("aggregator", Measuring), {}).combine(torch.ones(2, 3), coefficients, measured, 0)
         assert found.tolist() == [3.0] * 3

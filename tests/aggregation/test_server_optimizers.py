@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import PartFailure, parts, server_optimizer
+from fedmpi import ComponentFailure, components, server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.registry import resolve
 
@@ -151,7 +151,7 @@ def test_state_of_an_optimizer_that_no_checkpoint_can_hold_is_named():
 
     optimizer = ServerOptimizer(resolve("server optimizer", Listing), {})
     run(optimizer, torch.zeros(4))
-    with pytest.raises(PartFailure, match="Listing.*keeps a list as 'steps', which a checkpoint cannot"):
+    with pytest.raises(ComponentFailure, match="Listing.*keeps a list as 'steps', which a checkpoint cannot"):
         optimizer.state()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import Cohort, PartFailure, UserError, weights
+from fedmpi import Cohort, ComponentFailure, UserError, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.aggregation.weights import ClientWork
@@ -34,7 +34,7 @@ class OneOfTwo(Cluster):
 SIZES = np.array([3, 10, 7, 1, 29], np.int64)
 
 
-@weights(per_sample=False, normalised=True)
+@weights(per_sample=False, normalized=True)
 def root(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
     return np.sqrt(sizes[cohort.clients])
 
@@ -48,7 +48,7 @@ def test_weights_of_ones_own_keep_their_ratios() -> None:
     assert found / found.sum() == pytest.approx(np.sqrt(SIZES) / np.sqrt(SIZES).sum(), rel=1e-12)
 
 
-def test_normalised_weights_add_up_to_the_same_bits_in_any_order() -> None:
+def test_normalized_weights_add_up_to_the_same_bits_in_any_order() -> None:
     sizes = np.random.default_rng(0).integers(1, 1000, 3001)
     found = weighing(root).of(full_participation(3001), sizes, 0)
     assert sum(found.tolist()) == sum(found[::-1].tolist()) == sum(np.sort(found).tolist())
@@ -62,7 +62,7 @@ def test_the_total_weight_is_of_a_known_size(per_sample: bool) -> None:
     assert 2**9 <= (found * (SIZES if per_sample else 1)).sum() < 2**10
 
 
-@pytest.mark.parametrize("name", ["samples", "uniform", "normalised"])
+@pytest.mark.parametrize("name", ["samples", "uniform", "normalized"])
 def test_built_in_weights_are_left_as_they_are(name: str) -> None:
     part = resolve("weights", name)
     assert (
@@ -85,17 +85,17 @@ def test_weights_cannot_change_the_cohort_or_the_sizes() -> None:
         array += 1  # whose they are may
 
 
-def test_a_normalisation_may_depend_on_the_cohort() -> None:
-    @weights(normalised=lambda cohort: cohort.draws > 3)
+def test_a_normalization_may_depend_on_the_cohort() -> None:
+    @weights(normalized=lambda cohort: cohort.draws > 3)
     def some(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
         return np.full(cohort.clients.size, 0.3)
 
-    assert [weighing(some).normalises(full_participation(n)) for n in (3, 4)] == [False, True]
+    assert [weighing(some).normalizes(full_participation(n)) for n in (3, 4)] == [False, True]
     assert weighing(some).of(full_participation(3), SIZES, 0).tolist() == [0.3] * 3
 
 
-def answering(answer: Any, normalised: bool = True) -> Weighing:
-    @weights(normalised=normalised)
+def answering(answer: Any, normalized: bool = True) -> Weighing:
+    @weights(normalized=normalized)
     def some(cohort: Cohort, sizes: np.ndarray) -> Any:
         return answer(sizes)
 
@@ -117,13 +117,13 @@ def answering(answer: Any, normalised: bool = True) -> Weighing:
     ],
 )
 def test_what_are_no_coefficients_is_refused_with_the_weights_named(answer: Any, reason: str) -> None:
-    with pytest.raises(PartFailure, match=reason) as caught:
+    with pytest.raises(ComponentFailure, match=reason) as caught:
         answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
     assert "test_weighing" in str(caught.value) and "round 6" in str(caught.value)
 
 
 def test_coefficients_of_a_sum_may_be_negative() -> None:
-    found = answering(lambda sizes: [-1.0, 1.0], normalised=False).of(full_participation(2), SIZES, 0)
+    found = answering(lambda sizes: [-1.0, 1.0], normalized=False).of(full_participation(2), SIZES, 0)
     assert found.tolist() == [-1, 1]
 
 
@@ -203,7 +203,7 @@ def test_a_client_without_any_loss_does_not_break_q_ffl() -> None:
         assert all(np.isfinite(resolve("weights", "q-ffl").make({"q": q}).after(work)))
 
 
-def judging(answers: Sequence[Any], normalised: bool = True) -> Weighing:
+def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
     """Weights that find of client k what stands in its place."""
 
     class Judge:
@@ -213,33 +213,33 @@ def judging(answers: Sequence[Any], normalised: bool = True) -> Weighing:
         def after(self, work: ClientWork) -> Any:
             return answers[work.client]
 
-    return weighing(weights(normalised=normalised)(Judge))
+    return weighing(weights(normalized=normalized)(Judge))
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_shares_by_which_nothing_can_be_divided_are_refused_with_part_and_round(exact: bool) -> None:
-    def flushed(answers: Sequence[Any], normalised: bool = True) -> float:
+    def flushed(answers: Sequence[Any], normalized: bool = True) -> float:
         inner = FixedPointSum(np.zeros(6, np.int64)) if exact else FloatSum(np.zeros(6, np.float32))
-        judged = JudgedSum(inner, judging(answers, normalised), lambda *_: 1.0, Cluster.connect())
+        judged = JudgedSum(inner, judging(answers, normalized), lambda *_: 1.0, Cluster.connect())
         judged.reset()
-        judged.begin(Plan(4, 0.1, np.arange(2), np.ones(2), False, normalised), torch.zeros(6))
+        judged.begin(Plan(4, 0.1, np.arange(2), np.ones(2), False, normalized), torch.zeros(6))
         for client in range(len(answers)):
             judged.add(torch.ones(6), 1.0, client)
         judged.flush()
         return judged.weight
 
-    with pytest.raises(PartFailure, match=r"weights .*Judge.* in round 4: the shares .* 2 clients add up to 0"):
+    with pytest.raises(ComponentFailure, match=r"weights .*Judge.* in round 4: the shares .* 2 clients add up to 0"):
         flushed([(1.0, 0.0), (-1.0, 0.0)])
-    with pytest.raises(PartFailure, match=r"in round 4, client 1: after\(\) returned -0.5: .* not below 0"):
+    with pytest.raises(ComponentFailure, match=r"in round 4, client 1: after\(\) returned -0.5: .* not below 0"):
         flushed([1.0, -0.5])
-    assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalised=False) == 0.0
+    assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalized=False) == 0.0
 
 
 def test_coefficients_whose_sum_nothing_can_hold_are_refused_with_part_and_round() -> None:
-    for normalised, most in ((True, 1e200), (False, 2.0**50)):
-        chosen = weighing(weights(normalised=normalised)(lambda cohort, sizes, most=most: np.full(2, most)))
+    for normalized, most in ((True, 1e200), (False, 2.0**50)):
+        chosen = weighing(weights(normalized=normalized)(lambda cohort, sizes, most=most: np.full(2, most)))
         with pytest.raises(
-            PartFailure, match="in round 3: gave coefficients that add up to .* more than a sum can hold"
+            ComponentFailure, match="in round 3: gave coefficients that add up to .* more than a sum can hold"
         ):
             chosen.of(Cohort(np.arange(2)), np.ones(4, np.int64), 3)
 
@@ -248,7 +248,7 @@ def test_coefficients_whose_sum_nothing_can_hold_are_refused_with_part_and_round
 def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> None:
     chosen = judging([answer] * 4)
     assert chosen.judges
-    with pytest.raises(PartFailure, match=r"after\(\) returned"):
+    with pytest.raises(ComponentFailure, match=r"after\(\) returned"):
         chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))
 
 
@@ -280,4 +280,4 @@ def test_weights_that_average_models_cannot_judge() -> None:
             return 1.0
 
     with pytest.raises(UserError, match=r"Both' averages models, .* leave out averages_models or after\(\)"):
-        weighing(weights(normalised=False, averages_models=True)(Both))
+        weighing(weights(normalized=False, averages_models=True)(Both))

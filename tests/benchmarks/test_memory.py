@@ -66,7 +66,7 @@ def test_the_time_of_a_round_is_the_median_of_each_fifth():
 
 @pytest.mark.parametrize(
     "settings",
-    [["preset=fedavg", "participation.count=50"], ["preset=fedsampling", "samples.wanted=500"]],
+    [["preset=fedavg", "clients.count=50"], ["preset=fedsampling", "samples.budget=500"]],
     ids=["fedavg", "fedsampling"],
 )
 def test_a_million_clients_cost_a_rank_less_than_200_megabytes(settings: list[str], tmp_path: Path):
@@ -75,7 +75,7 @@ def test_a_million_clients_cost_a_rank_less_than_200_megabytes(settings: list[st
     x, y = np.zeros((clients, 2), np.float32), np.arange(clients) % 2
     everybody = Partition(np.arange(clients), np.arange(clients + 1), "contiguous", {})
     write_shards(vectors(x, y, 2), everybody, tmp_path / "shards", 4, 0, "pytest")
-    shards = [f"data.shards={tmp_path / 'shards'}", "rounds=2", "evaluation.every=2", "model.hidden=[4]"]
+    shards = [f"data.source={tmp_path / 'shards'}", "rounds=2", "evaluation.every=2", "model.hidden=[4]"]
     tracemalloc.start()
     try:
         fedmpi.run(load_config(None, [*settings, *shards]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.clients.availability import PHASES, Availability, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
@@ -24,13 +24,13 @@ def test_everybody_is_always_available_by_default() -> None:
 
 
 def test_more_generous_laws_have_everybody_of_the_stricter_ones() -> None:
-    strict, generous = (there(f"bernoulli system.probability={p}", STREAMS, 4, 500) for p in (0.3, 0.6))
+    strict, generous = (there(f"bernoulli clients.availability.probability={p}", STREAMS, 4, 500) for p in (0.3, 0.6))
     assert np.isin(strict, generous).all()
     assert len(strict) < len(generous)
 
 
 def test_a_client_s_availability_does_not_depend_on_how_many_clients_follow() -> None:
-    law = "time-of-day system.probability=0.9 system.lowest=0.1"
+    law = "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.1"
     few, many = (there(law, STREAMS, 2, clients) for clients in (100, 1000))
     assert np.array_equal(few, many[many < 100])
 
@@ -49,12 +49,15 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
 
 
 def test_candidates_are_measured_among_those_of_their_own_round() -> None:
-    settings = ["participation.clients=power-of-choice", "participation.count=3", "participation.candidates=9"]
-    settings += ["system.availability=bernoulli", "system.probability=0.4"]
+    settings = ["clients.sampler=power-of-choice", "clients.count=3", "clients.sampler.candidates=9"]
+    settings += ["clients.availability=bernoulli", "clients.availability.probability=0.4"]
     draw = CohortDraw(load_config(None, settings), np.full(40, 4), None, STREAMS, values=10)
     for t in range(1, 6):
         asked = draw.candidates(t, None)
-        assert len(asked) == 9 and np.isin(asked, there("bernoulli system.probability=0.4", STREAMS, t, 40)).all()
+        assert (
+            len(asked) == 9
+            and np.isin(asked, there("bernoulli clients.availability.probability=0.4", STREAMS, t, 40)).all()
+        )
         losses = np.full(40, np.nan)
         losses[asked] = np.arange(9)
         draw.add_measured(t, np.arange(len(losses)), {"loss": losses})
@@ -62,8 +65,12 @@ def test_candidates_are_measured_among_those_of_their_own_round() -> None:
 
 
 def test_a_cohort_knows_the_chances_of_its_own_round() -> None:
-    day = ("system.availability=time-of-day", "system.probability=0.9", "system.lowest=0.2")
-    config = load_config(None, ["preset=fedavg", "aggregation.weights=unbiased", *day])
+    day = (
+        "clients.availability=time-of-day",
+        "clients.availability.probability=0.9",
+        "clients.availability.lowest=0.2",
+    )
+    config = load_config(None, ["preset=fedavg", "server.weights=unbiased", *day])
     draw = CohortDraw(config, np.full(50, 4), None, STREAMS, values=10)
     for t in (0, 5):
         presence = draw.draw(t, None).cohort.presence
@@ -74,7 +81,7 @@ def test_a_cohort_knows_the_chances_of_its_own_round() -> None:
 
 @pytest.mark.parametrize("design", ["systematic", "sequential"])
 def test_a_cohort_is_drawn_by_the_design_of_the_configuration(design: str) -> None:
-    drawn = ["participation.draw=importance", f"participation.design={design}", "participation.count=4"]
+    drawn = ["clients.sampler.within_stratum=importance", f"clients.sampler.design={design}", "clients.count=4"]
     config = load_config(None, ["preset=fedstas", *drawn])
     strata = make_strata(np.arange(20) % 2, np.ones(2), np.arange(1.0, 21.0) ** 2)
     cohort = CohortDraw(config, np.full(20, 4), None, STREAMS, values=10).draw(3, strata).cohort
@@ -88,7 +95,7 @@ def test_label_groups_have_their_own_probabilities() -> None:
     assert labels.tolist() == [0, 2, 0]
     law = Availability("label-group", by_label=(1.0, 0.5, 0.0))
     assert probabilities(law, STREAMS, 0, 3, labels).tolist() == [1.0, 0.0, 1.0]
-    assert there("label-group system.by_label=[1.0,0.5,0.0]", STREAMS, 0, 3, labels).tolist() == [0, 2]
+    assert there("label-group clients.availability.by_label=[1.0,0.5,0.0]", STREAMS, 0, 3, labels).tolist() == [0, 2]
     few = Availability("label-group", by_label=(1.0, 0.5))  # classes beyond the end begin again
     assert probabilities(few, STREAMS, 0, 4, np.array([0, 3, 2, 4])).tolist() == [1.0, 0.5, 1.0, 1.0]
 
@@ -117,17 +124,19 @@ def odd_rounds(view: View, *, rest: float = 0.0) -> np.ndarray:
 
 def test_a_law_of_ones_own_says_who_is_there() -> None:
     sizes = np.array([3, 9, 4, 8, 7])
-    settings = {"participation.count": 2, "system.availability": odd_rounds, "aggregation.weights": "unbiased"}
+    settings = {"clients.count": 2, "clients.availability": odd_rounds, "server.weights": "unbiased"}
     draw = CohortDraw(given_config("fedavg", settings), sizes, None, STREAMS, values=10)
     assert draw.draw(0, None).present.tolist() == []  # type: ignore[union-attr]
     turnout = draw.draw(1, None)
     assert turnout.present.tolist() == [1, 3, 4]  # type: ignore[union-attr]
     assert turnout.cohort.presence is not None and turnout.cohort.presence.chance is not None
     assert turnout.cohort.presence.chance.tolist() == [0, 1, 0, 1, 1]
-    everybody = CohortDraw(given_config("fedavg", settings | {"system.rest": 1}), sizes, None, STREAMS, values=10)
+    everybody = CohortDraw(
+        given_config("fedavg", settings | {"clients.availability.rest": 1}), sizes, None, STREAMS, values=10
+    )
     assert everybody.draw(1, None).present.tolist() == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
     with pytest.raises(UserError, match=r"system\.rset .* is unknown to .*odd_rounds: did you mean system\.rest"):
-        given_config("fedavg", settings | {"system.rset": 1})
+        given_config("fedavg", settings | {"clients.availability.rset": 1})
     assert not draws_in_secret(given_config("fedavg", settings))
 
 
@@ -135,6 +144,6 @@ def test_a_law_of_ones_own_says_who_is_there() -> None:
     ("found", "message"), [(np.ones(4), r"of shape \(4,\): return a probability"), (np.full(5, 1.5), "no probability")]
 )
 def test_what_is_no_probability_for_each_client_is_refused(found: np.ndarray, message: str) -> None:
-    config = given_config("fedavg", {"system.availability": lambda view: found})
-    with pytest.raises(PartFailure, match=message):
+    config = given_config("fedavg", {"clients.availability": lambda view: found})
+    with pytest.raises(ComponentFailure, match=message):
         CohortDraw(config, np.full(5, 3), None, STREAMS, values=10).draw(2, None)

@@ -72,7 +72,11 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
     labels = strata_of_clusters(optics(LONERS), LONERS, noise)  # type: ignore[arg-type]
     assert adjusted_rand_score(GROUPS, labels[:40]) == 1.0
     assert labels[40:].tolist() == loners
-    settings = ["participation.features=full-gradient", "participation.draw=uniform", f"participation.noise={noise}"]
+    settings = [
+        "clients.sampler.features=full-gradient",
+        "clients.sampler.within_stratum=uniform",
+        f"clients.sampler.clustering.outliers={noise}",
+    ]
     config = load_config(None, ["preset=fedsso", *settings])
     run = Stratifier(
         config, Cluster.connect(), (0, 43), 43, 30, lambda clients: clients,

@@ -53,7 +53,9 @@ def test_compressed_gradients_are_restored_or_left_as_centres() -> None:
 
 
 def test_a_run_compresses_to_the_levels_of_its_configuration() -> None:
-    config = load_config(None, ["participation.clients=importance", "participation.count=4", "participation.levels=3"])
+    config = load_config(
+        None, ["clients.sampler=importance", "clients.count=4", "clients.sampler.features.codebook_size=3"]
+    )
     run = Stratifier(
         config, Cluster.connect(), (0, 30), 30, 400, lambda clients: clients,
         lambda t, model, clients: iter([(clients, torch.from_numpy(GRADIENTS[clients]))]), Streams(0),

@@ -20,7 +20,7 @@ from fedmpi.models import build
 
 CLIENTS = 9
 DATA = f"digits:clients={CLIENTS},alpha=0.5"
-SMALL: dict[str, Any] = {"rounds": 3, "participation.count": 3, "local.lr": 0.1, "local.epochs": 2}
+SMALL: dict[str, Any] = {"rounds": 3, "clients.count": 3, "local.lr": 0.1, "local.epochs": 2}
 SMALL |= {"evaluation.every": 9, "local.engine": "sequential"}
 seen: list[dict[str, np.ndarray]] = []
 
@@ -51,14 +51,14 @@ def untried(view: View) -> Cohort:
 def tried(**more: Any) -> fedmpi.Run:
     seen.clear()
     """A run of these settings, "__" for each point, a small perceptron unless they name a model."""
-    settings = {"system.clock": True, "system.speed": "lognormal", "participation.clients": Trying}
+    settings = {"devices": True, "devices.speed": "lognormal", "clients.sampler": Trying}
     settings |= {} if "model__name" in more else {"model.hidden": [6]}
     return fedmpi.run("fedavg", SMALL | settings | {k.replace("__", "."): v for k, v in more.items()}, data=DATA)
 
 
 def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
     tried(seed=3)
-    config = load_config(None, [f"data.shards={DATA}", "participation.count=3", "seed=3", "model.hidden=[6]"])
+    config = load_config(None, [f"data.source={DATA}", "clients.count=3", "seed=3", "model.hidden=[6]"])
     data = ClientData(open_store(DATA), torch.device("cpu"), standardise=True)
     module = build("mlp", {"hidden": [6]}, data.description, 3).double()
     assert config.local.batch_size == 10

@@ -23,12 +23,12 @@ def test_the_first_model_is_the_mean_of_the_models_that_were_clustered(
 ):
     """w_1 = Σ ρ_k (w_0 − η g_k), η = 1, with the gradients g_k that the strata were made of; the model has dropout."""
     monkeypatch.syspath_prepend(str(MODEL.parent))
-    sampled = ["samples.rule=bernoulli", "samples.wanted=200"] if rows == "bernoulli" else []
+    sampled = ["samples.sampler=bernoulli", "samples.budget=200"] if rows == "bernoulli" else []
     made = run(
         "preset=fedsso",
-        "data.shards=digits:clients=12",
+        "data.source=digits:clients=12",
         "model.name=dropping:net",
-        f"participation.probe={probe}",
+        f"clients.sampler.features.probe={probe}",
         f"local.engine={engine}",
         "local.lr=1",
         "rounds=1",
@@ -49,7 +49,7 @@ def test_the_first_model_is_the_mean_of_the_models_that_were_clustered(
 
 
 def test_later_probes_see_rows_of_their_own():
-    made = run("preset=fedsso", "data.shards=digits:clients=12", "participation.probe=sample", "rounds=1")
+    made = run("preset=fedsso", "data.source=digits:clients=12", "clients.sampler.features.probe=sample", "rounds=1")
     experiment = made.experiment
     probe = make_probe(experiment.config, experiment.model, experiment.data, Streams(experiment.config.seed), 0)
     at = [torch.cat([g for _, g in probe(t, made.start, np.arange(12))]) for t in (0, 1, 1, 2)]

@@ -96,8 +96,8 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
-    config = load_config(None, ["data.shards=digits:clients=6", "participation.count=2"])
-    data = ClientData(open_store(config.data.shards), torch.device("cpu"), standardise=True)
+    config = load_config(None, ["data.source=digits:clients=6", "clients.count=2"])
+    data = ClientData(open_store(config.data.source.choice), torch.device("cpu"), standardise=True)
     measures = ClientMeasures(config, data, Streams(0), torch.device("cpu"), 0)
     w = measures.model.initial + 0.01
     clients = np.array([1, 4], np.int64)
@@ -115,8 +115,8 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
 
 
 def test_what_is_measured_of_an_attacker_is_on_the_labels_that_it_trains_on() -> None:
-    settings = ["data.shards=digits:clients=6", "participation.clients=power-of-choice", "participation.count=2"]
-    experiment = Experiment.connect(load_config(None, [*settings, "attack.kind=label-flip", "attack.fraction=0.5"]))
+    settings = ["data.source=digits:clients=6", "clients.sampler=power-of-choice", "clients.count=2"]
+    experiment = Experiment.connect(load_config(None, [*settings, "attack=label-flip", "clients.attack_fraction=0.5"]))
     measure, w = experiment.decisions.inquiry.measure, experiment.model.initial
     assert measure is not None and len(experiment.data_facts.attackers) == 3
     found = measure(0, w, np.arange(6), ("accuracy",))[:, 0]
@@ -131,9 +131,9 @@ def test_what_is_measured_of_an_attacker_is_on_the_labels_that_it_trains_on() ->
 
 
 def test_labels_of_attackers_are_flipped_for_the_gradients_that_clients_are_drawn_by() -> None:
-    settings = ["data.shards=digits:clients=6", "participation.clients=importance", "participation.count=2"]
-    settings += ["participation.probe=full", "participation.features=full-gradient"]
-    experiment = Experiment.connect(load_config(None, [*settings, "attack.kind=label-flip", "attack.fraction=0.5"]))
+    settings = ["data.source=digits:clients=6", "clients.sampler=importance", "clients.count=2"]
+    settings += ["clients.sampler.features.probe=full", "clients.sampler.features=full-gradient"]
+    experiment = Experiment.connect(load_config(None, [*settings, "attack=label-flip", "clients.attack_fraction=0.5"]))
     attackers, model = experiment.data_facts.attackers, experiment.model
     experiment.decisions.observe(0, model.initial)
     strata = experiment.decisions.stratifier.strata
@@ -154,8 +154,8 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(mine)
-    settings = ["participation.clients=mine:loudest", "participation.count=3", "rounds=3", "local.lr=0.2"]
-    quiet = ["data.shards=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
+    settings = ["clients.sampler=mine:loudest", "clients.count=3", "rounds=3", "local.lr=0.2"]
+    quiet = ["data.source=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)
     latest: dict[int, tuple[int, float]] = {}
@@ -181,8 +181,8 @@ def test_norms_and_seconds_remembered_are_those_of_the_only_participant(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(mine)
-    settings = ["participation.clients=mine:looks_at_all", "participation.count=1", "rounds=1", "system.clock=true"]
-    quiet = ["data.shards=digits:clients=5", "logging.tensorboard=false", "checkpoint.every=0", "local.lr=0.2"]
+    settings = ["clients.sampler=mine:looks_at_all", "clients.count=1", "rounds=1", "devices=true"]
+    quiet = ["data.source=digits:clients=5", "logging.tensorboard=false", "checkpoint.every=0", "local.lr=0.2"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     records: list[dict[str, Any]] = []
     simulation = Simulation(experiment, on_round=records.append)
@@ -196,8 +196,8 @@ def test_norms_and_seconds_remembered_are_those_of_the_only_participant(
 
 
 def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None:
-    settings = ["participation.clients=power-of-choice", "participation.candidates=6", "participation.count=2"]
-    quiet = ["rounds=3", "data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
+    settings = ["clients.sampler=power-of-choice", "clients.sampler.candidates=6", "clients.count=2"]
+    quiet = ["rounds=3", "data.source=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet, "logging.tensorboard=false"]))
     simulation, seen = Simulation(experiment, None), []
     measure, plan = experiment.decisions.inquiry.measure, experiment.decisions.plan
@@ -233,13 +233,13 @@ def here(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_weights_that_need_inclusion_probabilities_are_refused_where_nobody_knows_them(here: Path) -> None:
     settings = [
-        "participation.clients=mine:loudest",
-        "participation.count=3",
+        "clients.sampler=mine:loudest",
+        "clients.count=3",
         "rounds=1",
-        "data.shards=digits:clients=8",
+        "data.source=digits:clients=8",
     ]
-    experiment = Experiment.connect(load_config(None, [*settings, "aggregation.weights=unbiased"]))
-    with pytest.raises(UserError, match=r'aggregation.weights = "unbiased" divides by inclusion probabilities'):
+    experiment = Experiment.connect(load_config(None, [*settings, "server.weights=unbiased"]))
+    with pytest.raises(UserError, match=r'server.weights = "unbiased" divides by inclusion probabilities'):
         experiment.decisions.plan(0)
     experiment.close()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedmpi import Cohort, PartFailure, UserError, client_sampler
+from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
 from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size
@@ -258,7 +258,7 @@ def test_a_useless_cohort_is_refused_by_name(returned: Any, message: str) -> Non
     def mine(view: View) -> Any:
         return returned
 
-    with pytest.raises(PartFailure, match=f"client sampler .*mine.* failed in round 6: .*{message}"):
+    with pytest.raises(ComponentFailure, match=f"client sampler .*mine.* failed in round 6: .*{message}"):
         sampler_of(mine).draw(view_of(6))
 
 
@@ -266,7 +266,7 @@ def test_who_is_away_must_not_be_drawn() -> None:
     def mine(view: View) -> Cohort:
         return Cohort(np.array([1, 3]))
 
-    with pytest.raises(PartFailure, match="returned client 3, who is not among"):
+    with pytest.raises(ComponentFailure, match="returned client 3, who is not among"):
         sampler_of(mine).draw(view_of(present=np.array([1, 2, 4], np.int64)))
 
 

@@ -40,7 +40,7 @@ def as_torch_begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def prepare(exact: bool, *more: str) -> None:
-    settings = ["preset=fedavg", "cluster.device=cpu", f"aggregation.exact={str(exact).lower()}", *more]
+    settings = ["preset=fedavg", "cluster.device=cpu", f"server.exact={str(exact).lower()}", *more]
     prepare_device(load_config(None, settings), Cluster.connect())
 
 

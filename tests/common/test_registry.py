@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 import fedmpi
-from fedmpi import ClientFailure, PartFailure, UserError, client_sampler, combiner, parts, weights
+from fedmpi import ClientFailure, ComponentFailure, UserError, aggregator, client_sampler, components, weights
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import REQUIRED
@@ -117,7 +117,7 @@ def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monk
     part = resolve("client sampler", "open_house_one:mine")
     assert part.name == "open_house_one:mine" and part.source == (tmp_path / "open_house_one.py").resolve()
     assert part.source_text.startswith("from fedmpi") and len(part.digest) == 64
-    assert resolve("weights", "open_house_one:root").marks == {"per_sample": True, "normalised": True}
+    assert resolve("weights", "open_house_one:root").marks == {"per_sample": True, "normalized": True}
     assert describe("open_house_one:root").kind == "weights"
     with pytest.raises(UserError, match=r"participation\.clients = .*root' is a weights: .* chooses a client sampler"):
         resolve("client sampler", "open_house_one:root")
@@ -135,31 +135,31 @@ def test_the_working_directory_is_searched_last(tmp_path: Path, monkeypatch: pyt
 
 
 def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts("combiner")  # the built-in ones register before the table is replaced
-    monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
-    register("combiner", "median")(lambda updates, coefficients: updates)
+    parts("aggregator")  # the built-in ones register before the table is replaced
+    monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
+    register("aggregator", "median")(lambda updates, coefficients: updates)
     with pytest.raises(UserError, match=r"aggregation\.rule = 'mediam' is unknown: did you mean 'median'\?"):
-        resolve("combiner", "mediam")
+        resolve("aggregator", "mediam")
     with pytest.raises(UserError, match=r"'no_such_module_here' failed.*: searched are PYTHONPATH and the work"):
-        resolve("combiner", "no_such_module_here:thing")
+        resolve("aggregator", "no_such_module_here:thing")
     with pytest.raises(UserError, match=r"aggregation\.rule = 3: give a name"):
-        resolve("combiner", 3)
+        resolve("aggregator", 3)
     with pytest.raises(UserError, match="needs = 'los' is no number that can be had: did you mean 'loss'"):
         client_sampler(needs=("los",))
 
 
 def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts("combiner")
-    monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
+    parts("aggregator")
+    monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
 
-    @combiner(name="halves")
+    @aggregator(name="halves")
     def halves(updates: Any, coefficients: Any, *, at: float = 0.5) -> Any:
         """Half of it."""
 
-    assert [(part.name, part.title, part.source) for part in parts("combiner")] == [("halves", "Half of it.", None)]
-    assert resolve("combiner", halves).name == "halves" and not resolve("combiner", halves).foreign
-    assert resolve("combiner", partial(halves, at=0.2)).foreign
-    assert describe("halves").kind == "combiner"
+    assert [(part.name, part.title, part.source) for part in parts("aggregator")] == [("halves", "Half of it.", None)]
+    assert resolve("aggregator", halves).name == "halves" and not resolve("aggregator", halves).foreign
+    assert resolve("aggregator", partial(halves, at=0.2)).foreign
+    assert describe("halves").kind == "aggregator"
     with pytest.raises(UserError, match="there is no part 'halfs': did you mean 'halves'"):
         describe("halfs")
 
@@ -179,7 +179,7 @@ def test_the_public_names_are_those_of_the_registry() -> None:
 
 def test_what_a_part_raises_names_part_line_round_and_client() -> None:
     part = resolve("client sampler", loudest)
-    with pytest.raises(PartFailure) as caught, calling(part, round=3, client=7):
+    with pytest.raises(ComponentFailure) as caught, calling(part, round=3, client=7):
         raise ZeroDivisionError("by nothing")
     message = str(caught.value)
     assert message.startswith(f"the client sampler {part.name} ({Path(__file__).resolve()}:")
@@ -210,7 +210,7 @@ def test_global_generators_are_as_before_a_call_even_when_it_fails() -> None:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.set_rng_state(states[2])
-        with pytest.raises(PartFailure), calling(part):
+        with pytest.raises(ComponentFailure), calling(part):
             draws()
             raise ValueError
         assert draws() == first

@@ -154,7 +154,7 @@ def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_work
 
 @pytest.mark.parametrize("engine", ["sequential", "auto"])
 def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str, monkeypatch: pytest.MonkeyPatch):
-    drawn = ("samples.rule=ratio", "samples.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
+    drawn = ("samples.sampler=ratio", "samples.sampler.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
     worked, train = list[RankWork](), Trainer.train
 
     def noted(*given: Any) -> RankWork:

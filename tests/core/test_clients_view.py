@@ -34,7 +34,7 @@ from tests.end_to_end.in_process import QUIET, run, run_into
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
-    "participation.count": 4,
+    "clients.count": 4,
     "model.hidden": [6],
     "local.engine": "sequential",
     "logging.tensorboard": False,
@@ -183,8 +183,8 @@ def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
 @pytest.mark.parametrize("placement", ["shared", "owner"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 9])
 def test_ranks_share_the_parts_among_them(workers: int, placement: str):
-    settings = ["participation.count=4", "evaluation.clients=all", "evaluation.batch_size=100"]
-    config = load_config(None, [*QUIET, "data.shards=digits:clients=30", *settings])
+    settings = ["clients.count=4", "evaluation.clients=all", "evaluation.batch_size=100"]
+    config = load_config(None, [*QUIET, "data.source=digits:clients=30", *settings])
     experiment = Experiment.connect(config)
     view = experiment.evaluation.clients
     assert view is not None
@@ -275,7 +275,7 @@ def test_fine_tuned_models_are_those_of_a_plain_loop_and_nothing_flows_back():
 @pytest.mark.parametrize("more", [{"evaluation.fine_tune": 2}, {"evaluation.fine_tune": 1, "local.batch_size": "all"}])
 def test_fine_tuning_that_diverges_ends_the_run_or_is_left_out(more: dict[str, Any]):
     """Also where it does so in its last step, after which no loss is seen any more."""
-    settings = SMALL | {"rounds": 1, "local.lr": 1e20, "participation.count": 1} | more
+    settings = SMALL | {"rounds": 1, "local.lr": 1e20, "clients.count": 1} | more
     with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
         fedmpi.run("fedavg", settings, data=arrays())
     done = fedmpi.run("fedavg", settings | {"local.on_divergence": "drop"}, data=arrays())
@@ -334,8 +334,8 @@ SMALL_MODEL = {key: value for key, value in SMALL.items() if not key.startswith(
 
 
 def test_copies_of_rebalancing_are_not_evaluated():
-    config = ["data.shards=digits:clients=6,alpha=0.3", "participation.count=3", "participation.clients=uniform"]
-    config += ["rebalance.enabled=true", "model.hidden=[6]", "rounds=1", "evaluation.clients=all"]
+    config = ["data.source=digits:clients=6,alpha=0.3", "clients.count=3", "clients.sampler=uniform"]
+    config += ["rebalance=true", "model.hidden=[6]", "rounds=1", "evaluation.clients=all"]
     done = run(*config)
     view = done.experiment.evaluation.clients
     assert view is not None
@@ -356,7 +356,7 @@ def test_a_run_that_on_round_ends_is_evaluated_after_its_last_round():
 
 
 VIEWED = (
-    *("preset=fedavg", "rounds=8", "participation.count=4", "model.hidden=[6]", "local.engine=sequential"),
+    *("preset=fedavg", "rounds=8", "clients.count=4", "model.hidden=[6]", "local.engine=sequential"),
     *("evaluation.clients=all", "evaluation.clients_every=1", "checkpoint.every=3"),
 )
 

@@ -137,26 +137,26 @@ def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) ->
 def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
     assert decide() == (True, True)
     assert decide(ranks=3) == (True, False)
-    assert decide("topology.placement=owner") == (False, False)
-    top = ("transport.kind=topk", "transport.fraction=0.1")
+    assert decide("cluster.placement=owner") == (False, False)
+    top = ("compression=top-k", "compression.fraction=0.1")
     assert decide(*top) == (True, True)
-    assert decide(*top, "transport.error_feedback=true") == (False, False)
+    assert decide(*top, "compression.error_feedback=true") == (False, False)
     assert decide(samples=10**6) == (False, False)
     assert decide(samples=300_000) == (True, True)
     assert decide(samples=500_000) == (False, False)  # 1.5 GiB for each of two ranks
-    assert decide("topology.placement=shared", samples=10**6) == (True, True)
+    assert decide("cluster.placement=shared", samples=10**6) == (True, True)
 
 
 def test_what_the_user_says_about_the_server_counts():
-    assert decide("server.trains=never") == (True, False)
-    assert decide("server.trains=always", ranks=3) == (True, True)
+    assert decide("cluster.server_trains=never") == (True, False)
+    assert decide("cluster.server_trains=always", ranks=3) == (True, True)
 
 
-@pytest.mark.parametrize("rule", ["samples.rule=exact", "samples.rule=ratio"])
+@pytest.mark.parametrize("rule", ["samples.sampler=exact", "samples.sampler=ratio"])
 def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     """300 rows and an evaluation that costs 60 more among three workers: 60, 120 and 120, to a client's 5 rows."""
-    drawn = (rule, "samples.wanted=300") if rule.endswith("exact") else (rule, "samples.ratio=0.2088")
-    shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=1")
+    drawn = (rule, "samples.budget=300") if rule.endswith("exact") else (rule, "samples.sampler.ratio=0.2088")
+    shards = ("data.source=digits:clients=60,partition=iid", "clients.sampler=all", "evaluation.every=1")
     experiment = Experiment.connect(load_config(None, [*shards, *drawn, "model.hidden=[8]"]))
     worker, plan, rows = experiment.trainer.worker, experiment.decisions.plan(1), []
     sizes, worker.evaluation_cost = experiment.data.sizes, 60.0

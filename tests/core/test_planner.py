@@ -24,35 +24,35 @@ def planner(*settings: str, sizes: np.ndarray = SIZES) -> Planner:
 
 
 def test_fedavg_weights_participants_by_their_size():
-    plan = planner("preset=fedavg", "participation.count=3").plan(2)
+    plan = planner("preset=fedavg", "clients.count=3").plan(2)
     weights = plan.coefficients * SIZES[plan.clients]
-    assert plan.per_sample and plan.normalise
+    assert plan.per_sample and plan.normalize
     assert np.allclose(weights / weights.sum(), SIZES[plan.clients] / SIZES[plan.clients].sum())
 
 
 def test_fedsampling_uses_all_clients_and_divides_by_the_samples_wanted():
-    plan = planner("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=exact").plan(0)
+    plan = planner("preset=fedsampling", "samples.budget=25", "samples.size.estimate=exact").plan(0)
     assert np.array_equal(plan.clients, np.arange(8))
     assert np.allclose(plan.coefficients, 1 / 25)
-    assert plan.per_sample and not plan.normalise
+    assert plan.per_sample and not plan.normalize
     assert plan.probability == 25 / SIZES.sum()
     assert plan.facts["size_true"] == SIZES.sum()
 
 
 def test_a_saturated_sampling_probability_is_said_once(caplog: pytest.LogCaptureFixture):
-    saturated = planner("preset=fedsampling", "samples.wanted=1000", "samples.size_estimate=exact")
+    saturated = planner("preset=fedsampling", "samples.budget=1000", "samples.size.estimate=exact")
     with caplog.at_level(logging.WARNING, "fedmpi"):
         plans = [saturated.plan(t) for t in range(3)]
     assert [plan.probability for plan in plans] == [1.0, 1.0, 1.0]
     assert len(caplog.records) == 1
-    assert "samples.wanted" in caplog.text
+    assert "samples.budget" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "settings", [["preset=fedsampling", "samples.wanted=25", "samples.threshold=40"], ["preset=fedavg-weighted"]]
+    "settings", [["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40"], ["preset=fedavg-weighted"]]
 )
 def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(settings: list[str]):
-    settings = [*settings, *([] if settings[0] == "preset=fedsampling" else ["participation.count=4"])]
+    settings = [*settings, *([] if settings[0] == "preset=fedsampling" else ["clients.count=4"])]
     there, here = planner(*settings), planner(*settings)
     for t in range(3):
         before = {name: value.clone() for name, value in here.accounts.state().items()}
@@ -64,7 +64,7 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
 
 
 def test_the_accounts_count_the_rows_that_are_drawn_in_the_round():
-    used = planner("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=exact", "logging.diagnostics=true")
+    used = planner("preset=fedsampling", "samples.budget=25", "samples.size.estimate=exact", "logging.diagnostics=true")
     for t in range(3):
         before = used.accounts.usage.samples.copy()  # type: ignore[union-attr]
         plan = used.plan(t)
@@ -74,7 +74,7 @@ def test_the_accounts_count_the_rows_that_are_drawn_in_the_round():
 
 
 def test_accounts_go_on_where_a_checkpoint_left_them():
-    settings = ["preset=fedsampling", "samples.wanted=25", "samples.threshold=40", "logging.diagnostics=true"]
+    settings = ["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40", "logging.diagnostics=true"]
     first, second = planner(*settings), planner(*settings)
     first.plan(0)
     second.accounts.load(first.accounts.state())
@@ -83,14 +83,14 @@ def test_accounts_go_on_where_a_checkpoint_left_them():
 
 def test_a_round_without_participants_may_weigh_samples_of_a_gradient_sum():
     nobody = planner(
-        "preset=fedavg", "participation.count=4", "aggregation.weights=gradient-sum", "system.availability=bernoulli",
-        "system.probability=1e-9",
+        "preset=fedavg", "clients.count=4", "server.weights=gradient-sum", "clients.availability=bernoulli",
+        "clients.availability.probability=1e-9",
     )  # fmt: skip
     assert not nobody.plan(0).clients.size and not nobody.plan(0).coefficients.size
 
 
 def test_a_plan_tells_who_comes_next_where_that_is_known():
-    ahead = planner("preset=fedavg", "participation.count=4", "rounds=3")
+    ahead = planner("preset=fedavg", "clients.count=4", "rounds=3")
     assert not ahead.plan(0).coming.size
     for t in (1, 2, 3):
         ahead.prepare(t)
@@ -104,9 +104,9 @@ def test_a_plan_tells_who_comes_next_where_that_is_known():
 @pytest.mark.parametrize(
     "settings",
     [
-        ["preset=fedavg", "participation.clients=all"],
-        ["preset=fedsampling", "samples.wanted=25", "samples.threshold=40"],
-        ["preset=fedavg", "participation.count=4", "samples.rule=ratio", "samples.ratio=0.5"],
+        ["preset=fedavg", "clients.sampler=all"],
+        ["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40"],
+        ["preset=fedavg", "clients.count=4", "samples.sampler=ratio", "samples.sampler.ratio=0.5"],
     ],
 )
 def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings: list[str]):
@@ -119,9 +119,9 @@ def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings:
 @pytest.mark.parametrize(
     "settings, values",
     [
-        (["preset=fedsampling", "samples.wanted=25"], 1 + 1),
-        (["preset=fedavg-weighted", "participation.count=4"], None),
-        (["preset=fedavg", "participation.count=1"], 1 + 1),
+        (["preset=fedsampling", "samples.budget=25"], 1 + 1),
+        (["preset=fedavg-weighted", "clients.count=4"], None),
+        (["preset=fedavg", "clients.count=1"], 1 + 1),
     ],
 )
 def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | None):
@@ -157,10 +157,10 @@ def test_fedsampling_draws_the_samples_wanted_from_those_who_are_there():
     sizes = np.tile(SIZES, 50)
     planned = planner(
         "preset=fedsampling",
-        "samples.wanted=100",
-        "samples.size_estimate=exact",
-        "system.availability=bernoulli",
-        "system.probability=0.25",
+        "samples.budget=100",
+        "samples.size.estimate=exact",
+        "clients.availability=bernoulli",
+        "clients.availability.probability=0.25",
         sizes=sizes,
     )
     drawn, variance = [], 0.0
@@ -178,13 +178,13 @@ def test_fedsampling_draws_the_samples_wanted_from_those_who_are_there():
 def test_those_who_drop_out_have_answered_the_size_query_before():
     planned = planner(
         "preset=fedstas",
-        "participation.clients=uniform",
-        "aggregation.weights=uniform",
-        "participation.count=6",
-        "samples.size_estimate=duchi",
-        "samples.threshold=40",
-        "samples.epsilon=2",
-        "system.drop_out=0.6",
+        "clients.sampler=uniform",
+        "server.weights=uniform",
+        "clients.count=6",
+        "samples.size.estimate=duchi",
+        "samples.size.max_size=40",
+        "samples.size.epsilon=2",
+        "clients.failure_rate=0.6",
     )
     plans = [planned.plan(t) for t in range(20)]
     assert min(len(plan.clients) for plan in plans) < 6
@@ -195,19 +195,21 @@ def test_those_who_drop_out_have_answered_the_size_query_before():
 
 def test_the_virtual_clock_shares_the_rows_wanted_among_those_who_are_there():
     """Three of four are away: each one who is there is expected to train on four times the rows."""
-    settings = ["preset=fedsampling", "samples.wanted=40", "samples.size_estimate=exact", "system.clock=true"]
-    settings += ["system.upload=1e12", "system.download=1e12", "system.speed_median=1"]
+    settings = ["preset=fedsampling", "samples.budget=40", "samples.size.estimate=exact", "devices=true"]
+    settings += ["devices.upload.median=1e12", "devices.download.median=1e12", "devices.speed.median=1"]
     sizes = np.full(400, 10, np.int64)
     everybody = planner(*settings, sizes=sizes).plan(0)
     assert everybody.facts["virtual_seconds"] == pytest.approx(0.1, rel=1e-3)
-    some = planner(*settings, "system.availability=bernoulli", "system.probability=0.25", sizes=sizes).plan(0)
+    some = planner(
+        *settings, "clients.availability=bernoulli", "clients.availability.probability=0.25", sizes=sizes
+    ).plan(0)
     assert some.facts["virtual_seconds"] == pytest.approx(40 / len(some.clients), rel=1e-3)
 
 
 def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
     opened = planner(
-        "participation.clients=stratified", "participation.count=2", "participation.opening=true",
-        "participation.draw=uniform", "samples.rule=exact", "samples.wanted=20", "logging.diagnostics=true",
+        "clients.sampler=stratified", "clients.count=2", "clients.sampler.initial_step=true",
+        "clients.sampler.within_stratum=uniform", "samples.sampler=exact", "samples.budget=20", "logging.diagnostics=true",
     )  # fmt: skip
     strata = make_strata(np.arange(8) % 2)
     first, second = (opened.plan(t, strata).facts for t in range(2))
@@ -216,26 +218,24 @@ def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
 
 
 def test_who_drops_out_is_decided_anew_in_every_round_by_the_rounds_own_stream():
-    made = planner("preset=fedavg", "participation.count=8", "system.drop_out=0.5")
+    made = planner("preset=fedavg", "clients.count=8", "clients.failure_rate=0.5")
     for t in (3, 4):
         chance = made.streams.generator(Purpose.AVAILABILITY, t, DROP_OUT).random(len(SIZES))
         assert made.plan(t).clients.tolist() == np.flatnonzero(chance >= 0.5).tolist()
 
 
 def test_vectors_that_an_algorithm_sends_to_its_clients_take_their_time():
-    links = ["system.clock=true", "system.speed_median=1e9", "system.upload=1e9", "system.download=4000"]
+    links = ["devices=true", "devices.speed.median=1e9", "devices.upload.median=1e9", "devices.download.median=4000"]
     seconds = [
-        planner("preset=fedavg", "participation.count=3", f"local.algorithm={name}", *links)
-        .plan(0)
-        .facts["virtual_seconds"]
+        planner("preset=fedavg", "clients.count=3", f"local.algorithm={name}", *links).plan(0).facts["virtual_seconds"]
         for name in ("plain", "scaffold")
     ]
     assert seconds == pytest.approx([1.0, 2.0], rel=1e-3)
 
 
 def test_a_step_of_a_client_with_less_than_a_batch_passes_the_rows_it_has():
-    fast = ["system.clock=true", "system.speed_median=1.0", "system.upload=1e9", "system.download=1e9"]
-    work = ["participation.clients=all", "local.steps=3", "local.batch_size=10"]
+    fast = ["devices=true", "devices.speed.median=1.0", "devices.upload.median=1e9", "devices.download.median=1e9"]
+    work = ["clients.sampler=all", "local.steps=3", "local.batch_size=10"]
     few, many = (
         planner("preset=fedavg", *work, *fast, sizes=np.full(4, size)).plan(0).facts["virtual_seconds"]
         for size in (4, 40)

@@ -14,7 +14,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals, check_work
 from fedmpi.mpi import Cluster
 
-PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalise=True)
+PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalize=True)
 
 
 @pytest.mark.parametrize("trained", [2, 4])

@@ -52,7 +52,7 @@ def test_small_steps_take_one_thread_large_ones_the_cores_that_are_free(
 
 
 def test_a_step_is_a_batch_of_all_the_clients_that_may_be_trained_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = ("local.batch_size=10", "participation.count=8", "cluster.threads=0")
+    batch = ("local.batch_size=10", "clients.count=8", "cluster.threads=0")
     assert settled(monkeypatch, LARGE // 80, 0.0, *batch) == 4
     assert settled(monkeypatch, LARGE // 80, 0.0, *batch, "local.engine=sequential") == 1
     assert settled(monkeypatch, LARGE // 10, 0.0, *batch, "local.engine=sequential") == 4
@@ -64,7 +64,7 @@ def test_named_threads_and_exact_sums_stay_whatever_the_load(
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         assert settled(monkeypatch, 10, 3.0, "cluster.threads=3") == 3
-        assert settled(monkeypatch, LARGE, 9.0, "aggregation.exact=true") == 1
+        assert settled(monkeypatch, LARGE, 9.0, "server.exact=true") == 1
     assert [record.message for record in caplog.records] == [
         "other processes keep 3.0 of the 4 cores busy: the 3 threads asked for will wait for one another: ask for fewer"
     ]

@@ -17,15 +17,15 @@ from fedmpi.local.work import ClientTask
 
 RULES = {
     "all": [],
-    "bernoulli": ["samples.rule=bernoulli", "samples.wanted=200"],
-    "ratio": ["samples.rule=ratio", "samples.ratio=0.3"],
-    "exact": ["samples.rule=exact", "samples.wanted=60"],
+    "bernoulli": ["samples.sampler=bernoulli", "samples.budget=200"],
+    "ratio": ["samples.sampler=ratio", "samples.sampler.ratio=0.3"],
+    "exact": ["samples.sampler=exact", "samples.budget=60"],
 }
-COHORTS = {"some": ["participation.clients=uniform", "participation.count=9"], "all": ["participation.clients=all"]}
+COHORTS = {"some": ["clients.sampler=uniform", "clients.count=9"], "all": ["clients.sampler=all"]}
 
 
 def experiment_of(*settings: str) -> Experiment:
-    common = ["data.shards=digits:clients=14,alpha=0.4", "model.hidden=[4]", "logging.tensorboard=false"]
+    common = ["data.source=digits:clients=14,alpha=0.4", "model.hidden=[4]", "logging.tensorboard=false"]
     return Experiment.connect(load_config(None, [*common, *settings]))
 
 
@@ -77,7 +77,7 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
 
 @pytest.mark.parametrize("rule", ["all", "bernoulli"])
 def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(rule: str) -> None:
-    experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.shards=digits:clients=60,partition=iid")
+    experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.source=digits:clients=60,partition=iid")
     balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
     plan = replace(experiment.decisions.planner.plan(1), balance=balance)
     workers = workers_of(experiment, 3, True, False)
@@ -96,7 +96,7 @@ def test_where_nobody_has_rows_nobody_trains(rule: str) -> None:
 
 
 def test_a_client_with_a_single_sample_trains() -> None:
-    experiment = experiment_of(*COHORTS["all"], "data.shards=digits:clients=60,alpha=0.1")
+    experiment = experiment_of(*COHORTS["all"], "data.source=digits:clients=60,alpha=0.1")
     worker, plan = experiment.trainer.worker, experiment.decisions.planner.plan(0)
     assert worker.sizes.min() == 1 and len(worker.tasks(plan, np.arange(60))) == 60
     experiment.close()

@@ -204,7 +204,7 @@ def test_a_run_on_arrays_is_to_the_bit_that_on_the_same_data_as_shards(folder: P
     mean, std = shards.description.mean, shards.description.std
     arrays = ClientArrays(x, y, owner, test=shards.test(), mean=mean, std=std)
     assert arrays.description == shards.description
-    keys = {"rounds": 2, "participation.count": 3, "local.engine": "sequential", "cluster.threads": 1}
+    keys = {"rounds": 2, "clients.count": 3, "local.engine": "sequential", "cluster.threads": 1}
     on_shards, on_arrays = (fedmpi.run("fedavg", keys, data=data) for data in (folder, arrays))
     for one, other in zip(on_shards.records, on_arrays.records, strict=True):
         assert {k: v for k, v in one.items() if k not in TIMINGS} == {
@@ -235,7 +235,7 @@ def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monk
     store = open_store("three_clients:three")
     assert isinstance(store, ShardStore) and isinstance(store.manifest, Manifest) and store.clients == 3
     assert open_store("three_clients:three", {"clients": 5}).clients == 5
-    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2}, data="three_clients:three")
+    run = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2}, data="three_clients:three")
     assert run.records[0]["participants"] == 2
     with pytest.raises(UserError, match="gave int: it must return fedmpi.ClientArrays"):
         open_store("three_clients:wrong")
@@ -258,5 +258,5 @@ def test_a_source_of_data_refuses_in_its_own_words():
 
     with pytest.raises(NotMine, match="^the scanner is switched off: switch it on$"):
         arrays_of(refusing, {})
-    with pytest.raises(UserError, match=r"^data.shards = 'tests.*unlike': ClientArrays: y has 3 entries"):
+    with pytest.raises(UserError, match=r"^data.source = 'tests.*unlike': ClientArrays: y has 3 entries"):
         arrays_of(unlike, {})

@@ -71,7 +71,7 @@ def test_a_store_of_the_folder_is_the_store_in_memory(tmp_path: Path, kind: str)
 def test_a_run_from_the_folder_gives_the_bits_of_one_from_memory(tmp_path: Path) -> None:
     arrays = images(val=(images().x[:20], np.arange(20) % 3, np.repeat(["c1", "c4"], 10)))
     settings = {"rounds": 3, "model.name": "mlp", "local.engine": "batched", "local.lr": 0.1}
-    settings |= {"participation.count": 3, "evaluation.every": 1}
+    settings |= {"clients.count": 3, "evaluation.every": 1}
     memory = fedmpi.run("fedavg", settings, data=arrays)
     disk = fedmpi.run("fedavg", settings, data=arrays.save(tmp_path / "shards", shards=2))
     for ours, theirs in zip(disk.model.state_dict().values(), memory.model.state_dict().values(), strict=True):

@@ -24,7 +24,7 @@ from fedmpi.data.statistics import kl_divergence
 from tests.end_to_end.astraea_runs import run_here
 
 ALPHA = 0.67
-COHORT = ("participation.count=4", "topology.clients_per_mediator=2", "data.shards={folder}")
+COHORT = ("clients.count=4", "topology.clients_per_mediator=2", "data.source={folder}")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_stored_bytes_are_those_of_the_shards(tmp_path: Path, folders: tuple[Pat
 @pytest.mark.parametrize(
     "which, more, reason",
     [
-        (0, ["rebalance.mode=stored"], "data.shards holds none"),
+        (0, ["rebalance.mode=stored"], "data.source holds none"),
         (1, [], "would be augmented twice"),
         (1, ["rebalance.mode=stored", "rebalance.alpha=1.0"], "augmented with alpha = 0.67, but rebalance.alpha = 1.0"),
         (1, ["rebalance.mode=stored", "rebalance.copies=ratio-minus-one"], "augmented with copies = ratio"),
@@ -124,10 +124,10 @@ def experiment(folder: Path, *more: str) -> Experiment:
 
 @pytest.fixture
 def plan_of_all() -> Iterator[Plan]:
-    yield Plan(0, 0.1, np.arange(8), np.ones(8), per_sample=True, normalise=True, probability=0.5)
+    yield Plan(0, 0.1, np.arange(8), np.ones(8), per_sample=True, normalize=True, probability=0.5)
 
 
-@pytest.mark.parametrize("sampling", [[], ["samples.rule=bernoulli", "samples.wanted=60"]])
+@pytest.mark.parametrize("sampling", [[], ["samples.sampler=bernoulli", "samples.budget=60"]])
 def test_copies_weigh_or_not_as_configured(folders: tuple[Path, Path], plan_of_all: Plan, sampling: list[str]) -> None:
     sizes = open_folder(folders[0]).sizes
     for weights in ("augmented", "original"):
@@ -155,8 +155,8 @@ def test_one_gradient_of_all_rows_weighs_as_the_clients_do(folders: tuple[Path, 
 def trained(folder: Path, *more: str) -> torch.Tensor:
     """The model of two rounds of FedSampling on rebalanced data, averaged by samples."""
     common = [
-        "preset=fedsampling", f"data.shards={folder}", "samples.wanted=60", "samples.threshold=50", "rounds=2",
-        "aggregation.weights=samples", "rebalance.enabled=true",
+        "preset=fedsampling", f"data.source={folder}", "samples.budget=60", "samples.size.max_size=50", "rounds=2",
+        "server.weights=samples", "rebalance=true",
     ]  # fmt: skip
     threads = torch.get_num_threads()
     experiment = Experiment.connect(load_config(None, [*common, *more]))

@@ -208,7 +208,7 @@ def replace_shard(folder: Path, source: Path, index: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["mean", "std"])
-def test_one_value_of_the_normalisation_that_is_no_number_is_enough(part: str) -> None:
+def test_one_value_of_the_normalization_that_is_no_number_is_enough(part: str) -> None:
     good = DataDescription((3, 2, 2), "uint8", 2, "image", 0, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
     good.check()
     with pytest.raises(ValueError, match="are finite numbers"):

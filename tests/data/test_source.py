@@ -1,4 +1,4 @@
-"""What engines read: normalised tensors, one client or thousands."""
+"""What engines read: normalized tensors, one client or thousands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(write: Callable[..., Path]) -> ShardStore:
     return open_store(write(SIZES, 3))
 
 
-def test_images_are_normalised_per_channel(store: ShardStore) -> None:
+def test_images_are_normalized_per_channel(store: ShardStore) -> None:
     x, y = ClientData(store).load(2)
     raw = torch.arange(4, 11, dtype=torch.float32) / 255
     assert x.shape == (7, 2, 2, 2) and x.dtype == torch.float32 and y.dtype == torch.int64
@@ -61,19 +61,19 @@ def test_a_client_read_whole_stays_within_the_budget(store: ShardStore) -> None:
 
 
 def test_tokens_stay_int32() -> None:
-    normalise = Normaliser(DataDescription((4,), "int32", 2, "text", 9, (), ()), torch.device("cpu"))
+    normalize = Normaliser(DataDescription((4,), "int32", 2, "text", 9, (), ()), torch.device("cpu"))
     tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
-    assert torch.equal(normalise(tokens), torch.from_numpy(tokens))
+    assert torch.equal(normalize(tokens), torch.from_numpy(tokens))
 
 
-def test_vectors_are_normalised_by_one_mean_or_left_alone() -> None:
+def test_vectors_are_normalized_by_one_mean_or_left_alone() -> None:
     x = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     scaled = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (1.0,), (2.0,)), torch.device("cpu"))(x)
     plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))(x)
     assert scaled.tolist() == [[0.0, 0.5], [1.0, 1.5]] and plain.tolist() == x.tolist()
 
 
-def test_the_test_part_is_normalised_as_the_training_part(store: ShardStore) -> None:
+def test_the_test_part_is_normalized_as_the_training_part(store: ShardStore) -> None:
     data = ClientData(store)
     x, y = data.test()
     assert torch.equal(x[:3], data.load(0)[0]) and y.tolist() == [0, 1, 2] * 3

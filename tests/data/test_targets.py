@@ -90,7 +90,7 @@ def fedmpi_generator() -> np.random.Generator:
 
 def test_a_run_learns_from_a_folder(tmp_path: Path):
     write_shards(raw("regression"), given(), tmp_path / "out", 2, 0, "test")
-    settings = {"rounds": 1, "participation.clients": "all", "cluster.threads": 1, "task.kind": "regression"}
+    settings = {"rounds": 1, "clients.sampler": "all", "cluster.threads": 1, "task.kind": "regression"}
     done = fedmpi.run("fedavg", {**settings, "model.hidden": [4]}, data=str(tmp_path / "out"))
     assert done.records[0]["test_rmse"] > 0 and done.records[0]["samples"] == ROWS
 
@@ -212,7 +212,7 @@ def test_a_folder_written_before_targets_had_a_shape_is_read_as_it_was(tmp_path:
     assert store.class_counts().tolist() == [[2, 2, 1], [1, 1, 2]]
     assert read_manifest(tmp_path / "old").to_json() == (tmp_path / "old" / "manifest.json").read_text()
     assert read_manifest(tmp_path / "old").as_dict()["schema"] == SCHEMA
-    settings = {"rounds": 1, "participation.clients": "all", "model.hidden": [4], "cluster.threads": 1}
+    settings = {"rounds": 1, "clients.sampler": "all", "model.hidden": [4], "cluster.threads": 1}
     assert "test_accuracy" in fedmpi.run("fedavg", settings, data=str(tmp_path / "old")).records[0]
 
 

@@ -15,7 +15,7 @@ from data_prep.datasets import DATASETS
 from data_prep.options import flag
 from data_prep.partitions import PARTITIONS
 from data_prep.shifts import LABEL_NOISE, SHIFT
-from fedmpi import parts
+from fedmpi import components
 from tests.data_prep.command import main
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -92,7 +92,7 @@ def test_data_of_ones_own_are_prepared_as_the_page_says(tmp_path: Path, monkeypa
             exec(compile(block, OWN.name, "exec"), {})
         for words in re.findall(r"python -m data_prep (.*)", block) if kind == "sh" else ():
             assert main(shlex.split(words)) == 0
-    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data="shards/patients")
+    run = fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data="shards/patients")
     assert run.summary["clients"] == 12
     assert {path.name for path in (tmp_path / "shards").iterdir()} == {"arrays", "patients", "mine", "photos"}
 

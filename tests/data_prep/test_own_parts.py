@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.partitions import partition
-from fedmpi import PartFailure
+from fedmpi import ComponentFailure
 from fedmpi.common.registry import resolve
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
@@ -162,7 +162,7 @@ def test_options_of_a_law_have_their_own_types_and_those_left_out_their_defaults
 
 
 def test_a_useless_answer_of_a_law_names_it(own: Path) -> None:
-    with pytest.raises(PartFailure, match=r"partition prep_of_mine:wrong .* the client of each of the 1442 rows"):
+    with pytest.raises(ComponentFailure, match=r"partition prep_of_mine:wrong .* the client of each of the 1442 rows"):
         main(["digits", "--partition", "prep_of_mine:wrong", "--out", "shards"])
 
 
@@ -227,7 +227,7 @@ def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_
     ],
 )
 def test_a_useless_answer_of_a_reader_names_it(own: Path, name: str, message: str) -> None:
-    with pytest.raises(PartFailure, match=rf"data set prep_of_mine:{name} .* {message}"):
+    with pytest.raises(ComponentFailure, match=rf"data set prep_of_mine:{name} .* {message}"):
         main([f"prep_of_mine:{name}", "--partition", "iid", "--clients", "2", "--out", "shards"])
 
 

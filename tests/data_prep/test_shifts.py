@@ -12,7 +12,7 @@ from data_prep.datasets import DATASETS
 from data_prep.partitions import Partition
 from data_prep.raw import ReadOptions, Tally
 from data_prep.shifts import with_label_noise
-from fedmpi import PartFailure
+from fedmpi import ComponentFailure
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
 from tests.data_prep.command import main
@@ -237,7 +237,7 @@ def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
 )
 def test_a_useless_answer_names_the_part(place: Path, words: list[str], message: str) -> None:
     Path("changes_of_mine.py").write_text(OWN)
-    with pytest.raises(PartFailure, match=message):
+    with pytest.raises(ComponentFailure, match=message):
         main([*DIGITS, *words, "--out", "shards"])
 
 

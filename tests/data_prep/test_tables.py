@@ -96,7 +96,7 @@ def test_columns_of_different_scale_are_learned_as_standardised_ones(tmp_path: P
     x = x[np.abs(x[:, 0] - 0.5) > 0.1]
     y = (x[:, 0] > 0.5).astype(int)
     table = {"small": x[:, 0], "large": x[:, 1] * 1e6, "label": y}
-    keys = {"rounds": 10, "participation.clients": "all", "local.lr": 0.5, "local.epochs": 5}
+    keys = {"rounds": 10, "clients.sampler": "all", "local.lr": 0.5, "local.epochs": 5}
     found = []
     for scaled in (False, True):
         columns = table if not scaled else {**table, "large": (x[:, 1] - 0.5) / 0.29, "small": (x[:, 0] - 0.5) / 0.29}
@@ -120,7 +120,7 @@ def test_arrays_in_memory_take_one_scale_a_column() -> None:
     assert len(data.description.mean) == 2
     series = np.stack([x] * 4, 1) / 1e6
     data = ClientArrays(series, Y, np.arange(ROWS) % 2, test=(series, Y), task="vector", mean=[0, 1], std=[1, 2])
-    run = fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"}, data=data)
+    run = fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"}, data=data)
     assert data.description.feature_shape == (4, 2) and run.records
     with pytest.raises(UserError, match="3 values for 2 channels or columns"):
         ClientArrays(x, Y, np.arange(ROWS) % 2, test=(x, Y), mean=[0, 1, 2])

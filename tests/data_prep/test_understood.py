@@ -148,7 +148,7 @@ def test_a_run_on_arrays_logs_and_prints_what_the_data_are(
     y = np.arange(30) % 3
     y[7] = 3  # a class of the training part alone
     arrays = fedmpi.ClientArrays(x, y, np.arange(30) % 3, test=(x[:10], y[:10] % 3))
-    settings = {"rounds": 1, "participation.count": 2, "model.name": "mlp"}
+    settings = {"rounds": 1, "clients.count": 2, "model.name": "mlp"}
     with caplog.at_level(logging.INFO, "fedmpi"):
         fedmpi.run("fedavg", settings, data=arrays, out=tmp_path / "run", progress=True)
     printed, logged = flat(capsys.readouterr().out), flat((tmp_path / "run" / "run.log").read_text())

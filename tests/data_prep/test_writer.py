@@ -205,7 +205,7 @@ def test_rows_held_out_are_not_counted_as_left_out_by_the_partition(tmp_path: Pa
     assert manifest.samples + manifest.val.samples + manifest.dropped == ROWS
 
 
-def test_normalisation_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
+def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
     vectors = np.random.default_rng(3).normal(5, 2, (ROWS, 6)).astype(np.float32)
     raw = measured(
         replace(
@@ -223,7 +223,7 @@ def test_normalisation_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
     assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != raw.mean
 
 
-def test_rows_that_the_partition_leaves_out_still_count_for_the_normalisation(tmp_path: Path) -> None:
+def test_rows_that_the_partition_leaves_out_still_count_for_the_normalization(tmp_path: Path) -> None:
     """Without validation it is that of the whole training part, and validation takes only its own rows away."""
     raw = measured(RAW)
     write_shards(raw, drawn("lognormal", 40, mean=3.0), tmp_path / "out", 2, 0, "c", val_fraction=0.4)

@@ -17,10 +17,10 @@ from fedmpi.records.recorder import open_recorder
 from tests.end_to_end.runs import Record, records
 
 SMALL = (
-    "data.shards=digits:clients=16,alpha=0.3",
+    "data.source=digits:clients=16,alpha=0.3",
     "model.name=mlp",
     "model.hidden=[8]",
-    "participation.count=7",
+    "clients.count=7",
     "rounds=3",
     "logging.tensorboard=false",
     "checkpoint.every=0",

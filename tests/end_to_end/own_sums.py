@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedmpi import LocalAlgorithm, combiner, row_rule, server_optimizer, weights
+from fedmpi import LocalAlgorithm, aggregator, data_sampler, server_optimizer, weights
 
 
-@row_rule
+@data_sampler
 def rare_first(client, *, share: float = 0.5) -> np.ndarray:
     "The samples of the client's rarest classes first, ties at random."
     counts = np.bincount(client.labels, minlength=client.labels.max() + 1)
@@ -16,18 +16,18 @@ def rare_first(client, *, share: float = 0.5) -> np.ndarray:
     return np.sort(order[: max(1, int(share * client.expected))])
 
 
-@row_rule(pooled=True)
+@data_sampler(pooled=True)
 def every_other(pool, *, step: int = 2) -> np.ndarray:
     "Every second sample of the cohort."
     return np.arange(-(-pool.start // step) * step, pool.stop, step)
 
 
-@weights(per_sample=False, normalised=True)
+@weights(per_sample=False, normalized=True)
 def root(cohort, sizes) -> np.ndarray:
     return np.sqrt(sizes[cohort.clients])
 
 
-@weights(per_sample=True, normalised=True)
+@weights(per_sample=True, normalized=True)
 def root_of_used(cohort, sizes) -> np.ndarray:
     return 1 / np.sqrt(sizes[cohort.clients])
 
@@ -43,18 +43,18 @@ class Loud:
         return work.coefficient * work.loss
 
 
-@combiner
+@aggregator
 def median(updates, coefficients) -> torch.Tensor:
     return updates.quantile(0.5, dim=0)
 
 
-@combiner
+@aggregator
 def any_options(updates, coefficients, **options) -> torch.Tensor:
     "Whatever its options are, the plain mean."
     return updates.mean(0)
 
 
-@combiner
+@aggregator
 class Nearest:
     "The mean of the updates that are shorter than the middle one."
 
@@ -65,7 +65,7 @@ class Nearest:
         return updates[measured <= measured.median()].mean(0)
 
 
-@combiner
+@aggregator
 def weighted(updates, coefficients) -> torch.Tensor:
     return coefficients @ updates
 

@@ -37,7 +37,7 @@ def test_fedavg_sends_two_models_a_client(tmp_path: Path) -> None:
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_counted_traffic_is_that_of_the_papers_formula(tmp_path: Path, epochs: int) -> None:
     """2 |w| (⌈c/γ⌉ + E_m c), c = 7, γ = 3, and once the class counts and the copies per class."""
-    run = run_here(tmp_path / "run", "preset=astraea", GAMMA, f"topology.mediator_epochs={epochs}", "rounds=2")
+    run = run_here(tmp_path / "run", "preset=astraea", GAMMA, f"topology.epochs={epochs}", "rounds=2")
     first, second = run.records
     assert second["visits"] == 7 * epochs
     assert link_bytes(second) == astraea_formula(run.values, 7, 3, epochs)
@@ -50,9 +50,9 @@ def test_counted_traffic_is_that_of_the_papers_formula(tmp_path: Path, epochs: i
 def test_size_answers_and_probes_are_on_top(tmp_path: Path) -> None:
     """Participants answer with their size and learn K and Ñ; label histograms are all class counts, in every round."""
     run = run_here(
-        tmp_path / "run", "preset=fedstas", "participation.count=7", "participation.features=label-histogram",
-        "participation.strata=3", "samples.wanted=4000", "participation.draw=uniform",
-        "topology.kind=mediators", GAMMA, "aggregation.weights=samples",
+        tmp_path / "run", "preset=fedstas", "clients.count=7", "clients.sampler.features=label-histogram",
+        "clients.sampler.strata=3", "samples.budget=4000", "clients.sampler.within_stratum=uniform",
+        "topology=mediators", GAMMA, "server.weights=samples",
     )  # fmt: skip
     for record in run.records:
         models = astraea_formula(run.values, 7, 3, 1)
@@ -63,22 +63,22 @@ def test_size_answers_and_probes_are_on_top(tmp_path: Path) -> None:
 
 
 def test_participants_without_sampled_rows_are_not_visited(tmp_path: Path) -> None:
-    run = run_here(tmp_path / "run", "preset=astraea-mediator", GAMMA, "samples.rule=bernoulli", "samples.wanted=8")
+    run = run_here(tmp_path / "run", "preset=astraea-mediator", GAMMA, "samples.sampler=bernoulli", "samples.budget=8")
     assert any(record["visits"] < 14 for record in run.records)
     for record in run.records[1:]:
         answers = 4 * run.clients + 2 * 4 * 7
         assert link_bytes(record) == 2 * 4 * run.values * (record["visits"] + 3) + answers
 
 
-LOCAL = ["local.lr=0.01", "local.epochs=1", "local.batch_size=20", "aggregation.weights=samples"]
-LIMIT = ["topology.kind=mediators", "topology.clients_per_mediator=1", "topology.mediator_epochs=1"]
+LOCAL = ["local.lr=0.01", "local.epochs=1", "local.batch_size=20", "server.weights=samples"]
+LIMIT = ["topology=mediators", "topology.clients_per_mediator=1", "topology.epochs=1"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_one_client_a_mediator_one_epoch_and_no_augmentation_is_fedavg_to_the_bit(
     tmp_path: Path, optimizer: str
 ) -> None:
-    common = ["preset=fedavg", *LOCAL, f"local.optimizer={optimizer}", "aggregation.exact=true"]
+    common = ["preset=fedavg", *LOCAL, f"local.optimizer={optimizer}", "server.exact=true"]
     fedavg, limit = run_here(tmp_path / "fedavg", *common), run_here(tmp_path / "limit", *common, *LIMIT)
     assert torch.equal(fedavg.model, limit.model)
     for star, mediated in zip(fedavg.records, limit.records, strict=True):
@@ -91,18 +91,18 @@ def test_the_limit_is_fedavg_to_rounding_without_exact_sums(tmp_path: Path) -> N
     assert torch.linalg.vector_norm(fedavg.model - limit.model) <= 1e-5 * torch.linalg.vector_norm(fedavg.model)
 
 
-@pytest.mark.parametrize("change", ["topology.clients_per_mediator=2", "topology.mediator_epochs=2"])
+@pytest.mark.parametrize("change", ["topology.clients_per_mediator=2", "topology.epochs=2"])
 def test_the_limit_is_sharp(tmp_path: Path, change: str) -> None:
-    common = ["preset=fedavg", *LOCAL, "aggregation.exact=true", "rounds=2"]
+    common = ["preset=fedavg", *LOCAL, "server.exact=true", "rounds=2"]
     fedavg, near = run_here(tmp_path / "fedavg", *common), run_here(tmp_path / "near", *common, *LIMIT, change)
     assert torch.linalg.vector_norm(fedavg.model - near.model) > 1e-3 * torch.linalg.vector_norm(fedavg.model)
 
 
 def test_strata_sampling_and_a_server_optimizer_go_with_mediators(tmp_path: Path) -> None:
     run = run_here(
-        tmp_path / "run", "preset=fedstas", "participation.strata=3", "samples.wanted=200", "topology.kind=mediators",
-        GAMMA, "topology.mediator_epochs=2", "topology.scheduling=exchange", "rebalance.enabled=true",
-        "aggregation.optimizer=adam", "aggregation.lr=0.01", "local.lr=0.05",
+        tmp_path / "run", "preset=fedstas", "clients.sampler.strata=3", "samples.budget=200", "topology=mediators",
+        GAMMA, "topology.epochs=2", "topology.scheduling=exchange", "rebalance=true",
+        "server.optimizer=adam", "server.optimizer.lr=0.01", "local.lr=0.05",
     )  # fmt: skip
     for record in run.records:
         assert sum(record["allocation"]) == 7 and record["mediators"] == 3
@@ -151,7 +151,7 @@ def test_the_summary_has_rounds_and_megabytes_to_the_target(tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], dict]:
     folder = tmp_path_factory.mktemp("astraea") / "run"
-    settings = choices("preset=astraea", *SMALL, GAMMA, "topology.keep_optimizer=true", "aggregation.exact=true")
+    settings = choices("preset=astraea", *SMALL, GAMMA, "topology.keep_optimizer=true", "server.exact=true")
     job = run_mpi(3, ["-m", "fedmpi", "train", *settings, "--out", folder])
     assert job.returncode == 0, job.stderr
     return records(folder), json.loads((folder / "summary.json").read_text())
@@ -174,7 +174,7 @@ def test_every_rank_tells_its_busy_and_idle_time(three_ranks: tuple[list[Record]
 
 
 def test_the_ranks_change_nothing_but_times_and_hops(tmp_path: Path, three_ranks: tuple[list[Record], dict]) -> None:
-    exact = "aggregation.exact=true"
+    exact = "server.exact=true"
     alone: Run = run_here(tmp_path / "run", "preset=astraea", GAMMA, "topology.keep_optimizer=true", exact)
     for one, three in zip(alone.records, three_ranks[0], strict=True):
         assert one["visits"] == three["visits"] and link_bytes(one) == link_bytes(three)
@@ -192,6 +192,6 @@ def test_text_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     partition = Partition(np.arange(60), np.array([0, 20, 40, 60]), "given", {}, users=None)
     write_shards(raw, partition, tmp_path / "shards", 2, 0, "made by a test")
-    config = load_config(None, ["preset=astraea", f"data.shards={tmp_path}/shards", "participation.count=2"])
-    with pytest.raises(UserError, match=r"copies of images.*task 'text': set rebalance.enabled = false"):
+    config = load_config(None, ["preset=astraea", f"data.source={tmp_path}/shards", "clients.count=2"])
+    with pytest.raises(UserError, match=r"copies of images.*task 'text': set rebalance = false"):
         Experiment.connect(config)

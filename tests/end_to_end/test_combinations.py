@@ -83,22 +83,22 @@ def test_enough_configurations_run_and_every_part_is_among_them(
 ) -> None:
     assert len(ran) >= WANTED * len(part)
     configs = [config for _, config in ran]
-    assert {c.participation.clients for c in configs} == {"all", "uniform", "weighted", "importance", "stratified"}
-    assert {c.samples.rule for c in configs} == {"all", "bernoulli", "ratio", "exact"}
-    assert {c.topology.kind for c in configs} == {"star", "mediators"}
-    assert len({c.aggregation.weights for c in configs}) == 7
+    assert {c.clients.sampler.name for c in configs} == {"all", "uniform", "weighted", "importance", "stratified"}
+    assert {c.samples.sampler.name for c in configs} == {"all", "bernoulli", "ratio", "exact"}
+    assert {c.topology.name for c in configs} == {"star", "mediators"}
+    assert len({c.server.weights.name for c in configs}) == 7
     assert len({c.aggregation.optimizer for c in configs}) == 5
-    assert len({c.system.availability for c in configs}) == 4
+    assert len({c.clients.availability.name for c in configs}) == 4
     assert len({c.local.engine for c in configs}) == 4
     assert len({c.cluster.reduction for c in configs}) == 4
-    assert len({(c.local.precision, c.topology.kind) for c in configs}) == 4
-    assert {c.topology.balance for c in configs} == {"planned", "measured"}
+    assert len({(c.local.precision, c.topology.name) for c in configs}) == 4
+    assert {c.cluster.balance for c in configs} == {"planned", "measured"}
     for flags in (
         [c.privacy.clip_norm is not None for c in configs],
-        [c.rebalance.enabled for c in configs],
-        [c.aggregation.exact for c in configs],
+        [c.rebalance is not None for c in configs],
+        [c.server.exact for c in configs],
         [c.logging.diagnostics for c in configs],
-        [c.system.clock for c in configs],
+        [c.devices is not None for c in configs],
     ):
         assert set(flags) == {False, True}
 
@@ -125,7 +125,7 @@ def test_weights_are_the_same_to_rounding_and_with_exact_sums_to_the_bit(
     for number, config in ran:
         one, three = (found[f"model{number}"] for found in traces)
         assert np.isfinite(one).all()
-        if config.aggregation.exact:
+        if config.server.exact:
             assert np.array_equal(one, three), config_toml(config)
         else:
             assert np.linalg.norm(one - three) <= 1e-5 * np.linalg.norm(one), config_toml(config)

@@ -98,8 +98,8 @@ def test_presets_lists_every_system_with_paper_parts_and_example():
 
 
 def test_show_prints_the_complete_configuration_as_toml(tmp_path: Path):
-    (tmp_path / "run.toml").write_text('preset = "fedsampling"\nrounds = 7\n[samples]\nwanted = 100\n')
-    shown = fedmpi("show", tmp_path / "run.toml", "--set", "samples.epsilon=1.5")
+    (tmp_path / "run.toml").write_text('preset = "fedsampling"\nrounds = 7\n[samples]\nbudget = 100\n')
+    shown = fedmpi("show", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")
     assert (shown.returncode, shown.stderr) == (0, "")
     table = tomllib.loads(shown.stdout)
     assert (table["preset"], table["rounds"]) == ("fedsampling", 7)

@@ -39,11 +39,11 @@ def write_glove(path: Path) -> Path:
 
 FREQUENT = ("the", "to", "in", "of", "for", "a", "and", "on", "is", "with", "trump", "nfl", "game")
 IMAGES = ("local.lr=0.1",)
-ADAM = "local.optimizer=adam local.lr=0.002 participation.fraction=1"
+ADAM = "local.optimizer=adam local.lr=0.002 clients.fraction=1"
 TEXTS = ("model.dimension=32", "local.lr=0.3")
 CASES = {
     "mnist": Case(
-        "mnist", "mnist", "--partition dirichlet --alpha 0.3 --clients 600", "model.name=mlp participation.count=10"
+        "mnist", "mnist", "--partition dirichlet --alpha 0.3 --clients 600", "model.name=mlp clients.count=10"
     ),
     "emnist balanced": Case("emnist-balanced", "emnist", "--partition user", "model.name=mlp"),
     "emnist letters": Case(
@@ -98,7 +98,7 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
     inspection = inspect_folder(shards, verify=True)
     assert dict(inspection.lines())["samples"].startswith(f"{inspection.measures.samples:,} train")
     task = inspection.store.description.task
-    usual, selected = (TEXTS, "participation.count=20") if task == "text" else (IMAGES, "participation.fraction=0.2")
+    usual, selected = (TEXTS, "clients.count=20") if task == "text" else (IMAGES, "clients.fraction=0.2")
     if not any(setting.startswith("participation.") for setting in settings):
         usual = (*usual, selected)
     records = train(shards, tmp_path / "run", [*usual, *settings])
@@ -112,7 +112,7 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
 
 def train(shards: Path, folder: Path, settings: list[str]) -> list[dict[str, float]]:
     """The records of five rounds of FedAvg in this process."""
-    common = ["preset=fedavg", f"data.shards={shards}", f"rounds={ROUNDS}", f"evaluation.every={ROUNDS}"]
+    common = ["preset=fedavg", f"data.source={shards}", f"rounds={ROUNDS}", f"evaluation.every={ROUNDS}"]
     common += ["logging.tensorboard=false", "checkpoint.every=0", "local.epochs=1", "local.batch_size=16"]
     experiment = Experiment.connect(load_config(None, [*common, *settings]))
     recorder = open_recorder(experiment.cluster, folder, experiment.config, False)

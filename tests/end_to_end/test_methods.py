@@ -11,7 +11,7 @@ from torch import Tensor, nn, zeros
 
 import fedmpi
 
-QUIET = {"logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 0, "data.normalise": False}
+QUIET = {"logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 0, "data.normalize": False}
 
 
 class Weights(nn.Module):
@@ -36,8 +36,8 @@ def two_strata(each: int, small: int = 1, large: int = 40) -> fedmpi.ClientArray
 def weights_of_two_strata(count: int, seed: int, wanted: int, **settings: Any) -> np.ndarray:
     """The two weights of one round of FedSTaS in which the server asks for `wanted` samples."""
     keys = QUIET | {
-        "rounds": 1, "seed": seed, "participation.features": "full-gradient", "participation.strata": 2,
-        "participation.count": count, "samples.wanted": wanted, "task.kind": "regression",
+        "rounds": 1, "seed": seed, "clients.sampler.features": "full-gradient", "clients.sampler.strata": 2,
+        "clients.count": count, "samples.budget": wanted, "task.kind": "regression",
         "local.lr": 0.5, "local.steps": 1, "local.batch_size": "all",
     }  # fmt: skip
     run = fedmpi.run("fedstas", keys | settings, data=two_strata(8), model=Weights())
@@ -50,9 +50,9 @@ def weights_of_two_strata(count: int, seed: int, wanted: int, **settings: Any) -
         (16, {}),
         (6, {}),
         (2, {}),
-        (6, {"participation.draw": "uniform", "participation.allocation": "equal"}),
-        (16, {"participation.allocation": "proportional", "aggregation.optimizer": "momentum"}),
-        (16, {"local.engine": "sequential", "aggregation.exact": True}),
+        (6, {"clients.sampler.within_stratum": "uniform", "clients.sampler.allocation": "equal"}),
+        (16, {"clients.sampler.allocation": "proportional", "server.optimizer": "momentum"}),
+        (16, {"local.engine": "sequential", "server.exact": True}),
     ],
 )
 def test_strata_keep_their_weight_where_participants_have_no_sampled_row(count: int, settings: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_strata_keep_their_weight_where_participants_have_no_sampled_row(count: 
 
 def test_fewer_participants_than_strata_and_no_row_change_nothing() -> None:
     """m = 1 < H = 2: the stratum drawn counts 1/P_h = 2 times its half, and a client without a row changes nothing."""
-    asked = {"samples.asked": "all"}
+    asked = {"samples.size.query": "all"}
     runs = [weights_of_two_strata(1, seed, wanted=82, **asked) for seed in range(8)]
     found = {tuple(np.round(weights, 6).tolist()) for weights in runs}
     assert {(0.0, 1.0), (0.0, 0.0)} <= found <= {(0.0, 1.0), (0.0, 0.0), (1.0, 0.0)}
@@ -90,10 +90,14 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     "sampler",
     [
-        {"participation.clients": "importance", "aggregation.weights": "unbiased"},
-        {"participation.features": "full-gradient", "participation.strata": 3},
-        {"participation.features": "full-gradient", "participation.strata": 2, "participation.spread": "pairwise"},
-        {"participation.strata": 3, "participation.levels": 12, "aggregation.weights": "unbiased"},
+        {"clients.sampler": "importance", "server.weights": "unbiased"},
+        {"clients.sampler.features": "full-gradient", "clients.sampler.strata": 3},
+        {
+            "clients.sampler.features": "full-gradient",
+            "clients.sampler.strata": 2,
+            "clients.sampler.spread": "pairwise",
+        },
+        {"clients.sampler.strata": 3, "clients.sampler.features.codebook_size": 12, "server.weights": "unbiased"},
     ],
 )
 def test_gradients_of_clients_that_did_not_take_part_stay_what_they_were(sampler: dict[str, Any]) -> None:
@@ -102,12 +106,12 @@ def test_gradients_of_clients_that_did_not_take_part_stay_what_they_were(sampler
     x, y = np.diag(scale), np.ones((12, 1), np.float32)
     data = fedmpi.ClientArrays(x, y, np.arange(12), test=(x, y))
     keys = QUIET | {
-        "rounds": 8, "participation.count": 4, "task.kind": "regression", "local.lr": 0.1, "local.steps": 1,
+        "rounds": 8, "clients.count": 4, "task.kind": "regression", "local.lr": 0.1, "local.steps": 1,
         "logging.participants": True, "logging.diagnostics": True,
     }  # fmt: skip
     found = []
     for who in ("all", "participants"):
-        run = fedmpi.run("fedsts", keys | sampler | {"participation.refresh_who": who}, data=data, model=Own(12))
+        run = fedmpi.run("fedsts", keys | sampler | {"clients.sampler.refresh_clients": who}, data=data, model=Own(12))
         drawn = [(record["clients"], record["inclusion_min"], record["inclusion_max"]) for record in run.records]
         found.append((drawn, run.model.theta.tolist()))
     assert found[0] == found[1] and len({clients for clients, *_ in found[0][0]}) > 4
@@ -116,14 +120,17 @@ def test_gradients_of_clients_that_did_not_take_part_stay_what_they_were(sampler
 @pytest.mark.parametrize(
     "rule, rows",
     [
-        ({"samples.rule": "bernoulli", "samples.wanted": 60, "samples.asked": "all"}, lambda r: 60 / r["available"]),
         (
-            {"samples.rule": "bernoulli", "samples.wanted": 60, "samples.asked": "participants"},
+            {"samples.sampler": "bernoulli", "samples.budget": 60, "samples.size.query": "all"},
+            lambda r: 60 / r["available"],
+        ),
+        (
+            {"samples.sampler": "bernoulli", "samples.budget": 60, "samples.size.query": "selected"},
             lambda r: 60 / r["asked"],
         ),
-        ({"samples.rule": "bernoulli", "samples.wanted": 10**6, "samples.asked": "all"}, lambda r: 20),
-        ({"samples.rule": "exact", "samples.wanted": 30}, lambda r: 30 / r["participants"]),
-        ({"samples.rule": "ratio", "samples.ratio": 0.35}, lambda r: 7),
+        ({"samples.sampler": "bernoulli", "samples.budget": 10**6, "samples.size.query": "all"}, lambda r: 20),
+        ({"samples.sampler": "exact", "samples.budget": 30}, lambda r: 30 / r["participants"]),
+        ({"samples.sampler": "ratio", "samples.sampler.ratio": 0.35}, lambda r: 7),
         ({}, lambda r: 20),
     ],
 )
@@ -136,9 +143,9 @@ def test_the_virtual_clock_counts_the_rows_expected_of_those_who_are_there(
     x = np.random.default_rng(0).normal(size=(240, 4)).astype(np.float32)
     data = fedmpi.ClientArrays(x, owner % 3, owner, test=(x[:9], owner[:9] % 3))
     keys = QUIET | {
-        "rounds": 6, "participation.count": 4, "model.hidden": [3], "system.availability": "bernoulli",
-        "system.probability": 0.5, "system.drop_out": 0.2, "system.clock": True, "system.speed": "constant",
-        "system.speed_median": 1.0, "system.upload": 1e15, "system.download": 1e15,
+        "rounds": 6, "clients.count": 4, "model.hidden": [3], "clients.availability": "bernoulli",
+        "clients.availability.probability": 0.5, "clients.failure_rate": 0.2, "devices": True, "devices.speed": "constant",
+        "devices.speed.median": 1.0, "devices.upload.median": 1e15, "devices.download.median": 1e15,
     }  # fmt: skip
     run = fedmpi.run("fedavg", keys | rule | work, data=data)
     some = [record for record in run.records if record["participants"]]
@@ -157,8 +164,8 @@ def kinds(loners: int, each: int = 4) -> fedmpi.ClientArrays:
 
 
 BY_LABELS = QUIET | {
-    "rounds": 3, "model.hidden": [3], "participation.features": "label-histogram", "participation.count": 3,
-    "participation.opening": False,
+    "rounds": 3, "model.hidden": [3], "clients.sampler.features": "label-histogram", "clients.count": 3,
+    "clients.sampler.initial_step": False,
 }  # fmt: skip
 
 
@@ -178,7 +185,7 @@ BY_LABELS = QUIET | {
 def test_the_record_counts_noise_clients_and_the_option_places_them(
     noise: str | None, loners: int, sizes: list[int]
 ) -> None:
-    keys = BY_LABELS | ({} if noise is None else {"participation.noise": noise})
+    keys = BY_LABELS | ({} if noise is None else {"clients.sampler.clustering.outliers": noise})
     records = fedmpi.run("fedsso", keys, data=kinds(loners)).records
     assert [record["stratum_sizes"] for record in records] == [sizes] * 3
     assert [record.get("noise_clients") for record in records] == [loners, None, None]
@@ -186,7 +193,7 @@ def test_the_record_counts_noise_clients_and_the_option_places_them(
 
 @pytest.mark.parametrize("refresh, counted", [(0, [2, None, None]), (1, [2, 2, 2]), (2, [2, None, 2])])
 def test_noise_clients_are_counted_whenever_clients_are_clustered(refresh: int, counted: list[int | None]) -> None:
-    records = fedmpi.run("fedsso", BY_LABELS | {"participation.refresh": refresh}, data=kinds(2)).records
+    records = fedmpi.run("fedsso", BY_LABELS | {"clients.sampler.refresh": refresh}, data=kinds(2)).records
     assert [record.get("noise_clients") for record in records] == counted
 
 
@@ -194,7 +201,7 @@ def test_noise_clients_are_counted_whenever_clients_are_clustered(refresh: int, 
 def test_many_noise_clients_are_warned_of_once(loners: int, warns: int, caplog: pytest.LogCaptureFixture) -> None:
     """Above a quarter of the clients: 4 of 16 are not, 5 of 17 are."""
     with caplog.at_level(logging.WARNING, "fedmpi"):
-        fedmpi.run("fedsso", BY_LABELS | {"participation.refresh": 1}, data=kinds(loners))
+        fedmpi.run("fedsso", BY_LABELS | {"clients.sampler.refresh": 1}, data=kinds(loners))
     found = [record.getMessage() for record in caplog.records if "OPTICS" in record.getMessage()]
     assert len(found) == warns
     assert all(f"{loners} of {12 + loners} clients" in text and 'weights = "unbiased"' in text for text in found)
@@ -202,4 +209,4 @@ def test_many_noise_clients_are_warned_of_once(loners: int, warns: int, caplog: 
 
 def test_an_unknown_place_for_noise_clients_is_rejected_with_the_allowed_ones() -> None:
     with pytest.raises(fedmpi.UserError, match=r"nearby.*nearest.*singletons.*stratum.*drop|nearest.*drop.*nearby"):
-        fedmpi.run("fedsso", {"participation.noise": "nearby"}, data="digits")
+        fedmpi.run("fedsso", {"clients.sampler.clustering.outliers": "nearby"}, data="digits")

@@ -28,7 +28,7 @@ def test_fedavg_on_mnist_with_a_server_and_two_workers(
     shards, run = tmp_path / "shards", tmp_path / "run"
     raw = ["mnist", "--raw", str(data_folder / "mnist"), "--clients", "100", "--shards", "10"]
     assert prepare([*raw, "--partition", *partition, "--out", str(shards)]) == 0
-    settings = ["--set", f"data.shards={shards}", "--set", "evaluation.every=10", "--set", "logging.tensorboard=false"]
+    settings = ["--set", f"data.source={shards}", "--set", "evaluation.every=10", "--set", "logging.tensorboard=false"]
     result = run_mpi(3, ["-m", "fedmpi", "train", CONFIG, *settings, "--out", run], timeout=800)
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

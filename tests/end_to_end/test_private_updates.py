@@ -26,7 +26,7 @@ pytest.importorskip("dp_accounting")
 
 C, SIGMA = 0.01, 1.0
 CLIENTS = 6
-NOISED = (f"privacy.clip_norm={C}", f"privacy.noise_multiplier={SIGMA}", "aggregation.weights=uniform")
+NOISED = (f"privacy.clip_norm={C}", f"privacy.noise_multiplier={SIGMA}", "server.weights=uniform")
 ONE_STEP = ("local.steps=1", "local.batch_size=all", "local.lr=1", "rounds=1")
 MODEL = "model.name=tests.end_to_end.user_models:linear_from_zero"
 POPULATIONS = {"as they are": ([4] * 6, 0), "replaced": ([9, 4, 4, 4, 4, 4], 1), "emptied": ([0, 4, 4, 4, 4, 4], 0)}
@@ -65,18 +65,18 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def released(shards: dict[str, Path], population: str, seed: int, *settings: str) -> Run:
-    return run(f"data.shards={shards[population]}", f"seed={seed}", *NOISED, *ONE_STEP, MODEL, *settings)
+    return run(f"data.source={shards[population]}", f"seed={seed}", *NOISED, *ONE_STEP, MODEL, *settings)
 
 
-ALL = ("participation.clients=all",)
-DRAWN = ("participation.clients=uniform", "participation.count=3")
+ALL = ("clients.sampler=all",)
+DRAWN = ("clients.sampler=uniform", "clients.count=3")
 SCENES = {
     "everybody": (ALL, 6),
     "a draw": (DRAWN, 3),
-    "drop-outs": ((*ALL, "system.drop_out=0.5"), 6),
+    "drop-outs": ((*ALL, "clients.failure_rate=0.5"), 6),
     "fewer present than wanted": (
-        ("participation.clients=uniform", "participation.count=5", "system.availability=bernoulli")
-        + ("system.probability=0.5",),
+        ("clients.sampler=uniform", "clients.count=5", "clients.availability=bernoulli")
+        + ("clients.availability.probability=0.5",),
         5,
     ),
 }
@@ -99,7 +99,7 @@ def test_one_client_moves_what_is_released_by_two_norms_over_the_fixed_denominat
 @pytest.mark.parametrize("drop_out", [0.0, 0.3])
 def test_the_epsilon_of_a_round_is_that_of_the_measured_move_and_noise(drop_out: float, shards: dict[str, Path]):
     """10.0 by the exact formula; half the sensitivity would give 4.4. 1,570 values: the deviation is known to 10 %."""
-    settings = (*ALL, f"system.drop_out={drop_out}")
+    settings = (*ALL, f"clients.failure_rate={drop_out}")
     one, other = (released(shards, name, 2, *settings) for name in ("as they are", "replaced"))
     silent = released(shards, "as they are", 2, *settings, "privacy.noise_multiplier=0")
     moved = float(torch.linalg.vector_norm(one.model - other.model, dtype=torch.float64))
@@ -113,7 +113,7 @@ def test_the_epsilon_of_a_round_is_that_of_the_measured_move_and_noise(drop_out:
 
 
 def test_a_round_in_which_nobody_returns_is_noised_and_charged_all_the_same(shards: dict[str, Path]):
-    empty = released(shards, "as they are", 0, *ALL, "system.drop_out=0.999")
+    empty = released(shards, "as they are", 0, *ALL, "clients.failure_rate=0.999")
     assert empty.records[0]["participants"] == 0
     assert float(empty.model.double().std()) == pytest.approx(SIGMA * C / CLIENTS, rel=0.1)
     assert empty.records[0]["update_epsilon"] > 10
@@ -121,7 +121,7 @@ def test_a_round_in_which_nobody_returns_is_noised_and_charged_all_the_same(shar
 
 def test_clipped_updates_alone_have_the_same_denominator(shards: dict[str, Path]):
     """Three of six return: the mean of equal updates of length C is C / 2 long, not C."""
-    silent = released(shards, "as they are", 3, *ALL, "system.drop_out=0.5", "privacy.noise_multiplier=0")
+    silent = released(shards, "as they are", 3, *ALL, "clients.failure_rate=0.5", "privacy.noise_multiplier=0")
     returned = silent.records[0]["participants"]
     assert 0 < returned < CLIENTS and silent.records[0]["clipped_updates"] == returned
     assert float(torch.linalg.vector_norm(silent.model)) == pytest.approx(C * returned / CLIENTS, rel=1e-4)
@@ -139,7 +139,9 @@ def test_every_record_says_what_fixed_samples_of_those_present_have_spent():
     """Against dp-accounting composed with the realised m of a; 3 % for the shorter list of orders."""
     import dp_accounting as dp
 
-    uniform = planner(*DRAWN, "system.availability=bernoulli", "system.probability=0.5", "system.drop_out=0.3")
+    uniform = planner(
+        *DRAWN, "clients.availability=bernoulli", "clients.availability.probability=0.5", "clients.failure_rate=0.3"
+    )
     reference = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     previous = 0.0
     for t in range(2):
@@ -153,31 +155,31 @@ def test_every_record_says_what_fixed_samples_of_those_present_have_spent():
 
 
 def test_an_opening_round_of_all_divides_clipped_updates_by_all():
-    opening = ("participation.clients=stratified", "participation.opening=true", "participation.count=4")
+    opening = ("clients.sampler=stratified", "clients.sampler.initial_step=true", "clients.count=4")
     plan = planner(*opening, "privacy.noise_multiplier=0").plan(0)
-    assert plan.one_step and not plan.normalise
+    assert plan.one_step and not plan.normalize
     assert plan.coefficients.tolist() == [1 / 40] * 40
 
 
 def test_over_selected_clients_count_as_drawn():
     drawn = planner(*DRAWN).plan(0).facts["update_epsilon"]
-    more = planner(*DRAWN, "system.clock=true", "system.over_selection=2").plan(0).facts["update_epsilon"]
-    unlike = planner(*DRAWN, "system.clock=true", "system.over_selection=2", "system.speed=lognormal").plan(0)
+    more = planner(*DRAWN, "devices=true", "clients.over_selection=2").plan(0).facts["update_epsilon"]
+    unlike = planner(*DRAWN, "devices=true", "clients.over_selection=2", "devices.speed=lognormal").plan(0)
     assert unlike.facts["update_epsilon"] == more
-    assert more == planner("participation.clients=uniform", "participation.count=6").plan(0).facts["update_epsilon"]
+    assert more == planner("clients.sampler=uniform", "clients.count=6").plan(0).facts["update_epsilon"]
     assert more > drawn
 
 
-PRIVATE_SIZES = ("samples.rule=bernoulli", "samples.wanted=50", "samples.size_estimate=duchi")
+PRIVATE_SIZES = ("samples.sampler=bernoulli", "samples.budget=50", "samples.size.estimate=duchi")
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         ALL,
-        (*DRAWN, "system.availability=label-group", "system.by_label=[0.9, 0.6]"),
-        (*DRAWN, "transport.kind=topk", "transport.error_feedback=true"),
-        (*DRAWN, *PRIVATE_SIZES, "samples.asked=participants"),
+        (*DRAWN, "clients.availability=label-group", "clients.availability.by_label=[0.9, 0.6]"),
+        (*DRAWN, "compression=top-k", "compression.error_feedback=true"),
+        (*DRAWN, *PRIVATE_SIZES, "samples.size.query=selected"),
     ],
 )
 def test_draws_that_are_no_secret_are_charged_without_sampling(settings: tuple[str, ...]):
@@ -185,7 +187,7 @@ def test_draws_that_are_no_secret_are_charged_without_sampling(settings: tuple[s
     assert planner(*settings).plan(0).facts["update_epsilon"] == pytest.approx(10.73, abs=0.01)
 
 
-@pytest.mark.parametrize("settings", [DRAWN, (*DRAWN, *PRIVATE_SIZES, "samples.asked=all")])
+@pytest.mark.parametrize("settings", [DRAWN, (*DRAWN, *PRIVATE_SIZES, "samples.size.query=all")])
 def test_a_secret_draw_costs_less(settings: tuple[str, ...]):
     assert planner(*settings).plan(0).facts["update_epsilon"] < 8
 
@@ -193,13 +195,16 @@ def test_a_secret_draw_costs_less(settings: tuple[str, ...]):
 @pytest.mark.parametrize(
     "settings, named",
     [
-        (["participation.clients=weighted", "participation.count=2"], "private sizes"),
-        (["participation.clients=importance", "participation.count=2"], "norms of their gradients"),
-        (["participation.clients=stratified", "participation.count=2"], "strata"),
-        (["samples.rule=exact", "samples.wanted=9"], "exact sizes"),
-        (["samples.rule=bernoulli", "samples.wanted=9"], "exact sizes"),
-        ([*PRIVATE_SIZES[:2], "samples.size_estimate=randomised-response", "samples.clip=false"], "samples.clip"),
-        (["rebalance.enabled=true"], "rebalance.enabled"),
+        (["clients.sampler=weighted", "clients.count=2"], "private sizes"),
+        (["clients.sampler=importance", "clients.count=2"], "norms of their gradients"),
+        (["clients.sampler=stratified", "clients.count=2"], "strata"),
+        (["samples.sampler=exact", "samples.budget=9"], "exact sizes"),
+        (["samples.sampler=bernoulli", "samples.budget=9"], "exact sizes"),
+        (
+            [*PRIVATE_SIZES[:2], "samples.size.estimate=randomized-response", "samples.size.clip=false"],
+            "samples.size.clip",
+        ),
+        (["rebalance=true"], "rebalance"),
     ],
 )
 def test_choices_under_which_one_client_changes_others_are_refused_by_name(settings: list[str], named: str):
@@ -210,14 +215,16 @@ def test_choices_under_which_one_client_changes_others_are_refused_by_name(setti
     load_config(None, [*without_noise, *settings])
 
 
-@pytest.mark.parametrize("weights", ["samples", "gradient-sum", "normalised", "unbiased", "literal"])
+@pytest.mark.parametrize("weights", ["samples", "gradient-sum", "normalized", "unbiased", "literal"])
 def test_weights_made_of_data_are_refused_beside_clipping(weights: str):
-    with pytest.raises(UserError, match=f'{weights}.*set aggregation.weights = "uniform"'):
-        load_config(None, [*NOISED, *ALL, "samples.rule=ratio", "samples.ratio=0.5", f"aggregation.weights={weights}"])
+    with pytest.raises(UserError, match=f'{weights}.*set server.weights = "uniform"'):
+        load_config(
+            None, [*NOISED, *ALL, "samples.sampler=ratio", "samples.sampler.ratio=0.5", f"server.weights={weights}"]
+        )
 
 
 def test_running_statistics_are_refused_where_there_is_noise(shards: dict[str, Path]):
-    model = "model.name=tests.end_to_end.user_models:batch_normalised"
+    model = "model.name=tests.end_to_end.user_models:batch_normalized"
     with pytest.raises(UserError, match="batch norm"):
         released(shards, "as they are", 0, *ALL, model)
     clipped = released(shards, "as they are", 0, *ALL, model, "privacy.noise_multiplier=0")
@@ -225,7 +232,7 @@ def test_running_statistics_are_refused_where_there_is_noise(shards: dict[str, P
 
 
 def test_the_privacy_spent_goes_on_after_a_resume(tmp_path: Path):
-    settings = ("data.shards=digits:clients=12,alpha=0.4", "model.hidden=[8]", *NOISED, *DRAWN, "rounds=4")
+    settings = ("data.source=digits:clients=12,alpha=0.4", "model.hidden=[8]", *NOISED, *DRAWN, "rounds=4")
     assert run_into(tmp_path / "whole", *settings) == 0
     assert run_into(tmp_path / "cut", *settings, stop_after=2) == 75
     assert run_into(tmp_path / "cut", *settings, resume=True) == 0

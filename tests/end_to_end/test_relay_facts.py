@@ -19,12 +19,19 @@ from tests.end_to_end.runs import Record, choices, curve
 from tests.mpi.launch import run_mpi
 
 SMALL = (
-    "data.shards=digits:clients=12,alpha=0.4", "model.name=mlp", "model.hidden=[6]", "logging.tensorboard=false",
+    "data.source=digits:clients=12,alpha=0.4", "model.name=mlp", "model.hidden=[6]", "logging.tensorboard=false",
     "evaluation.every=100",
 )  # fmt: skip
-MEDIATORS = ("topology.clients_per_mediator=3", "topology.mediator_epochs=2", "rebalance.enabled=false")
-COMES_AND_GOES = ("participation.clients=all", "system.availability=bernoulli")
-STATIC = (*SMALL, *MEDIATORS, *COMES_AND_GOES, "system.probability=0.5", "topology.reschedule=static", "seed=11")
+MEDIATORS = ("topology.clients_per_mediator=3", "topology.epochs=2", "rebalance=false")
+COMES_AND_GOES = ("clients.sampler=all", "clients.availability=bernoulli")
+STATIC = (
+    *SMALL,
+    *MEDIATORS,
+    *COMES_AND_GOES,
+    "clients.availability.probability=0.5",
+    "topology.regroup=once",
+    "seed=11",
+)
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
@@ -33,7 +40,9 @@ def counted(record: Record) -> int:
 
 
 def test_a_round_without_participants_reports_no_visits_hops_or_bytes() -> None:
-    done = run("preset=astraea", *SMALL, *MEDIATORS, *COMES_AND_GOES, "system.probability=0.1", "rounds=10")
+    done = run(
+        "preset=astraea", *SMALL, *MEDIATORS, *COMES_AND_GOES, "clients.availability.probability=0.1", "rounds=10"
+    )
     empty = [record for record in done.records if not record["participants"]]
     visited = [record for record in done.records if record["participants"]]
     assert 0 < len(empty) < len(done.records) - 1 and done.records.index(empty[0]) > 0, "both kinds shall occur"
@@ -49,8 +58,12 @@ def test_a_round_without_participants_reports_no_visits_hops_or_bytes() -> None:
 @pytest.mark.parametrize("drop_out", [0.0, 0.4])
 def test_who_is_lost_was_sent_a_model_that_never_came_back(probability: float, drop_out: float) -> None:
     """Down: E_m models to every survivor and one to each of the lost; up: the survivors'; mediators: one each."""
-    turnout = ("system.availability=bernoulli", f"system.probability={probability}", f"system.drop_out={drop_out}")
-    done = run("preset=astraea", *SMALL, *MEDIATORS, "participation.count=9", *turnout, "rounds=6")
+    turnout = (
+        "clients.availability=bernoulli",
+        f"clients.availability.probability={probability}",
+        f"clients.failure_rate={drop_out}",
+    )
+    done = run("preset=astraea", *SMALL, *MEDIATORS, "clients.count=9", *turnout, "rounds=6")
     model = 4 * done.experiment.model.size
     lost = 0
     for record in done.records:
@@ -67,7 +80,7 @@ def test_who_is_lost_was_sent_a_model_that_never_came_back(probability: float, d
 
 
 def test_in_a_star_too_who_is_lost_was_sent_a_model() -> None:
-    done = run("preset=fedavg", *SMALL, "participation.count=9", "system.drop_out=0.4", "rounds=4")
+    done = run("preset=fedavg", *SMALL, "clients.count=9", "clients.failure_rate=0.4", "rounds=4")
     values = done.experiment.model.size
     assert any(record["asked"] > record["participants"] for record in done.records)
     for record in done.records:
@@ -79,8 +92,8 @@ def test_in_a_star_too_who_is_lost_was_sent_a_model() -> None:
 
 def test_rows_drawn_for_nobody_leave_mediators_without_visits_but_with_their_own_models() -> None:
     done = run(
-        "preset=astraea-mediator", *SMALL, *MEDIATORS, "participation.count=9", "samples.rule=bernoulli",
-        "samples.wanted=6", "system.drop_out=0.3", "rounds=4",
+        "preset=astraea-mediator", *SMALL, *MEDIATORS, "clients.count=9", "samples.sampler=bernoulli",
+        "samples.budget=6", "clients.failure_rate=0.3", "rounds=4",
     )  # fmt: skip
     model = 4 * done.experiment.model.size
     assert any(record["visits"] < 2 * record["participants"] for record in done.records)
@@ -97,10 +110,10 @@ def test_a_simulated_visit_costs_what_mpi_carries_in_a_hop(tmp_path: Path) -> No
     The opening round takes a step of SGD, which has no moments.
     """
     settings = (
-        "preset=astraea", *SMALL[:1], *SMALL[3:], *MEDIATORS, "participation.count=6", "topology.keep_optimizer=true",
-        "model.name=tests.end_to_end.user_models:normed", "rounds=3", "participation.clients=stratified",
-        "participation.opening=true", "participation.features=label-histogram", "participation.clustering=kmeans",
-        "participation.strata=2", "participation.draw=uniform",
+        "preset=astraea", *SMALL[:1], *SMALL[3:], *MEDIATORS, "clients.count=6", "topology.keep_optimizer=true",
+        "model.name=tests.end_to_end.user_models:normed", "rounds=3", "clients.sampler=stratified",
+        "clients.sampler.initial_step=true", "clients.sampler.features=label-histogram", "clients.sampler.clustering=kmeans",
+        "clients.sampler.strata=2", "clients.sampler.within_stratum=uniform",
     )  # fmt: skip
     job = run_mpi(3, ["-m", "fedmpi", "train", *choices(*settings), "--out", tmp_path / "run"])
     assert job.returncode == 0, job.stderr
@@ -126,7 +139,7 @@ def without_ranks(records: list[Record]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_static_groups_with_changing_availability_survive_a_resume_and_any_number_of_ranks(tmp_path: Path) -> None:
     """Undisturbed on one rank and on three; stopped after round 3 and resumed on one and on three: the same bits."""
-    settings = ("preset=astraea", *STATIC, "rounds=6", "aggregation.exact=true", "local.optimizer=sgd", "local.lr=0.1")
+    settings = ("preset=astraea", *STATIC, "rounds=6", "server.exact=true", "local.optimizer=sgd", "local.lr=0.1")
     whole, cut, resumed, three = (tmp_path / name for name in ("whole", "cut", "resumed", "three"))
     run_into(whole, *settings)
     run_into(cut, *settings, stop_after=3)

@@ -102,7 +102,7 @@ def test_tensorboard_shows_the_same_numbers(run: Done):
 def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
     log = (run.folder / "run.log").read_text()
     assert "3 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
-    assert "sequential (aggregation.exact: the rounding of a stack depends on who is in it)" in log
+    assert "sequential (server.exact: the rounding of a stack depends on who is in it)" in log
 
 
 def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):

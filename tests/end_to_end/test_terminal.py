@@ -24,7 +24,7 @@ COMMANDS = {
     "presets": ["presets"],
     "parts": ["parts", "--kind", "client sampler"],
     "part": ["parts", "oort"],
-    "keys": ["show", "--help-fields"],
+    "keys": ["show", "--help-keys"],
     "shards": ["inspect", "digits"],
     "sizes": ["estimate", "--sizes", "digits", "--epsilon", "3", "--threshold", "150"],
 }

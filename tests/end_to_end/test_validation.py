@@ -19,7 +19,7 @@ from fedmpi.tasks.evaluation import evaluate
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import run, run_into
 
-SETTINGS = ("preset=fedavg", "rounds=3", "participation.fraction=0.5", "local.lr=0.1")
+SETTINGS = ("preset=fedavg", "rounds=3", "clients.fraction=0.5", "local.lr=0.1")
 SCORES = {"loss", "accuracy", "macro_f1"}
 
 
@@ -40,14 +40,14 @@ def records(folder: Path) -> list[dict[str, Any]]:
     ("on", "parts"), [("test", {"test"}), ("val", {"val"}), ("both", {"test", "val"}), ("auto", {"test", "val"})]
 )
 def test_records_tell_the_scores_of_the_parts_asked_for(shards: Path, tmp_path: Path, on: str, parts: set[str]):
-    settings = (*SETTINGS, f"data.shards={shards}", f"evaluation.on={on}", "evaluation.every=2")
+    settings = (*SETTINGS, f"data.source={shards}", f"evaluation.on={on}", "evaluation.every=2")
     assert run_into(tmp_path / "RUN", *settings) == 0
     evaluated = [{key for key in record if key.startswith(("test_", "val_"))} for record in records(tmp_path / "RUN")]
     assert evaluated == [set(), *[{f"{part}_{score}" for part in parts for score in SCORES}] * 2]
 
 
 def test_validation_scores_are_those_of_the_samples_held_out(shards: Path, tmp_path: Path):
-    settings = (*SETTINGS, f"data.shards={shards}", "evaluation.on=both")
+    settings = (*SETTINGS, f"data.source={shards}", "evaluation.on=both")
     done = run(*settings)
     flat = done.experiment.model
     flat.bind(done.model)
@@ -72,7 +72,7 @@ def test_validation_scores_are_those_of_the_samples_held_out(shards: Path, tmp_p
 
 
 def test_the_summary_tells_the_round_that_validation_chose(shards: Path, tmp_path: Path):
-    assert run_into(tmp_path / "RUN", *SETTINGS, f"data.shards={shards}", "evaluation.on=both") == 0
+    assert run_into(tmp_path / "RUN", *SETTINGS, f"data.source={shards}", "evaluation.on=both") == 0
     summary = json.loads((tmp_path / "RUN" / "summary.json").read_text())
     best = max(records(tmp_path / "RUN"), key=lambda record: record["val_accuracy"])
     assert summary["best_chosen_on"] == "val" and summary["best_round"] == best["round"]
@@ -97,7 +97,7 @@ def test_validation_that_the_data_lack_is_refused(on: str):
 def test_the_planned_cost_of_an_evaluation_counts_the_parts_evaluated(shards: Path):
     costs, store = {}, open_store(shards)
     for on in ("test", "val", "both"):
-        experiment = Experiment.connect(load_config(None, [*SETTINGS, f"data.shards={shards}", f"evaluation.on={on}"]))
+        experiment = Experiment.connect(load_config(None, [*SETTINGS, f"data.source={shards}", f"evaluation.on={on}"]))
         costs[on] = experiment.trainer.worker.evaluation_cost
         experiment.close()
     assert costs["test"] == pytest.approx(store.part_samples("test") / 3)  # a gradient is as much as three forwards

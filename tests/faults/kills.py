@@ -27,25 +27,25 @@ from tests.end_to_end.runs import TRAIN, choices, curve
 from tests.mpi.launch import Job, end_job, finish_job, start_mpi_job
 
 COMMON = (
-    "data.shards=digits:clients=12,alpha=0.5",
+    "data.source=digits:clients=12,alpha=0.5",
     "model.name=tests.end_to_end.user_models:unhurried_mlp",
     "rounds=40",
     "checkpoint.every=3",
     "logging.tensorboard=false",
     "local.engine=sequential",
     "local.batch_size=40",
-    "participation.count=4",
+    "clients.count=4",
 )
 STALE_STRATA = (
-    "participation.clients=stratified",
-    "participation.features=full-gradient",
-    "participation.strata=3",
-    "participation.refresh=2",
-    "participation.refresh_who=participants",
-    "aggregation.weights=stratified",
+    "clients.sampler=stratified",
+    "clients.sampler.features=full-gradient",
+    "clients.sampler.strata=3",
+    "clients.sampler.refresh=2",
+    "clients.sampler.refresh_clients=selected",
+    "server.weights=stratified",
 )
-ADAM = ("aggregation.optimizer=adam", "aggregation.lr=0.01")
-FEEDBACK = ("transport.kind=topk", "transport.fraction=0.1", "transport.error_feedback=true")
+ADAM = ("server.optimizer=adam", "server.optimizer.lr=0.01")
+FEEDBACK = ("compression=top-k", "compression.fraction=0.1", "compression.error_feedback=true")
 SYSTEMS = {
     "error feedback": FEEDBACK,
     "server Adam, stale strata": (*STALE_STRATA, *ADAM),

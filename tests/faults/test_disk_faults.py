@@ -25,7 +25,7 @@ from tests.faults.disk import DIED, Disk, Mode, faulty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SETTINGS = {
-    "data.shards": "digits:clients=6",
+    "data.source": "digits:clients=6",
     "model.hidden": [8],
     "rounds": 4,
     "checkpoint.every": 2,
@@ -34,8 +34,8 @@ SETTINGS = {
     "local.engine": "sequential",
     "local.algorithm": "scaffold",
     "local.batch_size": 50,
-    "participation.count": 2,
-    "aggregation.optimizer": "adam",
+    "clients.count": 2,
+    "server.optimizer": "adam",
     "cluster.threads": 1,
 }
 FINISHED, REFUSED, BROKEN = 0, 2, 3

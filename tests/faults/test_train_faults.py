@@ -101,9 +101,9 @@ def refused(shards: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -
         "missing": ["train", folder / "nowhere.toml"],
         "option": ["train", *choices(*FEDAVG), "--output", "somewhere"],
         "no folder to resume": ["train", *choices(*FEDAVG), "--resume"],
-        "no shards": ["train", *choices(*FEDAVG, f"data.shards={folder / 'nowhere'}"), *out],
-        "truncated": ["train", *choices(*FEDAVG, f"data.shards={folder / 'truncated'}"), *out],
-        "flipped": ["train", *choices(*FEDAVG, f"data.shards={folder / 'flipped'}", "data.verify=true"), *out],
+        "no shards": ["train", *choices(*FEDAVG, f"data.source={folder / 'nowhere'}"), *out],
+        "truncated": ["train", *choices(*FEDAVG, f"data.source={folder / 'truncated'}"), *out],
+        "flipped": ["train", *choices(*FEDAVG, f"data.source={folder / 'flipped'}", "data.verify=true"), *out],
         "unwritable": ["train", *choices(*FEDAVG), "--out", folder / "file" / "RUN"],
         "held": ["train", *two, "--out", run],
         "another": ["train", *two, *choices("local.lr=0.2"), "--out", run, "--resume"],
@@ -115,9 +115,9 @@ def refused(shards: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_an_unknown_key_names_the_nearest_one_and_the_file(tmp_path: Path):
     config = tmp_path / "run.toml"
-    config.write_text("preset = 'fedavg'\n[participation]\ncuont = 3\n")
+    config.write_text("preset = 'fedavg'\n[clients.sampler]\ncuont = 3\n")
     sentence = the_sentence(train(config))
-    assert sentence == f"error: unknown key participation.cuont in {config}; did you mean participation.count?"
+    assert sentence == f"error: unknown key clients.sampler.cuont in {config}; did you mean clients.count?"
 
 
 def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
@@ -154,7 +154,7 @@ def test_wrong_input_is_one_sentence_and_changes_nothing(
 
 def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
     rows = 7
-    model = ("model.name=tests.end_to_end.user_models:choosy", f"model.refused={rows}", "participation.fraction=1.0")
+    model = ("model.name=tests.end_to_end.user_models:choosy", f"model.refused={rows}", "clients.fraction=1.0")
     job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN", ranks=3)
     assert job.returncode == 1
     said = re.findall(
@@ -183,16 +183,16 @@ def test_a_diverging_gradient_sum_is_distinguished_from_a_programming_error(tmp_
     """The loss is finite and so large that no sum of losses could hold it."""
     sampling = (
         "preset=fedsampling",
-        "samples.wanted=256",
-        "samples.threshold=150",
-        "aggregation.lr=1e9",
+        "samples.budget=256",
+        "samples.size.max_size=150",
+        "server.optimizer.lr=1e9",
         "rounds=9",
         "evaluation.every=9",
     )
     job = run_alone([*TRAIN, *choices(*sampling), "--out", tmp_path / "RUN"], timeout=SECONDS)
     assert job.returncode == 1
     assert re.search(
-        r"error: client \d+ on rank 0: .*training diverged .*; lower local.lr or aggregation.lr", job.stderr
+        r"error: client \d+ on rank 0: .*training diverged .*; lower local.lr or server.optimizer.lr", job.stderr
     )
     assert "Traceback" not in job.stderr
 

@@ -1,9 +1,9 @@
 import numpy as np
 
-from fedmpi import row_rule
+from fedmpi import data_sampler
 
 
-@row_rule(pooled=True)
+@data_sampler(pooled=True)
 def stripes(pool, *, every: int = 2) -> np.ndarray:
     """Every k-th sample of the cohort's axis, another stripe each round."""
     first = pool.start + (pool.round - pool.start) % every

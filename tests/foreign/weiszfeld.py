@@ -1,7 +1,7 @@
-from fedmpi import combiner
+from fedmpi import aggregator
 
 
-@combiner
+@aggregator
 class Weiszfeld:
     """One step from the mean to the geometric median, with whole distances."""
 

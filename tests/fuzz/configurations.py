@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import fedmpi
-from fedmpi import Config, UserError, parts, presets
+from fedmpi import Config, UserError, components, presets
 from fedmpi.common.registry import KINDS
 from fedmpi.config import build_config, config_toml
 from fedmpi.config.writing import flat_table
@@ -116,25 +116,29 @@ def strategy() -> st.SearchStrategy[Case]:
 
 CONTEXTS: list[dict[str, Any]] = [
     *({key: name} for key, names in CHOICES.items() for name in names),
-    {"samples.rule": "bernoulli", "samples.wanted": 50, "samples.size_estimate": "randomised-response"},
-    {"samples.rule": "ratio", "samples.ratio": 0.5},
-    {"system.clock": True, "system.speed": "lognormal", "system.over_selection": 1.5},
-    {"system.clock": True, "system.speed": "classes", "system.speed_rates": [1, 2], "system.speed_shares": [0.5, 0.5]},
-    {"privacy.clip_norm": 1.0, "aggregation.weights": "uniform", "privacy.noise_multiplier": 1.0},
-    {"transport.kind": "topk"},
-    {"transport.kind": "int8", "transport.error_feedback": True},
-    {"rebalance.enabled": True},
-    {"local.lr_schedule": "step"},
+    {"samples.sampler": "bernoulli", "samples.budget": 50, "samples.size.estimate": "randomized-response"},
+    {"samples.sampler": "ratio", "samples.sampler.ratio": 0.5},
+    {"devices": True, "devices.speed": "lognormal", "clients.over_selection": 1.5},
+    {"devices": True, "devices.speed": "classes", "devices.speed.rates": [1, 2], "devices.speed.shares": [0.5, 0.5]},
+    {"privacy.clip_norm": 1.0, "server.weights": "uniform", "privacy.noise_multiplier": 1.0},
+    {"compression": "top-k"},
+    {"compression": "int8", "compression.error_feedback": True},
+    {"rebalance": True},
+    {"local.schedule": "step"},
     {"local.optimizer": "adam"},
-    {"local.algorithm": "feddyn", "aggregation.weights": "uniform"},
+    {"local.algorithm": "feddyn", "server.weights": "uniform"},
     {"local.steps": 3},
-    {"participation.clients": "stratified", "aggregation.weights": "stratified", "participation.draw": "uniform"},
-    {"participation.clients": "stratified", "participation.clustering": "optics", "aggregation.weights": "normalised"},
-    {"topology.kind": "mediators", "local.optimizer": "adam"},
-    {"attack.kind": "sign-flip"},
-    {"attack.kind": "noise"},
-    {"system.availability": "time-of-day", "system.probability": 0.9, "system.lowest": 0.5},
-    {"system.availability": "label-group", "system.by_label": [0.5, 0.9]},
+    {"clients.sampler": "stratified", "server.weights": "stratified", "clients.sampler.within_stratum": "uniform"},
+    {"clients.sampler": "stratified", "clients.sampler.clustering": "optics", "server.weights": "normalized"},
+    {"topology": "mediators", "local.optimizer": "adam"},
+    {"attack": "sign-flip"},
+    {"attack": "noise"},
+    {
+        "clients.availability": "time-of-day",
+        "clients.availability.probability": 0.9,
+        "clients.availability.lowest": 0.5,
+    },
+    {"clients.availability": "label-group", "clients.availability.by_label": [0.5, 0.9]},
     {"logging.diagnostics": True},
 ]
 
@@ -144,9 +148,9 @@ def contexts_of(key: str) -> tuple[Case, ...]:
     """Configurations in which a key means something: of the first three."""
     found: list[Case] = []
     for context in CONTEXTS:
-        base = {"participation.count": 3, **context}
-        if base.get("participation.clients") == "all":
-            del base["participation.count"]
+        base = {"clients.count": 3, **context}
+        if base.get("clients.sampler") == "all":
+            del base["clients.count"]
         for value in (FIELD_VALUES.get(key), 1, 0.5, "auto"):
             if key in base or _builds((None, base | {key: value})):
                 if key in base and not _builds((None, base)):
@@ -195,7 +199,7 @@ def attempt(case: Case) -> str:
 
 def _built(case: Case) -> Config:
     preset, settings = case
-    base = {"data.shards": "digits:clients=6", "model.hidden": [4], "logging.tensorboard": False, "rounds": 2}
+    base = {"data.source": "digits:clients=6", "model.hidden": [4], "logging.tensorboard": False, "rounds": 2}
     if settings.get("model.name", "mlp") != "mlp":
         del base["model.hidden"]
     if preset is not None:
@@ -216,6 +220,6 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 def _short(config: Config) -> bool:
     passes = max(config.local.epochs or 1, (config.local.steps or 1) // 5)
-    work = config.rounds * passes * config.topology.mediator_epochs
+    work = config.rounds * passes * config.topology.epochs
     units = [value for value in (config.model.options.get("hidden") or []) if isinstance(value, int)]
     return work <= MOST_WORK and config.model.name == "mlp" and max(units, default=0) <= 1000 and len(units) < 5

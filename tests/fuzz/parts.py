@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedmpi
-from fedmpi import ClientArrays, Cohort, LocalAlgorithm, PartFailure
+from fedmpi import ClientArrays, Cohort, ComponentFailure, LocalAlgorithm
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str, str, str]
@@ -68,7 +68,7 @@ RETURNS: dict[str, Callable[[Any], Any]] = {
     "stop iteration": lambda value: _raise(StopIteration()),
     "out of memory": lambda value: _raise(MemoryError()),
     "a user's error": lambda value: _raise(fedmpi.UserError("a sentence of the user's own")),
-    "another's failure": lambda value: _raise(PartFailure("model", "x", "y")),
+    "another's failure": lambda value: _raise(ComponentFailure("model", "x", "y")),
     "assertion": lambda value: _raise(AssertionError()),
 }
 SPOILS: dict[str, Callable[[], object]] = {
@@ -164,25 +164,25 @@ def _parts(wrong: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
     def groups(class_counts: Any, most: int, generator: Any, target: Any) -> Any:
         return wrong(np.arange(len(class_counts)) // most)
 
-    mediators = {"topology.kind": "mediators", "topology.clients_per_mediator": 2}
+    mediators = {"topology": "mediators", "topology.clients_per_mediator": 2}
     return {
-        "sampler": {"participation.clients": sampler},
-        "cohort": {"participation.clients": cohort, "aggregation.weights": "unbiased"},
-        "members": {"participation.clients": members},
-        "rows": {"samples.rule": rows},
-        "weights": {"aggregation.weights": weights},
-        "combiner": {"aggregation.rule": combined},
-        "server": {"aggregation.optimizer": Server},
+        "sampler": {"clients.sampler": sampler},
+        "cohort": {"clients.sampler": cohort, "server.weights": "unbiased"},
+        "members": {"clients.sampler": members},
+        "rows": {"samples.sampler": rows},
+        "weights": {"server.weights": weights},
+        "aggregator": {"server.aggregator": combined},
+        "server": {"server.optimizer": Server},
         "loss": {"task.loss": loss},
         "model": {"model.name": model},
         "forward": {"model.name": Forward},
         "optimizer": {"local.optimizer": optimizer},
-        "availability": {"system.availability": presence},
+        "availability": {"clients.availability": presence},
         "correction": {"local.algorithm": Algorithm},
         "finish": {"local.algorithm": Finishing},
-        "data": {"data.shards": arrays},
-        "labels": {"data.shards": labels},
-        "features": {"data.shards": features},
+        "data": {"data.source": arrays},
+        "labels": {"data.source": labels},
+        "features": {"data.source": features},
         "scheduling": {"topology.scheduling": groups, **mediators},
     }
 
@@ -205,7 +205,7 @@ def attempt(case: Case) -> str:
         return RETURNS[returned](value)
 
     before = sys.stdout, sys.getrecursionlimit(), np.geterr(), torch.is_grad_enabled(), torch.get_default_dtype()
-    settings = {"rounds": 2, "participation.count": 3, "model.hidden": [4], "data.shards": "digits:clients=6"}
+    settings = {"rounds": 2, "clients.count": 3, "model.hidden": [4], "data.source": "digits:clients=6"}
     chosen = settings | _parts(wrong)[kind]
     if "model.name" in chosen:
         del chosen["model.hidden"]

@@ -26,7 +26,7 @@ JUNK += ['{"engine": []}', '{"data": {}, "final": {"round": "x"}}', '{"a": NaN}'
 KINDS = ("folder", "fifo", "gone", "empty", "link to itself", "socket", "link to a device")
 CONFIG = {
     "rounds": 3,
-    "participation.count": 3,
+    "clients.count": 3,
     "model.hidden": [4],
     "logging.tensorboard": False,
     "checkpoint.every": 1,

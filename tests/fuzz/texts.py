@@ -73,7 +73,7 @@ TOMLS = [
     b"a = " + b"[" * 10_000 + b"]" * 10_000,
     b"a = " + b"{b=" * 2000 + b"1" + b"}" * 2000,
     b"[a." + b"a." * 3000 + b"a]",
-    b"[local]\nlr = 0.1\n[local]\nlr = 0.2",
+    b"[local]\nlr = 0.2\nlr = 0.2",
     b"local.lr = 1\nlocal = 2",
     b"[[local]]\nlr = 0.1",
     b"local = 5",
@@ -81,8 +81,8 @@ TOMLS = [
     b'"rounds" = 3',
     b'"" = 3',
     b"'local.lr' = 1",
-    b'[data]\nshards = "\\u0000"',
-    b'[data]\nshards = "\\U0010ffff"',
+    b'[data]\nsource = "\\u0000"',
+    b'[data]\nsource = "\\U0010ffff"',
     b"preset = 5",
     b"preset = []",
     b'preset = "../x"',
@@ -91,7 +91,7 @@ TOMLS = [
     b"rounds = true",
     b'rounds = "3"',
     b"rounds = 3.0",
-    b"[participation]\ncount = 1_000_000_000_000_000_000_000",
+    b"[clients]\ncount = 1_000_000_000_000_000_000_000",
     b"[local]\nlr = 00.1",
     b"\xe2\x80\xa8rounds = 3",
 ]
@@ -183,7 +183,7 @@ def _site(table: dict[str, Any]) -> str:
 def _good_job(how: Any) -> str:
     """A job with nothing wrong but two texts, one in a setting and one in the folder's name."""
     setting, out, table = how
-    job = {"settings": ["preset=fedavg", f"data.shards=digits:clients=6,seed=1{setting}"], "out": f"run{out}"}
+    job = {"settings": ["preset=fedavg", f"data.source=digits:clients=6,seed=1{setting}"], "out": f"run{out}"}
     return _job(({**job, "nodes": 2, "ranks_per_node": 3, "gpus_per_node": 1, "time": "10:00", "array": ""}, table))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from fedmpi import ClientFailure, PartFailure, UserError
+from fedmpi import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.errors import LONGEST_SENTENCE
 
 Result = TypeVar("Result")
@@ -24,7 +24,7 @@ def outcome(use: Callable[[], Result], failures: bool = False) -> Result | str:
     except UserError as error:
         check_sentence(str(error))
         return REFUSED
-    except PartFailure as error:
+    except ComponentFailure as error:
         if failures:
             return REFUSED
         raise Finding(f"a built-in part failed: {error}") from error

@@ -86,7 +86,7 @@ def test_the_table_names_every_mechanism_and_ends_with_advice():
     out = io.StringIO()
     found = assess(SIZES, 3.0, 100, 1000)
     print_assessments(found, 1000, Console(file=out, width=140))
-    for name in ("randomised-response", "duchi", "piecewise"):
+    for name in ("randomized-response", "duchi", "piecewise"):
         assert name in out.getvalue()
     assert "samples." in out.getvalue()
 
@@ -127,4 +127,4 @@ def test_participants_whose_mean_total_is_no_whole_number_are_not_taken_for_clip
     found = assess(np.array(sizes), 60.0, 100, 5, participants)
     assert [one.bias for one in found] == [0, 0, 0]
     assert found[0].relative_error < 1e-6
-    assert "samples.size_estimate" in advice(found)
+    assert "samples.size.estimate" in advice(found)

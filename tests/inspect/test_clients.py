@@ -16,7 +16,7 @@ from fedmpi.records.client_table import last_evaluation, read_clients
 from tests.end_to_end.in_process import run_into
 
 RUN = (
-    *("preset=fedavg", "rounds=4", "participation.count=4", "model.hidden=[6]", "local.engine=sequential"),
+    *("preset=fedavg", "rounds=4", "clients.count=4", "model.hidden=[6]", "local.engine=sequential"),
     *("evaluation.clients=all", "evaluation.clients_every=2", "evaluation.fine_tune=1"),
 )
 

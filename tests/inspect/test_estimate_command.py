@@ -34,7 +34,7 @@ def test_every_mechanism_is_assessed_on_the_users_own_clients_and_drawn(tmp_path
     )
     assert result.returncode == 0, result.stderr
     assert "30 clients, 1,442 samples: ε = 3, M = 300, K = 200" in result.stdout
-    for word in ("randomised-response", "duchi", "piecewise", "bias", "std", "P(p = 1)", "samples.size_estimate"):
+    for word in ("randomized-response", "duchi", "piecewise", "bias", "std", "P(p = 1)", "samples.size.estimate"):
         assert word in result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -44,11 +44,11 @@ def test_clipping_is_said_and_only_participants_can_be_asked() -> None:
     assert result.returncode == 0, result.stderr
     assert "5 clients, 360 samples" in result.stdout and "K = 36" in result.stdout
     assert "clipped clients: 100.0%" in result.stdout
-    assert "raise samples.threshold above 20" in result.stdout
+    assert "raise samples.size.max_size above 20" in result.stdout
 
 
 def test_wrong_settings_are_refused_in_one_sentence() -> None:
-    for wrong, named in (("0", "samples.epsilon"), ("three", "valid number")):
+    for wrong, named in (("0", "samples.size.epsilon"), ("three", "valid number")):
         result = estimate("--sizes", "digits", "--epsilon", wrong, "--threshold", "300")
         assert result.returncode == 2
         assert named in result.stderr and len(result.stderr.splitlines()) == 1

@@ -186,7 +186,7 @@ def test_wrong_settings_of_the_site_are_refused(text: str, said: str, site: Path
         ({"nodes": 0}, "--nodes 0"),
         ({"ranks": 0}, "--ranks-per-node 0"),
         ({"gpus": -1}, "--gpus-per-node -1"),
-        ({"settings": ["preset=fedavg", "data.shards=shards/none"]}, "shards/none"),
+        ({"settings": ["preset=fedavg", "data.source=shards/none"]}, "shards/none"),
     ],
 )
 def test_wrong_jobs_are_refused(asked: dict[str, object], said: str) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi import client_sampler, row_rule, server_optimizer
+from fedmpi import client_sampler, data_sampler, server_optimizer
 
 
 @client_sampler(needs=("seconds",))
@@ -39,19 +39,19 @@ def by_strata(view):
     return view
 
 
-@row_rule
+@data_sampler
 def own_rows(client):
     """Rows of one client by itself."""
     return client
 
 
-@row_rule(pooled=True)
+@data_sampler(pooled=True)
 def pooled_rows(pool):
     """Rows of the whole cohort together."""
     return pool
 
 
-@row_rule
+@data_sampler
 class WholeBatches(SecondsOnTrial):
     """Rows that make whole batches, which it therefore has to know."""
 
@@ -74,7 +74,7 @@ class AsksNothing(WholeBatches):
         return None
 
 
-@row_rule
+@data_sampler
 class Fails(WholeBatches):
     """Its `refuses` raises an exception."""
 
@@ -82,7 +82,7 @@ class Fails(WholeBatches):
         return config.no_such_table
 
 
-@row_rule
+@data_sampler
 class SaysNothing(WholeBatches):
     """Its `refuses` returns an empty sentence."""
 
@@ -90,7 +90,7 @@ class SaysNothing(WholeBatches):
         return ""
 
 
-@row_rule
+@data_sampler
 class SaysFalse(WholeBatches):
     """Its `refuses` returns what is no sentence."""
 

@@ -57,53 +57,53 @@ def of_labels(seen: Seen, labels: range) -> int:
 
 
 S = "model.hidden=[6]"
-SOME = f"{S} participation.clients=uniform participation.count=4"
-ALL = f"{S} participation.clients=all"
+SOME = f"{S} clients.sampler=uniform clients.count=4"
+ALL = f"{S} clients.sampler=all"
 STEP = "local.steps=1 local.batch_size=all rounds=1"
-DRAWN = f"{S} participation.clients=stratified participation.count=4 aggregation.weights=stratified"
-STRATA = f"{DRAWN} participation.strata=3 participation.features=full-gradient"
-UNIFORM = "participation.draw=uniform"
-SQUEEZED = f"{DRAWN} participation.strata=3 participation.features=compressed-gradient"
+DRAWN = f"{S} clients.sampler=stratified clients.count=4 server.weights=stratified"
+STRATA = f"{DRAWN} clients.sampler.strata=3 clients.sampler.features=full-gradient"
+UNIFORM = "clients.sampler.within_stratum=uniform"
+SQUEEZED = f"{DRAWN} clients.sampler.strata=3 clients.sampler.features=compressed-gradient"
 OPTICS = (
-    f"{DRAWN} {UNIFORM} participation.features=label-histogram participation.clustering=optics "
-    "participation.allocation=proportional"
+    f"{DRAWN} {UNIFORM} clients.sampler.features=label-histogram clients.sampler.clustering=optics "
+    "clients.sampler.allocation=proportional"
 )
-ASKED = f"{SOME} samples.rule=bernoulli samples.wanted=200 aggregation.weights=uniform"
-PRIVATE = f"{ASKED} samples.size_estimate=randomised-response samples.threshold=200"
+ASKED = f"{SOME} samples.sampler=bernoulli samples.budget=200 server.weights=uniform"
+PRIVATE = f"{ASKED} samples.size.estimate=randomized-response samples.size.max_size=200"
 ADAM = f"{SOME} local.optimizer=adam local.lr=0.01"
-MEDIATED = f"{S} topology.kind=mediators participation.clients=uniform participation.count=6"
-COPIES = f"{SOME} data.shards=digits:clients=6,alpha=0.3 rebalance.enabled=true"
+MEDIATED = f"{S} topology=mediators clients.sampler=uniform clients.count=6"
+COPIES = f"{SOME} data.source=digits:clients=6,alpha=0.3 rebalance=true"
 STILL = "rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 rebalance.zoom=0"
-SERVER_ADAM = f"{SOME} aggregation.optimizer=adam aggregation.lr=0.02"
-AWAY = f"{ALL} system.availability=bernoulli"
-DAYS = f"{ALL} system.availability=time-of-day rounds=4"
-CLOCK = f"{SOME} system.clock=true rounds=1"
-FREE = "system.upload=1e30 system.download=1e30"
-FAST = "system.speed_median=1e30"
-CLASSES = f"{CLOCK} {FREE} system.speed=classes"
-CLIPPED = f"{ALL} aggregation.weights=uniform"
+SERVER_ADAM = f"{SOME} server.optimizer=adam server.optimizer.lr=0.02"
+AWAY = f"{ALL} clients.availability=bernoulli"
+DAYS = f"{ALL} clients.availability=time-of-day rounds=4"
+CLOCK = f"{SOME} devices=true rounds=1"
+FREE = "devices.upload.median=1e30 devices.download.median=1e30"
+FAST = "devices.speed.median=1e30"
+CLASSES = f"{CLOCK} {FREE} devices.speed=classes"
+CLIPPED = f"{ALL} server.weights=uniform"
 NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
 
 KEYS: dict[str, Key] = {
-    "preset": Key("participation.count=4 model.hidden=[6]", ("fedavg", "fedprox"), "model"),
+    "preset": Key("clients.count=4 model.hidden=[6]", ("fedavg", "fedprox"), "model"),
     "seed": Key(SOME, ("0", "1"), "cohort", lambda a, b: not np.array_equal(a.start, b.start)),
     "rounds": Key(
         SOME, ("2", "3"), "strata", lambda a, b: (len(a.record), len(b.record)) == (2, 3) and a.record == b.record[:2]
     ),
-    "data.shards": Key(
+    "data.source": Key(
         SOME,
         ("digits:clients=12,alpha=0.5", "digits:clients=7"),
         "cohort",
         lambda a, b: (len(a.sizes), len(b.sizes), a.summary["clients"], b.summary["clients"]) == (12, 7, 12, 7),
     ),
     "data.verify": Key(
-        f"{SOME} data.shards={{damaged}}", ("false", "true"), "refusal", lambda a, b: "checksum" in b.refusal
+        f"{SOME} data.source={{damaged}}", ("false", "true"), "refusal", lambda a, b: "checksum" in b.refusal
     ),
-    "data.normalise": Key(
+    "data.normalize": Key(
         SOME, ("true", "false"), "model", lambda a, b: a.recorded("samples") == b.recorded("samples")
     ),
     "model.name": Key(
-        "participation.clients=all rounds=1 data.shards=digits:clients=9,partition=iid local.batch_size=all",
+        "clients.sampler=all rounds=1 data.source=digits:clients=9,partition=iid local.batch_size=all",
         ("mlp", "tests.reference.batch_norm:batch_norm_mlp"),
         "model",
         lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (55_210, 780),
@@ -123,7 +123,7 @@ KEYS: dict[str, Key] = {
         ),
     ),
     "task.metrics": Key(
-        f"{SOME} rounds=1 task.k=2",
+        f"{SOME} rounds=1 task.metrics.k_XXX=2",
         ('["top-k"]', '["top-k","calibration-error"]'),
         "record",
         lambda a, b: (
@@ -131,39 +131,39 @@ KEYS: dict[str, Key] = {
             and a.recorded("test_top_2_accuracy") == b.recorded("test_top_2_accuracy")
         ),
     ),
-    "participation.clients": Key(f"{S} participation.count=4", ("uniform", "weighted"), "cohort"),
-    "participation.count": Key(
-        f"{S} participation.clients=uniform",
+    "clients.sampler": Key(f"{S} clients.count=4", ("uniform", "weighted"), "cohort"),
+    "clients.count": Key(
+        f"{S} clients.sampler=uniform",
         ("3", "5"),
         "cohort",
         lambda a, b: (
             lengths(a) == [3, 3] == a.recorded("participants") and lengths(b) == [5, 5] == b.recorded("participants")
         ),
     ),
-    "participation.fraction": Key(
-        f"{S} participation.clients=uniform",
+    "clients.fraction": Key(
+        f"{S} clients.sampler=uniform",
         ("0.25", "0.5"),
         "cohort",
         lambda a, b: lengths(a) + lengths(b) == [3, 3, 6, 6],
     ),
-    "participation.replace": Key(
-        f"{S} participation.clients=weighted participation.count=9",
+    "clients.sampler.replace": Key(
+        f"{S} clients.sampler=weighted clients.count=9",
         ("true", "false"),
         "cohort",
         lambda a, b: max(lengths(a)) < 9 and lengths(b) == [9, 9],
     ),
-    "participation.features": Key(
-        f"{DRAWN} participation.strata=3",
+    "clients.sampler.features": Key(
+        f"{DRAWN} clients.sampler.strata=3",
         ("full-gradient", "compressed-gradient"),
         "strata",
         lambda a, b: a.recorded("bytes_client_up")[0] > 2 * b.recorded("bytes_client_up")[0],
     ),
-    "participation.levels": Key(
+    "clients.sampler.features.codebook_size": Key(
         SQUEEZED, ("2", "9"), "strata", lambda a, b: a.recorded("bytes_client_up")[0] < b.recorded("bytes_client_up")[0]
     ),
-    "participation.restore": Key(SQUEEZED, ("true", "false"), "strata"),
-    "participation.probe": Key(STRATA, ("full", "sample"), "strata"),
-    "participation.refresh": Key(
+    "clients.sampler.features.decompress": Key(SQUEEZED, ("true", "false"), "strata"),
+    "clients.sampler.features.probe": Key(STRATA, ("full", "sample"), "strata"),
+    "clients.sampler.refresh": Key(
         STRATA,
         ("0", "1"),
         "strata",
@@ -171,7 +171,7 @@ KEYS: dict[str, Key] = {
             np.array_equal(a.strata[0][2], a.strata[1][2]) and not np.array_equal(b.strata[0][2], b.strata[1][2])
         ),
     ),
-    "participation.refresh_who": Key(
+    "clients.sampler.refresh_clients": Key(
         STRATA,
         ("all", "participants"),
         "strata",
@@ -183,62 +183,62 @@ KEYS: dict[str, Key] = {
             and (a.recorded("bytes_client_up")[1], b.recorded("bytes_client_up")[1]) == (16 * 1840, 8 * 1840)
         ),
     ),
-    "participation.opening": Key(
-        f"{STRATA} {UNIFORM} participation.refresh=0",
+    "clients.sampler.initial_step": Key(
+        f"{STRATA} {UNIFORM} clients.sampler.refresh=0",
         ("false", "true"),
         "cohort",
         lambda a, b: lengths(a) == [4, 4] and lengths(b) == [12, 4] and b.recorded("opening") == [True, None],
     ),
-    "participation.clustering": Key(
-        f"{DRAWN} participation.features=full-gradient",
+    "clients.sampler.clustering": Key(
+        f"{DRAWN} clients.sampler.features=full-gradient",
         ("kmeans", "optics"),
         "strata",
     ),
-    "participation.strata": Key(
-        STRATA.replace("participation.strata=3 ", ""),
+    "clients.sampler.strata": Key(
+        STRATA.replace("clients.sampler.strata=3 ", ""),
         ("2", "4"),
         "strata",
         lambda a, b: a.recorded("strata") == [2, 2] and b.recorded("strata") == [4, 4],
     ),
-    "participation.min_samples": Key(OPTICS, ("2", "5"), "strata"),
-    "participation.xi": Key(OPTICS, ("0.05", "0.5"), "strata"),
-    "participation.noise": Key(
+    "clients.sampler.clustering.min_samples": Key(OPTICS, ("2", "5"), "strata"),
+    "clients.sampler.clustering.xi": Key(OPTICS, ("0.05", "0.5"), "strata"),
+    "clients.sampler.clustering.outliers": Key(
         OPTICS,
         ("singletons", "drop"),
         "strata",
         lambda a, b: min(a.strata[0][0]) >= 0 > min(b.strata[0][0]) and sum(b.recorded("stratum_sizes")[0]) < 12,
     ),
-    "participation.projection_above": Key(
+    "clients.sampler.projection_above": Key(
         STRATA, ("20000000", "1"), "strata", lambda a, b: near(a.strata[0][2], b.strata[0][2])
     ),
-    "participation.allocation": Key(
+    "clients.sampler.allocation": Key(
         STRATA,
         ("equal", "proportional"),
         "strata",
         lambda a, b: all(max(draws) - min(draws) <= 1 for draws in a.recorded("allocation")),
     ),
-    "participation.spread": Key(STRATA, ("std", "pairwise"), "strata"),
-    "participation.every_stratum": Key(STRATA, ("true", "false"), "strata"),
-    "participation.draw": Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
-    "participation.design": Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
-    "samples.rule": Key(
-        f"{SOME} samples.wanted=100", ("bernoulli", "exact"), "rows", lambda a, b: b.recorded("samples") == [100, 100]
+    "clients.sampler.spread": Key(STRATA, ("std", "pairwise"), "strata"),
+    "clients.sampler.every_stratum": Key(STRATA, ("true", "false"), "strata"),
+    "clients.sampler.within_stratum": Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
+    "clients.sampler.design": Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
+    "samples.sampler": Key(
+        f"{SOME} samples.budget=100", ("bernoulli", "exact"), "rows", lambda a, b: b.recorded("samples") == [100, 100]
     ),
-    "samples.wanted": Key(
-        f"{SOME} samples.rule=exact",
+    "samples.budget": Key(
+        f"{SOME} samples.sampler=exact",
         ("50", "100"),
         "rows",
         lambda a, b: a.recorded("samples") == [50, 50] and b.recorded("samples") == [100, 100],
     ),
-    "samples.ratio": Key(
-        f"{SOME} samples.rule=ratio",
+    "samples.sampler.ratio": Key(
+        f"{SOME} samples.sampler=ratio",
         ("0.25", "0.5"),
         "rows",
         lambda a, b: (
             a.recorded("sampling_probability") == [0.25, 0.25] and b.recorded("sampling_probability") == [0.5, 0.5]
         ),
     ),
-    "samples.size_estimate": Key(
+    "samples.size.estimate": Key(
         ASKED,
         ("exact", "duchi"),
         "rows",
@@ -246,13 +246,13 @@ KEYS: dict[str, Key] = {
             a.recorded("size_estimate") == a.recorded("size_true") == [1442, 1442] and "size_epsilon_max" in b.record[0]
         ),
     ),
-    "samples.epsilon": Key(
+    "samples.size.epsilon": Key(
         PRIVATE,
         ("0.5", "4"),
         "rows",
         lambda a, b: a.recorded("size_epsilon_max") == [0.5, 1.0] and b.recorded("size_epsilon_max") == [4, 8],
     ),
-    "samples.threshold": Key(
+    "samples.size.max_size": Key(
         PRIVATE,
         ("100", "160"),
         "rows",
@@ -261,21 +261,21 @@ KEYS: dict[str, Key] = {
             and b.recorded("clipped_fraction") == [(b.sizes >= 160).mean()] * 2
         ),
     ),
-    "samples.clip": Key(
-        f"{PRIVATE} samples.threshold=100",
+    "samples.size.clip": Key(
+        f"{PRIVATE} samples.size.max_size=100",
         ("true", "false"),
         "rows",
         lambda a, b: (
             a.recorded("size_unprotected") == [0, 0] and b.recorded("size_unprotected") == [(b.sizes >= 100).sum()] * 2
         ),
     ),
-    "samples.asked": Key(
+    "samples.size.query": Key(
         ASKED,
         ("all", "participants"),
         "rows",
         lambda a, b: a.recorded("size_asked") == [12, 12] and b.recorded("size_asked") == [4, 4],
     ),
-    "samples.memoise": Key(
+    "samples.size.reuse_reports": Key(
         PRIVATE,
         ("false", "true"),
         "rows",
@@ -286,20 +286,20 @@ KEYS: dict[str, Key] = {
     ),
     "local.optimizer": Key(f"{SOME} local.lr=0.01", ("sgd", "adam"), "model"),
     "local.lr": Key(f"{SOME} {STEP}", ("0.2", "0.1"), "model", half_as_far),
-    "local.lr_schedule": Key(
+    "local.schedule": Key(
         SOME,
         ("constant", "inverse"),
         "model",
         lambda a, b: a.recorded("lr") == [0.05, 0.05] and b.recorded("lr") == [0.05, 0.025],
     ),
-    "local.lr_every": Key(
-        f"{SOME} local.lr_schedule=step rounds=3",
+    "local.schedule.every": Key(
+        f"{SOME} local.schedule=step rounds=3",
         ("1", "2"),
         "model",
         lambda a, b: near(a.recorded("lr"), [0.05, 0.005, 0.0005]) and near(b.recorded("lr"), [0.05, 0.05, 0.005]),
     ),
-    "local.lr_factor": Key(
-        f"{SOME} local.lr_schedule=step local.lr_every=1",
+    "local.schedule.factor": Key(
+        f"{SOME} local.schedule=step local.schedule.every=1",
         ("0.1", "0.5"),
         "model",
         lambda a, b: near(a.recorded("lr"), [0.05, 0.005]) and near(b.recorded("lr"), [0.05, 0.025]),
@@ -333,9 +333,9 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: np.linalg.norm(a.moved(0)) > 1.1 * np.linalg.norm(b.moved(0)),
     ),
-    "local.beta1": Key(ADAM, ("0.9", "0.5"), "model"),
-    "local.beta2": Key(ADAM, ("0.999", "0.9"), "model"),
-    "local.epsilon": Key(
+    "local.optimizer.beta1": Key(ADAM, ("0.9", "0.5"), "model"),
+    "local.optimizer.beta2": Key(ADAM, ("0.999", "0.9"), "model"),
+    "local.optimizer.epsilon": Key(
         f"{ADAM} {STEP}",
         ("1e-8", "1e3"),
         "model",
@@ -359,7 +359,7 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: 1e-5 < np.linalg.norm(a.moved(0) - b.moved(0)) / np.linalg.norm(a.moved(0)) < 0.1,
     ),
-    "topology.kind": Key(
+    "topology": Key(
         SOME,
         ("star", "mediators"),
         "mediators",
@@ -373,7 +373,7 @@ KEYS: dict[str, Key] = {
             np.bincount(a.mediators[0]).tolist() == [2, 2, 2] and np.bincount(b.mediators[0]).tolist() == [3, 3]
         ),
     ),
-    "topology.mediator_epochs": Key(
+    "topology.epochs": Key(
         MEDIATED,
         ("1", "3"),
         "model",
@@ -383,9 +383,9 @@ KEYS: dict[str, Key] = {
             and a.recorded("samples") == b.recorded("samples")
         ),
     ),
-    "topology.reschedule": Key(
-        f"{ALL} topology.kind=mediators topology.clients_per_mediator=3 system.availability=bernoulli "
-        "system.probability=0.7 topology.scheduling=random",
+    "topology.regroup": Key(
+        f"{ALL} topology=mediators topology.clients_per_mediator=3 clients.availability=bernoulli "
+        "clients.availability.probability=0.7 topology.scheduling=random",
         ("static", "every-round"),
         "mediators",
         lambda a, b: together(a, 0) & apart(a, 1) == set() and together(b, 0) & apart(b, 1) != set(),
@@ -400,8 +400,8 @@ KEYS: dict[str, Key] = {
             (a.recorded("bytes_client_down")[0], b.recorded("bytes_client_down")[0]) == (6 * 1840, 3 * 6 * 1840)
         ),
     ),
-    "rebalance.enabled": Key(
-        COPIES.replace("rebalance.enabled=true", ""),
+    "rebalance": Key(
+        COPIES.replace("rebalance=true", ""),
         ("false", "true"),
         "rows",
         lambda a, b: a.sizes.sum() == 1442 < b.sizes.sum() and "rebalancing" in b.record[0],
@@ -409,7 +409,7 @@ KEYS: dict[str, Key] = {
     "rebalance.alpha": Key(COPIES, ("0.5", "1.5"), "rows", lambda a, b: a.sizes.sum() < b.sizes.sum()),
     "rebalance.copies": Key(COPIES, ("ratio", "ratio-minus-one"), "rows", lambda a, b: a.sizes.sum() > b.sizes.sum()),
     "rebalance.mode": Key(
-        f"{SOME} data.shards={{augmented}} rebalance.enabled=true",
+        f"{SOME} data.source={{augmented}} rebalance=true",
         ("stored", "virtual"),
         "refusal",
         lambda a, b: not a.refusal and "augmented twice" in b.refusal,
@@ -419,46 +419,46 @@ KEYS: dict[str, Key] = {
     "rebalance.shear": Key(f"{COPIES} {STILL}", ("0", "30"), "model"),
     "rebalance.shift": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
     "rebalance.zoom": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
-    "aggregation.weights": Key(
+    "server.weights": Key(
         SOME, ("samples", "uniform"), "factors", lambda a, b: len({factor for _, factor in b.factors[0][0]}) == 1
     ),
-    "aggregation.population": Key(
-        f"{SOME} aggregation.weights=normalised",
+    "server.weights.population": Key(
+        f"{SOME} server.weights=normalized",
         ("samples", "clients"),
         "factors",
         lambda a, b: np.ptp([f for _, f in b.factors[0][0]]) < 1e-12 < 1e-3 < np.ptp([f for _, f in a.factors[0][0]]),
     ),
-    "aggregation.rule": Key(SOME, ("mean", "median"), "model"),
-    "aggregation.optimizer": Key(SOME, ("sgd", "momentum"), "model"),
-    "aggregation.lr": Key(f"{SOME} rounds=1", ("1", "0.5"), "model", half_as_far),
-    "aggregation.beta1": Key(SERVER_ADAM, ("0.9", "0.5"), "model"),
-    "aggregation.beta2": Key(SERVER_ADAM, ("0.99", "0.5"), "model"),
-    "aggregation.tau": Key(
+    "server.aggregator": Key(SOME, ("mean", "median"), "model"),
+    "server.optimizer": Key(SOME, ("sgd", "momentum"), "model"),
+    "server.optimizer.lr": Key(f"{SOME} rounds=1", ("1", "0.5"), "model", half_as_far),
+    "server.optimizer.beta1": Key(SERVER_ADAM, ("0.9", "0.5"), "model"),
+    "server.optimizer.beta2": Key(SERVER_ADAM, ("0.99", "0.5"), "model"),
+    "server.optimizer.tau": Key(
         SERVER_ADAM, ("1e-3", "1e3"), "model", lambda a, b: abs(a.moved(0)).max() > 1e4 * abs(b.moved(0)).max()
     ),
-    "aggregation.exact": Key(
+    "server.exact": Key(
         f"{SOME} local.engine=sequential model.activation=tanh",
         ("false", "true"),
         "model",
         lambda a, b: np.linalg.norm(a.model[-1] - b.model[-1]) < 1e-5 * np.linalg.norm(a.model[-1]),
     ),
-    "attack.kind": Key(
-        f"{ALL} attack.fraction=0.5",
+    "attack": Key(
+        f"{ALL} clients.attack_fraction=0.5",
         ("sign-flip", "label-flip"),
         "model",
         lambda a, b: a.recorded("attackers") == b.recorded("attackers") == [6, 6],
     ),
-    "attack.fraction": Key(
-        f"{ALL} attack.kind=sign-flip",
+    "clients.attack_fraction": Key(
+        f"{ALL} attack=sign-flip",
         ("0.25", "0.5"),
         "model",
         lambda a, b: (
             a.recorded("attackers") == [3, 3] and b.recorded("attackers") == [6, 6] and len(b.summary["attackers"]) == 6
         ),
     ),
-    "attack.scale": Key(f"{ALL} attack.kind=sign-flip attack.fraction=1 rounds=1", ("2", "1"), "model", half_as_far),
-    "system.availability": Key(f"{ALL} system.probability=0.6", ("bernoulli", "time-of-day"), "cohort"),
-    "system.probability": Key(
+    "attack.scale": Key(f"{ALL} attack=sign-flip clients.attack_fraction=1 rounds=1", ("2", "1"), "model", half_as_far),
+    "clients.availability": Key(f"{ALL} clients.availability.probability=0.6", ("bernoulli", "time-of-day"), "cohort"),
+    "clients.availability.probability": Key(
         AWAY,
         ("0.3", "0.9"),
         "cohort",
@@ -466,27 +466,29 @@ KEYS: dict[str, Key] = {
             lengths(a) == a.recorded("available") and all(x < y for x, y in zip(lengths(a), lengths(b), strict=True))
         ),
     ),
-    "system.lowest": Key(DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4 and min(lengths(a)) < 9),
-    "system.period": Key(DAYS, ("2", "1e9"), "cohort"),
-    "system.by_label": Key(
-        f"{ALL} system.availability=label-group",
+    "clients.availability.lowest": Key(
+        DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4 and min(lengths(a)) < 9
+    ),
+    "clients.availability.period": Key(DAYS, ("2", "1e9"), "cohort"),
+    "clients.availability.by_label": Key(
+        f"{ALL} clients.availability=label-group",
         ("[1,1,1,1,1,0,0,0,0,0]", "[0,0,0,0,0,1,1,1,1,1]"),
         "cohort",
         lambda a, b: lengths(a) == [of_labels(a, range(5))] * 2 and lengths(b) == [of_labels(a, range(5, 10))] * 2,
     ),
-    "system.drop_out": Key(
+    "clients.failure_rate": Key(
         ALL,
         ("0", "0.5"),
         "cohort",
         lambda a, b: b.recorded("asked") == [12, 12] and b.recorded("participants") == lengths(b) < [12, 12],
     ),
-    "system.over_selection": Key(
-        f"{CLOCK} system.speed=lognormal",
+    "clients.over_selection": Key(
+        f"{CLOCK} devices.speed=lognormal",
         ("1", "2"),
         "cohort",
         lambda a, b: b.recorded("asked") == [8] and lengths(b) == [4],
     ),
-    "system.clock": Key(
+    "devices": Key(
         SOME,
         ("false", "true"),
         "record",
@@ -495,8 +497,8 @@ KEYS: dict[str, Key] = {
             == b.record
         ),
     ),
-    "system.speed": Key(CLOCK, ("constant", "lognormal"), "record"),
-    "system.speed_median": Key(
+    "devices.speed": Key(CLOCK, ("constant", "lognormal"), "record"),
+    "devices.speed.median": Key(
         f"{CLOCK} {FREE}",
         ("1000", "50"),
         "record",
@@ -505,55 +507,53 @@ KEYS: dict[str, Key] = {
             and near(b.recorded("virtual_seconds"), slowest(b, 50))
         ),
     ),
-    "system.speed_sigma": Key(
-        f"{CLOCK} {FREE} system.speed=lognormal",
+    "devices.speed.sigma": Key(
+        f"{CLOCK} {FREE} devices.speed=lognormal",
         ("0", "2"),
         "record",
         lambda a, b: near(a.recorded("virtual_seconds"), slowest(a, 1000)),
     ),
-    "system.speed_rates": Key(
-        f"{CLASSES} system.speed_shares=[0,1]",
+    "devices.speed.rates": Key(
+        f"{CLASSES} devices.speed.shares=[0,1]",
         ("[1,100]", "[1,50]"),
         "record",
         lambda a, b: (
             near(a.recorded("virtual_seconds"), slowest(a, 100)) and near(b.recorded("virtual_seconds"), slowest(b, 50))
         ),
     ),
-    "system.speed_shares": Key(
-        f"{CLASSES} system.speed_rates=[10,100]",
+    "devices.speed.shares": Key(
+        f"{CLASSES} devices.speed.rates=[10,100]",
         ("[1,0]", "[0,1]"),
         "record",
         lambda a, b: (
             near(a.recorded("virtual_seconds"), slowest(a, 10)) and near(b.recorded("virtual_seconds"), slowest(b, 100))
         ),
     ),
-    "system.upload": Key(
-        f"{CLOCK} {FAST} system.download=1e30",
+    "devices.upload.median": Key(
+        f"{CLOCK} {FAST} devices.download.median=1e30",
         ("1000", "200"),
         "record",
         lambda a, b: (
             near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
         ),
     ),
-    "system.download": Key(
-        f"{CLOCK} {FAST} system.upload=1e30",
+    "devices.download.median": Key(
+        f"{CLOCK} {FAST} devices.upload.median=1e30",
         ("1000", "200"),
         "record",
         lambda a, b: (
             near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
         ),
     ),
-    "system.bandwidth_sigma": Key(
-        f"{CLOCK} {FAST} system.upload=1000 system.download=500",
+    "devices.bandwidth_sigma_XXX": Key(
+        f"{CLOCK} {FAST} devices.upload.median=1000 devices.download.median=500",
         ("0", "1"),
         "record",
         lambda a, b: near(a.recorded("virtual_seconds"), 4 * 460 * (1 / 1000 + 1 / 500)),
     ),
-    "transport.kind": Key(
-        SOME, ("float32", "float16"), "model", lambda a, b: values_up(a) == 460 and values_up(b) == 230
-    ),
-    "transport.fraction": Key(
-        f"{SOME} transport.kind=topk",
+    "compression": Key(SOME, ("float32", "float16"), "model", lambda a, b: values_up(a) == 460 and values_up(b) == 230),
+    "compression.fraction": Key(
+        f"{SOME} compression=top-k",
         ("0.1", "0.2"),
         "model",
         lambda a, b: (
@@ -561,8 +561,8 @@ KEYS: dict[str, Key] = {
             and 1.9 < values_up(b) / values_up(a) < 2.1
         ),
     ),
-    "transport.error_feedback": Key(
-        f"{ALL} transport.kind=topk transport.fraction=0.1",
+    "compression.error_feedback": Key(
+        f"{ALL} compression=top-k compression.fraction=0.1",
         ("false", "true"),
         "model",
         lambda a, b: np.array_equal(a.model[0], b.model[0]),
@@ -588,7 +588,7 @@ KEYS: dict[str, Key] = {
     ),
     "cluster.device": Key(SOME, ("cpu", "cuda:77"), "refusal", lambda a, b: not a.refusal and "cuda:77" in b.refusal),
     "cluster.threads": Key(
-        f"{S} participation.clients=uniform participation.count=1 rounds=1",
+        f"{S} clients.sampler=uniform clients.count=1 rounds=1",
         ("1", "2"),
         "threads",
         lambda a, b: (a.threads, b.threads) == (1, 2),
@@ -610,7 +610,7 @@ KEYS: dict[str, Key] = {
         ),
     ),
     "evaluation.on": Key(
-        f"{SOME} data.shards={{val}}",
+        f"{SOME} data.source={{val}}",
         ("test", "val"),
         "record",
         lambda a, b: (a.summary["best_chosen_on"], b.summary["best_chosen_on"]) == ("test", "val"),
@@ -707,7 +707,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key that one rank shows; those that take several are in `test_keys_of_ranks`."""
 
-OF_RANKS = ("topology.placement", "topology.balance", "server.trains", "cluster.reduction")
+OF_RANKS = ("cluster.placement", "cluster.balance", "cluster.server_trains", "cluster.reduction")
 """Keys that mean something on several ranks only: see `tests/keys/test_keys_of_ranks.py`."""
 
 OF_STALLS = ("cluster.stall_timeout",)

@@ -14,9 +14,7 @@ from torch import Tensor
 import fedmpi
 from fedmpi import Cohort, Config, LocalAlgorithm, UserError, client_sampler
 from fedmpi.config import config_toml
-from fedmpi.config.choices import all_chosen, options, options_of_part
 from fedmpi.config.loading import given_config
-from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import flat_table
 from fedmpi.results.loading import blocks_of, find_runs, read_runs
 from fedmpi.sweeps.plan import plan_sweep
@@ -52,7 +50,7 @@ def net(description: Any, *, depth: int | None = 3, width: Any = 4, act: str | N
 
 
 HERE = __name__
-FEW = {"rounds": 1, "participation.count": 2, "logging.tensorboard": False}
+FEW = {"rounds": 1, "clients.count": 2, "logging.tensorboard": False}
 
 
 def every_way(keys: dict[str, Any]) -> list[Config]:
@@ -63,11 +61,11 @@ def test_a_default_for_a_key_that_fedmpi_reads_too_is_the_keys_value_in_every_wa
     keys = FEW | {"local.algorithm": f"{HERE}:Damped", "local.optimizer": "adam"}
     for config in every_way(keys):
         assert (config.local.beta1, config.local.on_divergence) == (0.5, "drop")
-        assert options(config, "local algorithm") == {"beta1": 0.5, "on_divergence": "drop"}
+        assert config.local.algorithm.options == {"beta1": 0.5, "on_divergence": "drop"}
         again = Config.exactly(tomllib.loads(config_toml(config)))
         assert (again.local.beta1, again.local.beta2) == (0.5, config.local.beta2)
-    for config in every_way(keys | {"local.beta1": 0.25, "local.on_divergence": "stop"}):
-        assert options(config, "local algorithm") == {"beta1": 0.25, "on_divergence": "stop"}
+    for config in every_way(keys | {"local.optimizer.beta1": 0.25, "local.on_divergence": "stop"}):
+        assert config.local.algorithm.options == {"beta1": 0.25, "on_divergence": "stop"}
     alone = {key: value for key, value in keys.items() if key != "local.optimizer"}
     for config in every_way(alone):
         assert (config.local.beta1, config.local.on_divergence) == (0.9, "drop"), "without Adam beta1 is its own"
@@ -75,9 +73,7 @@ def test_a_default_for_a_key_that_fedmpi_reads_too_is_the_keys_value_in_every_wa
 
 def test_a_default_that_such_a_key_cannot_take_is_refused_in_every_way() -> None:
     keys = FEW | {"local.algorithm": f"{HERE}:Named", "local.optimizer": "adam"}
-    sentence = (
-        r"local.beta1 = 'half': input should be a valid number.*Named has an option of this name, .* another one$"
-    )
+    sentence = r"local.optimizer.beta1 = 'half': input should be a valid number.*Named has an option of this name, .* another one$"
     for way in (lambda: given_config("fedavg", keys), lambda: Config(**as_table(keys, "fedavg"))):
         with pytest.raises(UserError, match=sentence):
             way()
@@ -92,7 +88,7 @@ def test_parts_with_an_option_of_one_name_keep_their_own_defaults(chosen: list[s
             for part in all_chosen(again, "metric"):
                 defaults = {option.name: option.default for option in part.options}
                 assert defaults | options_of_part(again, part) == expected[part.name]
-        assert flat_table(config).keys().isdisjoint({"task.threshold", "task.k"})
+        assert flat_table(config).keys().isdisjoint({"task.threshold", "task.metrics.k_XXX"})
     for config in every_way(FEW | {"task.metrics": names, "task.threshold": 0.4}):
         own = all_chosen(config, "metric")[:2]
         assert [options_of_part(config, part)["threshold"] for part in own] == [0.4, 0.4]
@@ -100,14 +96,14 @@ def test_parts_with_an_option_of_one_name_keep_their_own_defaults(chosen: list[s
 
 
 def test_none_for_an_option_stays_where_other_keys_are_overridden() -> None:
-    keys = FEW | {"participation.clients": firsts, "participation.other": None, "participation.strata": None}
+    keys = FEW | {"clients.sampler": firsts, "clients.sampler.other": None, "clients.sampler.strata": None}
     for config in every_way(keys | {"model.name": net, "model.depth": None}):
         again = given_config(config, {"rounds": 2})
         assert again == given_config(config, {"rounds": 2}) and again.rounds == 2
-        found = options(again, "client sampler")
+        found = again.clients.sampler.options
         assert (found["other"], found["strata"], again.model.options["depth"]) == (None, None, None)
         table = flat_table(again)
-        assert table.keys().isdisjoint({"participation.other", "participation.strata", "model.depth"})
+        assert table.keys().isdisjoint({"clients.sampler.other", "clients.sampler.strata", "model.depth"})
 
 
 def test_none_for_an_option_of_a_model_is_reported() -> None:
@@ -132,27 +128,27 @@ def test_none_for_an_option_of_a_model_is_reported() -> None:
 def test_what_no_file_holds_within_lists_and_tables_is_reported_and_runs(
     value: Any, shown: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = FEW | {"participation.clients": firsts, "participation.table": value, "model": {"name": net, "width": value}}
+    keys = FEW | {"clients.sampler": firsts, "clients.sampler.table": value, "model": {"name": net, "width": value}}
     run = fedmpi.run("fedavg", keys, out=tmp_path / "run")
     assert run.folder is not None
     table = tomllib.loads((run.folder / "config.toml").read_text())
     assert table["participation"]["table"] == table["model"]["width"] == shown
-    for key in ("participation.table", "model.width"):
+    for key in ("clients.sampler.table", "model.width"):
         assert f"{key} is {shown!r} in config.toml, which holds texts, numbers and lists of them" in caplog.text
 
 
 def test_dates_are_values_like_others(tmp_path: Path) -> None:
-    made = {"participation.clients": f"{HERE}:firsts", "participation.table": date(2021, 2, 3)}
-    keys = FEW | made | {"participation.strata": [datetime(2021, 2, 3, 4, 5, 6), time(7, 8)]}
+    made = {"clients.sampler": f"{HERE}:firsts", "clients.sampler.table": date(2021, 2, 3)}
+    keys = FEW | made | {"clients.sampler.strata": [datetime(2021, 2, 3, 4, 5, 6), time(7, 8)]}
     run = fedmpi.run("fedavg", keys, out=tmp_path / "run")
     assert run.folder is not None
     written = run.folder / "config.toml"
     table = tomllib.loads(written.read_text())["participation"]
-    assert (table["table"], table["strata"]) == (made["participation.table"], keys["participation.strata"])
+    assert (table["table"], table["strata"]) == (made["clients.sampler.table"], keys["clients.sampler.strata"])
     assert not_repeatable(given_config(written, {})) == []
     assert fedmpi.run(written, {"rounds": 2}, out=run.folder, resume=True).records[-1]["round"] == 1
-    with pytest.raises(UserError, match=r"participation.table.*2021, 2, 3.* there, .*2022"):
-        fedmpi.run(written, {"rounds": 3, "participation.table": date(2022, 1, 1)}, out=run.folder, resume=True)
+    with pytest.raises(UserError, match=r"clients.sampler.table.*2021, 2, 3.* there, .*2022"):
+        fedmpi.run(written, {"rounds": 3, "clients.sampler.table": date(2022, 1, 1)}, out=run.folder, resume=True)
     file = tmp_path / "dates.toml"
     dates = "sweep.participation.table = [2021-01-01, 2022-01-01]"
     file.write_text(f'participation = {{count = 2, clients = "{HERE}:firsts"}}\n{dates}')

@@ -59,16 +59,16 @@ SUMMARY = {
 }
 """Test → the fields that it compares with values of its own."""
 RUNS = (
-    f"{MEDIATED} topology.clients_per_mediator=2 logging.reference={{reference}} rebalance.enabled=true",
-    f"{STRATA} logging.diagnostics=true participation.opening=true",
+    f"{MEDIATED} topology.clients_per_mediator=2 logging.reference={{reference}} rebalance=true",
+    f"{STRATA} logging.diagnostics=true clients.sampler.initial_step=true",
     f"{PRIVATE} logging.diagnostics=true",
     COPIES,
-    f"{OPTICS} participation.noise=singletons",
+    f"{OPTICS} clients.sampler.clustering.outliers=singletons",
     f"{NOISED} privacy.noise_multiplier=1",
-    f"{CLOCK} system.over_selection=2 system.drop_out=0.1",
-    f"{AWAY} system.probability=0.5",
-    f"{ALL} attack.kind=sign-flip evaluation.target_accuracy=0.01",
-    f"{SOME} data.shards={{val}} evaluation.on=both evaluation.clients=all evaluation.fine_tune=1",
+    f"{CLOCK} clients.over_selection=2 clients.failure_rate=0.1",
+    f"{AWAY} clients.availability.probability=0.5",
+    f"{ALL} attack=sign-flip evaluation.target_accuracy=0.01",
+    f"{SOME} data.source={{val}} evaluation.on=both evaluation.clients=all evaluation.fine_tune=1",
 )
 CALLED_OTHERWISE = ("bytes_mediator_", "kl_", "client_accuracy_", "client_loss_", "client_tuned_")
 """Made of parts there: f"bytes_{link}", f"{name}_mean"."""

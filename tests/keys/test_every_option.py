@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import parts
+from fedmpi import components
 from fedmpi.common.registry import KINDS
 from fedmpi.models import build
 from tests.keys.entries import ALL, SOME, STRATA, Key, S, half_as_far, lengths
@@ -17,13 +17,13 @@ from tests.keys.watched import Watcher, first_difference
 from tests.models.real_samples import describe_images, describe_texts
 
 RUN = [kind.name for kind in KINDS.values() if kind.modules and kind.table and not kind.late]
-OORT = f"{S} participation.clients=oort participation.count=4 rounds=4"
-FEW = f"{OORT} participation.explore=0.25 participation.explore_least=0"
-LARGEST = f"{S} participation.clients=power-of-choice participation.count=3 rounds=1"
-KRUM = f"{ALL} aggregation.rule=krum attack.kind=noise attack.fraction=0.25 rounds=1"
-BY_LABEL = f"{ALL} system.availability=label-group"
-DAYS = f"{ALL} system.availability=time-of-day rounds=4"
-ADAPTIVE = f"{SOME} aggregation.lr=0.02"
+OORT = f"{S} clients.sampler=oort clients.count=4 rounds=4"
+FEW = f"{OORT} clients.sampler.explore=0.25 clients.sampler.explore_least=0"
+LARGEST = f"{S} clients.sampler=power-of-choice clients.count=3 rounds=1"
+KRUM = f"{ALL} server.aggregator=krum attack=noise clients.attack_fraction=0.25 rounds=1"
+BY_LABEL = f"{ALL} clients.availability=label-group"
+DAYS = f"{ALL} clients.availability=time-of-day rounds=4"
+ADAPTIVE = f"{SOME} server.optimizer.lr=0.02"
 
 
 OPTIONS: dict[tuple[str, str], Key] = {
@@ -31,9 +31,9 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("digits", "partition"): Key(SOME, ("iid", "dirichlet"), "rows"),
     ("digits", "alpha"): Key(SOME, ("0.3", "3"), "rows"),
     ("digits", "seed"): Key(SOME, ("0", "1"), "rows"),
-    ("weighted", "replace"): Key(f"{S} participation.count=9", ("true", "false"), "cohort"),
+    ("weighted", "replace"): Key(f"{S} clients.count=9", ("true", "false"), "cohort"),
     ("importance", "design"): Key(
-        f"{S} participation.count=4 participation.features=full-gradient rounds=1",
+        f"{S} clients.count=4 clients.sampler.features=full-gradient rounds=1",
         ("systematic", "sequential"),
         "cohort",
     ),
@@ -42,29 +42,29 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("stratified", "draw"): Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
     ("stratified", "design"): Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
     ("power-of-choice", "candidates"): Key(LARGEST, ("3", "12"), "cohort"),
-    ("oort", "explore"): Key(f"{OORT} participation.explore_least=0", ("0", "1"), "cohort"),
+    ("oort", "explore"): Key(f"{OORT} clients.sampler.explore_least=0", ("0", "1"), "cohort"),
     ("oort", "explore_decay"): Key(
-        f"{OORT} participation.explore=1 participation.explore_least=0", ("0", "1"), "cohort"
+        f"{OORT} clients.sampler.explore=1 clients.sampler.explore_least=0", ("0", "1"), "cohort"
     ),
-    ("oort", "explore_least"): Key(f"{OORT} participation.explore=0", ("0", "1"), "cohort"),
+    ("oort", "explore_least"): Key(f"{OORT} clients.sampler.explore=0", ("0", "1"), "cohort"),
     ("oort", "cutoff"): Key(FEW, ("0", "1"), "cohort"),
     ("oort", "clip"): Key(FEW, ("0", "1"), "cohort"),
     ("oort", "stale"): Key(FEW, ("0", "1e9"), "cohort"),
     ("ratio", "ratio"): Key(SOME, ("0.25", "0.5"), "rows"),
-    ("normalised", "population"): Key(SOME, ("samples", "clients"), "factors"),
+    ("normalized", "population"): Key(SOME, ("samples", "clients"), "factors"),
     ("unbiased", "population"): Key(SOME, ("samples", "clients"), "factors"),
     ("literal", "population"): Key(SOME, ("samples", "clients"), "factors"),
     ("q-ffl", "q"): Key(SOME, ("0", "5"), "model"),
     ("q-ffl", "lipschitz"): Key(f"{SOME} rounds=1", ("20", "2000"), "model"),
     ("trimmed-mean", "trim"): Key(ALL, ("0", "0.4"), "model"),
-    ("krum", "byzantine"): Key(f"{KRUM} aggregation.keep=3", ("0", "3"), "model"),
-    ("krum", "keep"): Key(f"{KRUM} aggregation.byzantine=2", ("1", "6"), "model"),
-    ("norm-clip", "bound"): Key(f"{SOME} aggregation.weights=uniform rounds=1", ("0.02", "0.01"), "model", half_as_far),
-    ("feddyn", "alpha"): Key(f"{SOME} aggregation.weights=uniform", ("0.1", "1"), "model"),
+    ("krum", "byzantine"): Key(f"{KRUM} server.aggregator.keep=3", ("0", "3"), "model"),
+    ("krum", "keep"): Key(f"{KRUM} server.aggregator.byzantine=2", ("1", "6"), "model"),
+    ("norm-clip", "bound"): Key(f"{SOME} server.weights=uniform rounds=1", ("0.02", "0.01"), "model", half_as_far),
+    ("feddyn", "alpha"): Key(f"{SOME} server.weights=uniform", ("0.1", "1"), "model"),
     ("label-smoothing", "smoothing"): Key(SOME, ("0", "0.5"), "model"),
     ("focal", "gamma"): Key(SOME, ("0", "4"), "model"),
     ("huber", "delta"): Key(
-        "participation.clients=all rounds=1 data.shards=tests.tasks.worlds:numbers task.kind=regression",
+        "clients.sampler=all rounds=1 data.source=tests.tasks.worlds:numbers task.kind=regression",
         ("0.1", "5"),
         "model",
     ),
@@ -78,7 +78,9 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("adam", "epsilon"): Key(f"{SOME} local.lr=0.01", ("1e-8", "1"), "model"),
 }
 OPTIONS |= {
-    (name, option): Key(ADAPTIVE.replace("aggregation.lr=0.02", "") if option == "lr" else ADAPTIVE, values, "model")
+    (name, option): Key(
+        ADAPTIVE.replace("server.optimizer.lr=0.02", "") if option == "lr" else ADAPTIVE, values, "model"
+    )
     for option, values in {
         "lr": ("0.1", "0.05"),
         "beta1": ("0.9", "0.5"),
@@ -189,11 +191,11 @@ def _behaves_otherwise(one: torch.nn.Module, other: torch.nn.Module, data: Any) 
 
 
 def half_rate(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.5) -> None:
-    """A server optimizer of one's own whose rate is not that of `aggregation.lr`."""
+    """A server optimizer of one's own whose rate is not that of `server.optimizer.lr`."""
     w.add_(update, alpha=lr)
 
 
 def test_a_part_of_ones_own_keeps_its_own_defaults(watcher: Watcher):
-    own = f"{SOME} rounds=1 aggregation.optimizer=tests.keys.test_every_option:half_rate"
+    own = f"{SOME} rounds=1 server.optimizer=tests.keys.test_every_option:half_rate"
     assert half_as_far(watcher.see(f"{SOME} rounds=1"), watcher.see(own))
-    assert np.array_equal(watcher.see(f"{own} aggregation.lr=1").model, watcher.see(f"{SOME} rounds=1").model)
+    assert np.array_equal(watcher.see(f"{own} server.optimizer.lr=1").model, watcher.see(f"{SOME} rounds=1").model)

@@ -16,24 +16,24 @@ from tests.keys.entries import ALL, NOISED, PRIVATE, SOME, STRATA, S
 from tests.keys.watched import QUIET, TIMED
 
 STATES = {
-    "strata made once": (f"{STRATA} participation.refresh=0", {"strata.labels", "strata.spreads", "strata.norms"}),
+    "strata made once": (f"{STRATA} clients.sampler.refresh=0", {"strata.labels", "strata.spreads", "strata.norms"}),
     "features of those who are not measured anew": (
-        f"{STRATA} participation.refresh_who=participants",
+        f"{STRATA} clients.sampler.refresh_clients=selected",
         {"strata.features", "strata.feature_norms", "strata.latest"},
     ),
-    "strata that a refresh is not yet due for": (f"{STRATA} participation.refresh=3", {"strata.labels"}),
+    "strata that a refresh is not yet due for": (f"{STRATA} clients.sampler.refresh=3", {"strata.labels"}),
     "what the server's Adam remembers": (
-        f"{SOME} aggregation.optimizer=adam aggregation.lr=0.02",
+        f"{SOME} server.optimizer=adam server.optimizer.lr=0.02",
         {"server.m", "server.v"},
     ),
     "answers that were given, and sizes that were told": (
-        f"{PRIVATE} aggregation.weights=samples",
+        f"{PRIVATE} server.weights=samples",
         {"ledger.answers", "ledger.exposed"},
     ),
-    "answers that are repeated": (f"{PRIVATE} samples.memoise=true", {"ledger.answers"}),
+    "answers that are repeated": (f"{PRIVATE} samples.size.reuse_reports=true", {"ledger.answers"}),
     "noise that was charged": (f"{NOISED} privacy.noise_multiplier=1", {"accountant."}),
     "who was used how often": (
-        f"{SOME} samples.rule=bernoulli samples.wanted=100 logging.diagnostics=true",
+        f"{SOME} samples.sampler=bernoulli samples.budget=100 logging.diagnostics=true",
         {"usage.clients", "usage.samples"},
     ),
     "who was used how often, beside the clients' scores": (
@@ -41,17 +41,17 @@ STATES = {
         {"clients_view.used"},
     ),
     "losses of past rounds": (
-        f"{S} participation.clients=oort participation.count=4 participation.explore=0.5 participation.explore_least=0",
+        f"{S} clients.sampler=oort clients.count=4 clients.sampler.explore=0.5 clients.sampler.explore_least=0",
         {"numbers."},
     ),
     "corrections of clients and server": (f"{SOME} local.algorithm=scaffold", {"algorithm."}),
     "what transport lost": (
-        f"{ALL} transport.kind=topk transport.fraction=0.1 transport.error_feedback=true",
+        f"{ALL} compression=top-k compression.fraction=0.1 compression.error_feedback=true",
         {"transport."},
     ),
     "groups made once": (
-        f"{ALL} topology.kind=mediators topology.reschedule=static topology.clients_per_mediator=3 "
-        "topology.scheduling=random system.availability=bernoulli system.probability=0.7",
+        f"{ALL} topology=mediators topology.regroup=once topology.clients_per_mediator=3 "
+        "topology.scheduling=random clients.availability=bernoulli clients.availability.probability=0.7",
         set(),
     ),
     "the best round and the bytes so far": (

@@ -13,12 +13,12 @@ from tests.keys.entries import OF_RANKS, S
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "ranks.py"
-COHORT = f"{S} model.activation=tanh participation.clients=uniform participation.count=6 rounds=4"
-ALL_TRAIN = f"{COHORT} server.trains=always"
+COHORT = f"{S} model.activation=tanh clients.sampler=uniform clients.count=6 rounds=4"
+ALL_TRAIN = f"{COHORT} cluster.server_trains=always"
 BASES = {
-    "topology.placement": (ALL_TRAIN, ("owner", "shared")),
-    "topology.balance": (f"{ALL_TRAIN} topology.placement=shared", ("planned", "measured")),
-    "server.trains": (COHORT, ("never", "always")),
+    "cluster.placement": (ALL_TRAIN, ("owner", "shared")),
+    "cluster.balance": (f"{ALL_TRAIN} cluster.placement=shared", ("planned", "measured")),
+    "cluster.server_trains": (COHORT, ("never", "always")),
     "cluster.reduction": (ALL_TRAIN, ("allreduce", "window")),
 }
 
@@ -50,7 +50,7 @@ def test_it_changes_neither_who_takes_part_nor_the_model(name: str, runs: dict[t
 
 
 def test_owners_train_their_own_and_shared_cohorts_are_spread(runs: dict[tuple[str, str], dict[str, Any]]):
-    owner, shared = runs["topology.placement", "owner"], runs["topology.placement", "shared"]
+    owner, shared = runs["cluster.placement", "owner"], runs["cluster.placement", "shared"]
     owners = [np.searchsorted(run["boundaries"], run["trained"][:, 1], side="right") - 1 for run in (owner, shared)]
     assert owners[0].tolist() == owner["trained"][:, 2].tolist()
     assert owners[1].tolist() != shared["trained"][:, 2].tolist()
@@ -59,14 +59,16 @@ def test_owners_train_their_own_and_shared_cohorts_are_spread(runs: dict[tuple[s
 
 def test_a_measured_balance_is_sent(runs: dict[tuple[str, str], dict[str, Any]]):
     keys = [
-        {key for record in runs["topology.balance", value]["records"] for key in record}
+        {key for record in runs["cluster.balance", value]["records"] for key in record}
         for value in ("planned", "measured")
     ]
     assert keys[1] - keys[0] == {"step_rows", "worker_speeds"}
 
 
 def test_the_server_trains_or_does_not(runs: dict[tuple[str, str], dict[str, Any]]):
-    ranks = {value: set(runs["server.trains", value]["trained"][:, 2].tolist()) for value in ("never", "always")}
+    ranks = {
+        value: set(runs["cluster.server_trains", value]["trained"][:, 2].tolist()) for value in ("never", "always")
+    }
     assert ranks == {"never": {1}, "always": {0, 1}}
 
 

@@ -14,40 +14,40 @@ from fedmpi.config.layers import assignments, nested
 from fedmpi.config.loading import given_config
 from tests.keys.entries import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
-HISTOGRAM = f"{DRAWN} participation.features=label-histogram participation.draw=uniform"
+HISTOGRAM = f"{DRAWN} clients.sampler.features=label-histogram clients.sampler.within_stratum=uniform"
 NOWHERE: dict[str, list[str]] = {
-    "participation.count=3": [ALL],
-    "participation.fraction=0.5": [ALL],
-    "participation.levels=5": [STRATA, SOME],
-    "participation.restore=false": [STRATA, SOME],
-    "participation.probe=sample": [HISTOGRAM, SOME],
-    "participation.refresh_who=participants": [HISTOGRAM, f"{STRATA} participation.refresh=0"],
-    "participation.strata=3": [OPTICS, SOME],
-    "participation.min_samples=3": [STRATA, SOME],
-    "participation.xi=0.1": [STRATA, SOME],
-    "participation.noise=drop": [STRATA, SOME],
-    "participation.projection_above=9": [HISTOGRAM, SOME],
-    "participation.spread=pairwise": [f"{STRATA} participation.allocation=equal", SOME],
-    "participation.every_stratum=false": [f"{STRATA} participation.allocation=equal", SOME],
-    "participation.design=sequential": [f"{STRATA} participation.draw=uniform", SOME],
-    "samples.wanted=50": [SOME, f"{SOME} samples.rule=ratio samples.ratio=0.5"],
-    "samples.size_estimate=duchi": [f"{SOME} samples.rule=exact samples.wanted=50"],
-    "samples.asked=participants": [f"{SOME} samples.rule=exact samples.wanted=50"],
-    "samples.epsilon=1": [SOME, ASKED],
-    "samples.threshold=50": [SOME, ASKED],
-    "samples.clip=false": [ASKED, PRIVATE.replace("randomised-response", "duchi")],
-    "samples.memoise=true": [SOME, ASKED],
-    "local.lr_every=3": [f"{SOME} local.lr_schedule=cosine"],
-    "local.lr_factor=0.5": [f"{SOME} local.lr_schedule=inverse"],
+    "clients.count=3": [ALL],
+    "clients.fraction=0.5": [ALL],
+    "clients.sampler.features.codebook_size=5": [STRATA, SOME],
+    "clients.sampler.features.decompress=false": [STRATA, SOME],
+    "clients.sampler.features.probe=sample": [HISTOGRAM, SOME],
+    "clients.sampler.refresh_clients=selected": [HISTOGRAM, f"{STRATA} clients.sampler.refresh=0"],
+    "clients.sampler.strata=3": [OPTICS, SOME],
+    "clients.sampler.clustering.min_samples=3": [STRATA, SOME],
+    "clients.sampler.clustering.xi=0.1": [STRATA, SOME],
+    "clients.sampler.clustering.outliers=drop": [STRATA, SOME],
+    "clients.sampler.projection_above=9": [HISTOGRAM, SOME],
+    "clients.sampler.spread=pairwise": [f"{STRATA} clients.sampler.allocation=equal", SOME],
+    "clients.sampler.every_stratum=false": [f"{STRATA} clients.sampler.allocation=equal", SOME],
+    "clients.sampler.design=sequential": [f"{STRATA} clients.sampler.within_stratum=uniform", SOME],
+    "samples.budget=50": [SOME, f"{SOME} samples.sampler=ratio samples.sampler.ratio=0.5"],
+    "samples.size.estimate=duchi": [f"{SOME} samples.sampler=exact samples.budget=50"],
+    "samples.size.query=selected": [f"{SOME} samples.sampler=exact samples.budget=50"],
+    "samples.size.epsilon=1": [SOME, ASKED],
+    "samples.size.max_size=50": [SOME, ASKED],
+    "samples.size.clip=false": [ASKED, PRIVATE.replace("randomized-response", "duchi")],
+    "samples.size.reuse_reports=true": [SOME, ASKED],
+    "local.schedule.every=3": [f"{SOME} local.schedule=cosine"],
+    "local.schedule.factor=0.5": [f"{SOME} local.schedule=inverse"],
     "topology.clients_per_mediator=3": [SOME],
-    "topology.mediator_epochs=2": [SOME],
-    "topology.reschedule=every-round": [SOME],
+    "topology.epochs=2": [SOME],
+    "topology.regroup=every-round": [SOME],
     "topology.scheduling=random": [SOME],
     "topology.target=test": [SOME, f"{MEDIATED} topology.scheduling=random"],
-    "topology.balance=measured": [
+    "cluster.balance=measured": [
         MEDIATED,
-        f"{SOME} topology.placement=owner",
-        f"{SOME} transport.kind=int8 transport.error_feedback=true",
+        f"{SOME} cluster.placement=owner",
+        f"{SOME} compression=int8 compression.error_feedback=true",
     ],
     "topology.keep_optimizer=true": [MEDIATED, f"{SOME} local.optimizer=adam"],
     "rebalance.alpha=1": [SOME],
@@ -55,28 +55,28 @@ NOWHERE: dict[str, list[str]] = {
     "rebalance.mode=stored": [SOME],
     "rebalance.weights=original": [
         SOME,
-        f"{COPIES} aggregation.weights=uniform",
-        f"{COPIES} aggregation.weights=normalised aggregation.population=clients",
+        f"{COPIES} server.weights=uniform",
+        f"{COPIES} server.weights=normalized server.weights.population=clients",
     ],
     **{
         f"rebalance.{key}": [SOME, f"{COPIES} rebalance.mode=stored"]
         for key in ("rotation=1", "shear=1", "shift=0", "zoom=0")
     },
-    "attack.fraction=0.5": [SOME],
-    "attack.scale=2": [SOME, f"{SOME} attack.kind=label-flip"],
-    "system.over_selection=2": [SOME],
-    "system.speed=lognormal": [SOME],
-    "system.speed_median=9": [SOME, f"{CLASSES} system.speed_rates=[1] system.speed_shares=[1]"],
-    "system.speed_sigma=2": [SOME, CLOCK],
-    "system.speed_rates=[1]": [SOME, CLOCK],
-    "system.speed_shares=[1]": [SOME, CLOCK],
-    "system.upload=9": [SOME],
-    "system.download=9": [SOME],
-    "system.bandwidth_sigma=1": [SOME],
+    "clients.attack_fraction=0.5": [SOME],
+    "attack.scale=2": [SOME, f"{SOME} attack=label-flip"],
+    "clients.over_selection=2": [SOME],
+    "devices.speed=lognormal": [SOME],
+    "devices.speed.median=9": [SOME, f"{CLASSES} devices.speed.rates=[1] devices.speed.shares=[1]"],
+    "devices.speed.sigma=2": [SOME, CLOCK],
+    "devices.speed.rates=[1]": [SOME, CLOCK],
+    "devices.speed.shares=[1]": [SOME, CLOCK],
+    "devices.upload.median=9": [SOME],
+    "devices.download.median=9": [SOME],
+    "devices.bandwidth_sigma_XXX=1": [SOME],
     "evaluation.clients_every=3": [SOME],
     "evaluation.fine_tune=1": [SOME],
-    "transport.fraction=0.5": [SOME, f"{SOME} transport.kind=int8"],
-    "transport.error_feedback=true": [SOME],
+    "compression.fraction=0.5": [SOME, f"{SOME} compression=int8"],
+    "compression.error_feedback=true": [SOME],
     "privacy.noise_multiplier=1": [SOME],
     "privacy.delta=0.1": [SOME],
 }
@@ -111,7 +111,7 @@ def test_a_config_refuses_it_too_unless_its_value_is_the_default(setting: str):
         Config(**whole)
 
 
-@pytest.mark.parametrize("other", [{}, {"samples": {"rule": "all"}}, {"data": {"shards": "elsewhere"}}])
+@pytest.mark.parametrize("other", [{}, {"samples": {"sampler": "all"}}, {"data": {"source": "elsewhere"}}])
 @pytest.mark.parametrize("preset", ["fedavg", "fedsso", "fedstas", "astraea"])
 def test_all_that_a_config_holds_makes_it_again(preset: str, other: dict[str, Any]):
     config = Config(preset=preset, **other)
@@ -119,16 +119,16 @@ def test_all_that_a_config_holds_makes_it_again(preset: str, other: dict[str, An
 
 
 def test_a_rule_of_ones_own_may_want_a_number_of_samples():
-    own = "samples.rule=tests.end_to_end.own_sums:rare_first samples.wanted=50"
+    own = "samples.sampler=tests.end_to_end.own_sums:rare_first samples.budget=50"
     assert load_config(None, [*SOME.split(), *own.split()]).samples.wanted == 50
 
 
 def test_a_condition_on_an_option_that_the_choice_does_not_have_is_none():
     """Draws by importance are such whatever strata were drawn by before."""
-    before = load_config(None, f"{STRATA} participation.draw=uniform".split())
+    before = load_config(None, f"{STRATA} clients.sampler.within_stratum=uniform".split())
     after = {
-        "participation.clients": "importance",
-        "participation.design": "sequential",
-        "aggregation.weights": "samples",
+        "clients.sampler": "importance",
+        "clients.sampler.design": "sequential",
+        "server.weights": "samples",
     }
     assert given_config(before, after).participation.design == "sequential"

@@ -19,30 +19,30 @@ from tests.reference.compare import same
 from tests.reference.plain_loop import DROPOUT, PlainLoop, batches, sampled_rows, stream
 
 EPOCH_BITS, SCHEDULE = 32, 12
-SEVERAL = "topology.kind=mediators topology.clients_per_mediator=3 topology.mediator_epochs=2"
+SEVERAL = "topology=mediators topology.clients_per_mediator=3 topology.epochs=2"
 SMALL = "model.hidden=[6] model.activation=tanh model.dropout=0.3 rounds=3"
 COMPOSITIONS = {
     "SGD with a proximal pull, after drop-outs, timed, moved by a server's Adam": (
-        f"{SMALL} participation.clients=uniform participation.count=8 local.proximal_mu=0.5 system.drop_out=0.2 "
-        "system.availability=bernoulli system.probability=0.8 system.clock=true system.speed=lognormal "
-        "aggregation.weights=uniform aggregation.optimizer=adam aggregation.lr=0.02",
+        f"{SMALL} clients.sampler=uniform clients.count=8 local.proximal_mu=0.5 clients.failure_rate=0.2 "
+        "clients.availability=bernoulli clients.availability.probability=0.8 devices=true devices.speed=lognormal "
+        "server.weights=uniform server.optimizer=adam server.optimizer.lr=0.02",
         SEVERAL,
     ),
     "Adam whose memory goes along, on copies that do not weigh": (
-        f"{SMALL} participation.clients=uniform participation.count=7 local.optimizer=adam local.lr=0.01 "
-        "local.epsilon=1e-3 rebalance.enabled=true rebalance.weights=original",
+        f"{SMALL} clients.sampler=uniform clients.count=7 local.optimizer=adam local.lr=0.01 "
+        "local.optimizer.epsilon=1e-3 rebalance=true rebalance.weights=original",
         f"{SEVERAL} topology.keep_optimizer=true",
     ),
     "Adam that starts afresh at every visit, on sampled rows, drawn with replacement": (
-        f"{SMALL} participation.clients=weighted participation.count=7 local.optimizer=adam local.lr=0.01 "
-        "local.epsilon=1e-3 local.steps=2 samples.rule=bernoulli samples.wanted=60",
+        f"{SMALL} clients.sampler=weighted clients.count=7 local.optimizer=adam local.lr=0.01 "
+        "local.optimizer.epsilon=1e-3 local.steps=2 samples.sampler=bernoulli samples.budget=60",
         f"{SEVERAL} topology.scheduling=random",
     ),
     "groups made once, three epochs, unbiased weights, momentum": (
-        f"{SMALL} participation.clients=all system.availability=bernoulli system.probability=0.7 "
-        "aggregation.weights=unbiased aggregation.optimizer=momentum aggregation.beta1=0.5 samples.rule=ratio "
-        "samples.ratio=0.3",
-        "topology.kind=mediators topology.clients_per_mediator=5 topology.mediator_epochs=3 topology.reschedule=static",
+        f"{SMALL} clients.sampler=all clients.availability=bernoulli clients.availability.probability=0.7 "
+        "server.weights=unbiased server.optimizer=momentum server.optimizer.beta1=0.5 samples.sampler=ratio "
+        "samples.sampler.ratio=0.3",
+        "topology=mediators topology.clients_per_mediator=5 topology.epochs=3 topology.regroup=once",
     ),
 }
 
@@ -79,8 +79,8 @@ class Relays:
         w, turnout = loop.w, loop._turnout(t)
         clients = turnout.cohort.clients
         p, facts = loop._probability(t, turnout)
-        rows = sampled_rows(config.samples.rule, config, t, clients, loop.sizes, p)
-        factors, normalises = loop._factors(t, turnout, rows)
+        rows = sampled_rows(config.samples.sampler.name, config, t, clients, loop.sizes, p)
+        factors, normalizes = loop._factors(t, turnout, rows)
         total, self.steps, self.loss, self.passed = np.zeros_like(w), 0, 0.0, 0
         for ring in visiting_order(np.array(clients), groups):
             model, memory = w.copy(), self._memory()
@@ -89,7 +89,7 @@ class Relays:
                     kept = memory if self.topology.keep_optimizer else self._memory()
                     self._visit(t, t + (epoch << EPOCH_BITS), k, model, rows[k], kept)
             total += sum(factors[k] for k in ring.tolist() if k in rows) * (model - w)
-        loop.w = loop.server.step(w, total / (sum(factors[k] for k in rows) if normalises and rows else 1.0))
+        loop.w = loop.server.step(w, total / (sum(factors[k] for k in rows) if normalizes and rows else 1.0))
         visits, d = epochs * len(rows), len(w)
         record = {"participants": len(clients), "visits": visits, "hops": 0, "steps": self.steps, **facts}
         record |= {"samples": sum(map(len, rows.values())), "mediators": int(groups.max(initial=-1)) + 1}
@@ -130,7 +130,7 @@ class Relays:
         up, down = 4 * visits * (d + moments), 4 * (visits + lost) * (d + moments)
         counts = 4 * self.loop.n * self.loop.population.description.classes
         if t == 0:
-            up, down = up + counts, down + (counts if self.config.rebalance.enabled else 0)
+            up, down = up + counts, down + (counts if self.config.rebalance is not None else 0)
         if "size_asked" in facts:
             up, down = up + 4 * facts["size_asked"], down + 8 * len(turnout.asked)
         gamma, c = self.topology.clients_per_mediator, len(turnout.cohort.clients)
@@ -177,9 +177,9 @@ def test_a_run_with_mediators_is_the_papers_loop(name: str, watcher: Watcher):
 
 
 def test_random_groups_are_drawn_for_every_round_and_static_ones_for_all_clients_once(watcher: Watcher):
-    base = "model.hidden=[6] participation.clients=all topology.kind=mediators topology.clients_per_mediator=5"
+    base = "model.hidden=[6] clients.sampler=all topology=mediators topology.clients_per_mediator=5"
     groups = np.arange(12) // 5
     for reschedule, rounds in (("static", (0, 0)), ("every-round", (0, 1))):
-        seen = watcher.see(f"{base} topology.scheduling=random topology.reschedule={reschedule}")
+        seen = watcher.see(f"{base} topology.scheduling=random topology.regroup={reschedule}")
         for found, t in zip(seen.mediators, rounds, strict=True):
             assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == groups.tolist()

@@ -17,10 +17,8 @@ import pytest
 import fedmpi
 from fedmpi import Cohort, Config, UserError
 from fedmpi.config import build_config, config_toml, load_config
-from fedmpi.config.choices import chosen, options
 from fedmpi.config.layers import remarks
 from fedmpi.config.loading import given_config
-from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import differences, flat_table, is_default
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.testing.check import Subject
@@ -35,7 +33,7 @@ import numpy as np
 import torch
 
 import fedmpi
-from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, aggregator, data_sampler, server_optimizer, weights
 
 GIVEN = {}
 
@@ -81,25 +79,25 @@ def counted_by_its_own_name(view, *, clients: int = 2) -> Cohort:
     return Cohort(view.available[:clients])
 
 
-@row_rule
+@data_sampler
 def rows(client, *, ratio: str = "half", epsilon: float = -1.0, clip: float = 2.0, wanted: int = 7):
     GIVEN["rows"] = dict(ratio=ratio, epsilon=epsilon, clip=clip, wanted=wanted)
     return np.arange(3)
 
 
-@row_rule
+@data_sampler
 def any_rows(client, **options):
     GIVEN["any_rows"] = options
     return np.arange(3)
 
 
-@weights(per_sample=False, normalised=True)
+@weights(per_sample=False, normalized=True)
 def weighing(cohort, sizes, *, tau: str = "t", population: int = 3):
     GIVEN["weighing"] = dict(tau=tau, population=population)
     return np.ones(len(cohort.clients))
 
 
-@combiner
+@aggregator
 def combining(updates, coefficients, *, beta1: str = "b"):
     GIVEN["combining"] = dict(beta1=beta1)
     return updates.mean(0)
@@ -172,8 +170,8 @@ def data(*, verify: bool = True, clients: str = "5", partition: int = 3) -> fedm
     return fedmpi.ClientArrays(x, y, np.arange(60) % int(clients), test=(x, y))
 """
 MODULE = "parts_with_names_of_keys"
-ONE = {"rounds": 1, "participation.count": 3, "local.engine": "sequential", "logging.tensorboard": False}
-ON_ASTRAEA = {"rounds": 1, "participation.count": 3, "logging.tensorboard": False}
+ONE = {"rounds": 1, "clients.count": 3, "local.engine": "sequential", "logging.tensorboard": False}
+ON_ASTRAEA = {"rounds": 1, "clients.count": 3, "logging.tensorboard": False}
 Given = dict[str, Any]
 
 
@@ -218,7 +216,7 @@ def toml(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-NAMED = {"participation.clients": own("named")}
+NAMED = {"clients.sampler": own("named")}
 THEIRS: dict[str, tuple[str, dict[str, Any], Given]] = {
     "defaults": (
         "fedavg",
@@ -229,46 +227,60 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Given]] = {
         "fedavg",
         NAMED
         | {f"participation.{key}": value for key, value in (("strata", "many"), ("xi", -7), ("draw", "last"))}
-        | {"participation.opening": True, "participation.levels": [4, 5, 6], "participation.noise": 0.5},
+        | {
+            "clients.sampler.initial_step": True,
+            "clients.sampler.features.codebook_size": [4, 5, 6],
+            "clients.sampler.clustering.outliers": 0.5,
+        },
         {"named": {"strata": "many", "xi": -7.0, "draw": "last", "opening": True, "levels": (4, 5, 6), "noise": 0.5}},
     ),
     "sampler, a preset's replaced": (
         "fedstas",
-        NAMED | {"aggregation.weights": "samples"},
+        NAMED | {"server.weights": "samples"},
         {"named": {"strata": "few", "xi": -3.0, "draw": "first", "opening": False, "levels": (1, 2), "noise": None}},
     ),
     "any": (
         "fedavg",
-        {"participation.clients": own("Any_"), "participation.replace": "yes", "participation.strata": "many"}
-        | {"participation.opening": True, "participation.share": 0.5},
+        {"clients.sampler": own("Any_"), "clients.sampler.replace": "yes", "clients.sampler.strata": "many"}
+        | {"clients.sampler.initial_step": True, "clients.sampler.share": 0.5},
         {"Any_": {"replace": "yes", "strata": "many", "opening": True, "share": 0.5}},
     ),
     "any, a preset's replaced": (
         "fedstas",
-        {"participation.clients": own("Any_"), "aggregation.weights": "samples"},
+        {"clients.sampler": own("Any_"), "server.weights": "samples"},
         {"Any_": {"replace": "no"}},
     ),
     "what it needs is fedmpi's": (
         "fedavg",
-        {"participation.clients": own("by_strata"), "participation.strata": 4, "participation.every_stratum": "yes"}
-        | {"participation.features": "label-histogram", "participation.replace": "any"},
+        {"clients.sampler": own("by_strata"), "clients.sampler.strata": 4, "clients.sampler.every_stratum": "yes"}
+        | {"clients.sampler.features": "label-histogram", "clients.sampler.replace": "any"},
         {"by_strata": {"strata": 4, "every_stratum": "yes", "replace": "any"}},
     ),
     "rows": (
         "fedavg",
-        {"samples.rule": own("rows"), "samples.ratio": "third", "samples.epsilon": -4.5, "samples.wanted": 5},
+        {
+            "samples.sampler": own("rows"),
+            "samples.sampler.ratio": "third",
+            "samples.size.epsilon": -4.5,
+            "samples.budget": 5,
+        },
         {"rows": {"ratio": "third", "epsilon": -4.5, "clip": 2.0, "wanted": 5}},
     ),
     "any rows": (
         "fedavg",
-        {"samples.rule": own("any_rows"), "samples.asked": "nobody", "samples.clip": 3, "samples.wanted": 9},
+        {
+            "samples.sampler": own("any_rows"),
+            "samples.size.query": "nobody",
+            "samples.size.clip": 3,
+            "samples.budget": 9,
+        },
         {"any_rows": {"asked": "nobody", "clip": 3}},
     ),
     "several of a table": (
         "fedavg",
-        {"aggregation.weights": own("weighing"), "aggregation.optimizer": own("any_step")}
-        | {"aggregation.rule": own("combining"), "aggregation.tau": "x", "aggregation.beta1": "y"}
-        | {"aggregation.lr": "free", "aggregation.momentum": 0.7},
+        {"server.weights": own("weighing"), "server.optimizer": own("any_step")}
+        | {"server.aggregator": own("combining"), "server.optimizer.tau": "x", "server.optimizer.beta1": "y"}
+        | {"server.optimizer.lr": "free", "server.aggregator.momentum": 0.7},
         {
             "weighing": {"tau": "x", "population": 3},
             "combining": {"beta1": "y"},
@@ -277,38 +289,42 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Given]] = {
     ),
     "server optimizer": (
         "fedadam",
-        {"aggregation.optimizer": own("stepping"), "aggregation.lr": "0.25", "aggregation.population": "some"},
+        {"server.optimizer": own("stepping"), "server.optimizer.lr": "0.25", "server.weights.population": "some"},
         {"stepping": {"lr": "0.25", "beta2": (2.0, 3.0), "population": "some"}},
     ),
     "any server optimizer, a preset's replaced": (
         "fedadam",
-        {"aggregation.optimizer": own("any_step")},
+        {"server.optimizer": own("any_step")},
         {"any_step": {"momentum": 0.1}},
     ),
     "algorithm": (
         "fedavg",
-        {"local.algorithm": own("Algorithm"), "local.beta1": 7},
+        {"local.algorithm": own("Algorithm"), "local.optimizer.beta1": 7},
         {"Algorithm": {"beta1": 7, "epsilon": "e"}},
     ),
     "any algorithm, a preset's replaced": (
         "feddyn",
-        {"local.algorithm": own("AnyAlgorithm"), "local.epsilon": "small"},
+        {"local.algorithm": own("AnyAlgorithm"), "local.optimizer.epsilon": "small"},
         {"AnyAlgorithm": {"epsilon": "small"}},
     ),
     "local optimizer": (
         "fedavg",
-        {"local.optimizer": own("local_step"), "local.beta1": -5, "local.epsilon": False},
+        {"local.optimizer": own("local_step"), "local.optimizer.beta1": -5, "local.optimizer.epsilon": False},
         {"local_step": {"beta1": -5.0, "epsilon": False}},
     ),
     "law": (
         "fedavg",
-        {"system.availability": own("law"), "system.probability": "low", "system.by_label": 5},
+        {
+            "clients.availability": own("law"),
+            "clients.availability.probability": "low",
+            "clients.availability.by_label": 5,
+        },
         {"law": {"probability": "low", "by_label": 5, "lowest": -1.0}},
     ),
     "data": (
         "fedavg",
-        {"data.shards": own("data"), "data.clients": "6", "data.verify": False},
-        {"data": {"verify": False, "clients": "6", "partition": 3}},
+        {"data.source": own("data"), "data.source.clients": "6", "data.verify": False},
+        {"data": {"verify": False, "source.clients": "6", "source.partition": 3}},
     ),
     "groups": (
         "astraea",
@@ -373,12 +389,14 @@ def test_a_configuration_with_them_is_one_value(name: str) -> None:
         given_config(config, {"seed": config.seed}),
     ):
         assert again == config and config_toml(again) == text and differences(table, again) == []
-        assert options(again, "client sampler") == options(config, "client sampler")
+        assert again.clients.sampler.options == config.clients.sampler.options
 
 
 def test_what_is_given_for_them_stays_apart_from_fedmpis_keys() -> None:
-    one = Config(participation={"clients": own("named"), "count": 2, "strata": "many", "opening": True})
-    other = Config(participation={"clients": own("named"), "count": 2, "strata": "some", "opening": True})
+    one = Config(clients={"sampler": own("named"), "count": 2, "sampler.strata": "many", "sampler.initial_step": True})
+    other = Config(
+        clients={"sampler": own("named"), "count": 2, "sampler.strata": "some", "sampler.initial_step": True}
+    )
     table = one.participation
     assert (table.strata, table.opening) == (10, False), "what fedmpi would read has its default"
     assert table.own_options == {"strata": "many", "opening": True}
@@ -387,20 +405,20 @@ def test_what_is_given_for_them_stays_apart_from_fedmpis_keys() -> None:
     assert Config(participation=table) == one == given_config(one, {})
     assert type(table)(clients=own("named"), count=2, strata="many", opening=True) == table
     assert not is_default(
-        Config(participation={"clients": own("Any_"), "count": 2, "strata": 10}), "participation.strata"
+        Config(clients={"sampler": own("Any_"), "count": 2, "sampler.strata": 10}), "clients.sampler.strata"
     )
     text = config_toml(one)
     assert 'strata = "many"' in text and "opening = true" in text
     without = tomllib.loads(text.replace('strata = "many"\n', ""))
-    assert [key for key, *_ in differences(without, one)] == ["participation.strata"]
+    assert [key for key, *_ in differences(without, one)] == ["clients.sampler.strata"]
 
 
 def test_keys_that_no_part_has_mean_nothing_beside_one_of_ones_own() -> None:
-    sentence = r'^participation.clustering .*means nothing here: it needs participation.clients = "stratified"'
+    sentence = r'^clients.sampler.clustering .*means nothing here: it needs clients.sampler = "stratified"'
     with pytest.raises(UserError, match=sentence):
-        given_config("fedavg", NAMED | {"participation.clustering": "optics"})
-    with pytest.raises(UserError, match=r"^participation.strta .*did you mean participation.strata\?"):
-        given_config("fedavg", NAMED | {"participation.strta": "many"})
+        given_config("fedavg", NAMED | {"clients.sampler.clustering": "optics"})
+    with pytest.raises(UserError, match=r"^clients.sampler.strta .*did you mean clients.sampler.strata\?"):
+        given_config("fedavg", NAMED | {"clients.sampler.strta": "many"})
 
 
 @pytest.mark.parametrize(
@@ -422,9 +440,9 @@ def test_only_the_annotation_says_what_they_take(key: str, value: Any, words: st
 
 
 def test_what_a_complete_configuration_holds_for_one_part_reaches_no_other() -> None:
-    named = given_config("fedavg", NAMED | {"participation.strata": "many", "participation.draw": "last"})
+    named = given_config("fedavg", NAMED | {"clients.sampler.strata": "many", "clients.sampler.within_stratum": "last"})
     any_ = given_config(
-        "fedavg", {"participation.clients": own("Any_"), "participation.strata": "many", "participation.share": 0.5}
+        "fedavg", {"clients.sampler": own("Any_"), "clients.sampler.strata": "many", "clients.sampler.share": 0.5}
     )
     for before in (named, any_):
         for sampler, expected in {
@@ -434,26 +452,28 @@ def test_what_a_complete_configuration_holds_for_one_part_reaches_no_other() -> 
             own("Any_"): {"replace": "no"},
             own("by_strata"): {"strata": 3, "every_stratum": "no"},
         }.items():
-            after = given_config(before, {"participation.clients": sampler})
+            after = given_config(before, {"clients.sampler": sampler})
             if sampler == before.participation.clients:
                 assert after == before
             else:
                 found = flat_table(after)
                 assert {key: found[f"participation.{key}"] for key in expected} == expected
-                assert "many" not in str(found) and "participation.share" not in found
+                assert "many" not in str(found) and "clients.sampler.share" not in found
 
 
 def test_an_option_that_a_built_in_part_has_too_is_shared(given: Given) -> None:
-    both = {"aggregation.optimizer": own("stepping"), "aggregation.weights": "unbiased", "participation.count": 3}
-    config = given_config("fedavg", both | {"aggregation.population": "clients"})
+    both = {"server.optimizer": own("stepping"), "server.weights": "unbiased", "clients.count": 3}
+    config = given_config("fedavg", both | {"server.weights.population": "clients"})
     assert config.aggregation.population == "clients" and config.aggregation.own_options.keys() == {"lr", "beta2"}
-    assert options(config, "server optimizer")["population"] == options(config, "weights")["population"] == "clients"
+    assert config.server.optimizer.options["population"] == config.server.weights.options["population"] == "clients"
     with pytest.raises(UserError, match=rf"population = 'some' .*'samples' or 'clients'; {own('stepping')} has an opt"):
-        given_config("fedavg", both | {"aggregation.population": "some"})
-    alone = given_config(config, {"aggregation.weights": "uniform"})
-    assert options(alone, "server optimizer")["population"] == "clients", "as it was for this part"
-    adam = {"local.algorithm": own("Algorithm"), "local.optimizer": "adam", "local.beta1": 0.5}
-    with pytest.raises(UserError, match=rf"local.beta1 = 0.5 does not suit {own('Algorithm')}: .*Adam: decay of the f"):
+        given_config("fedavg", both | {"server.weights.population": "some"})
+    alone = given_config(config, {"server.weights": "uniform"})
+    assert alone.server.optimizer.options["population"] == "clients", "as it was for this part"
+    adam = {"local.algorithm": own("Algorithm"), "local.optimizer": "adam", "local.optimizer.beta1": 0.5}
+    with pytest.raises(
+        UserError, match=rf"local.optimizer.beta1 = 0.5 does not suit {own('Algorithm')}: .*Adam: decay of the f"
+    ):
         given_config("fedavg", adam)
 
 
@@ -467,12 +487,12 @@ def test_an_option_that_a_built_in_part_has_too_is_shared(given: Given) -> None:
         ),
         ({"task.loss": own("loss")}, r"^task.kind = 'hinge': input should be .*; .*:loss has an option of this name"),
         (
-            {"participation.clients": own("counted_by_its_own_name")},
-            r"^participation.clients = '.*:counted_by_its_own_name' has an option of the name of this key: give it ano",
+            {"clients.sampler": own("counted_by_its_own_name")},
+            r"^clients.sampler = '.*:counted_by_its_own_name' has an option of the name of this key: give it ano",
         ),
         (
-            {"participation.clients": own("of_its_own_name")},
-            r"^participation.clients = '.*:of_its_own_name' has an option of the name of this key: give it another on",
+            {"clients.sampler": own("of_its_own_name")},
+            r"^clients.sampler = '.*:of_its_own_name' has an option of the name of this key: give it another on",
         ),
         (
             {"model.name": own("network"), "model.lora": True},
@@ -501,33 +521,35 @@ class Bound:
 
 @pytest.mark.parametrize("sampler", [Bound(strata="many"), partial(Bound, strata="many")])
 def test_objects_hold_them_too(sampler: Any) -> None:
-    for preset, beside in (("fedavg", {}), ("fedstas", {"aggregation.weights": "samples"})):
-        config = given_config(preset, {"participation.clients": sampler, **beside})
-        assert options(config, "client sampler") == {"strata": "many", "xi": 2.0}
+    for preset, beside in (("fedavg", {}), ("fedstas", {"server.weights": "samples"})):
+        config = given_config(preset, {"clients.sampler": sampler, **beside})
+        assert config.clients.sampler.options == {"strata": "many", "xi": 2.0}
         table = tomllib.loads(config_toml(config))["participation"]
         assert (table["clients"], table["strata"]) == (f"{__name__}:Bound", "many")
-        beside_it = given_config(preset, {"participation.clients": sampler, "participation.strata": "key", **beside})
-        assert options(beside_it, "client sampler")["strata"] == "key"
+        beside_it = given_config(preset, {"clients.sampler": sampler, "clients.sampler.strata": "key", **beside})
+        assert beside_it.clients.sampler.options["strata"] == "key"
 
 
 def test_a_key_beside_a_bound_option_of_its_name_is_what_is_written() -> None:
     bound = partial(getattr(sys.modules[MODULE], "local_step"), beta1=-5.0)  # noqa: B009
-    for beside, expected in (({}, -5.0), ({"local.beta1": -7}, -7.0)):
+    for beside, expected in (({}, -5.0), ({"local.optimizer.beta1": -7}, -7.0)):
         config = given_config("fedavg", {"local.optimizer": bound, **beside})
         table = tomllib.loads(config_toml(config))
         assert (table["local"]["optimizer"], table["local"]["beta1"]) == (own("local_step"), expected)
         for again in (config, Config.exactly(table)):
-            assert chosen(again, "local optimizer").checked(options(again, "local optimizer"))["beta1"] == expected
+            assert again.local.optimizer.component.checked(again.local.optimizer.options)["beta1"] == expected
 
 
 def test_none_in_the_place_of_another_default_is_reported() -> None:
-    none = given_config("fedavg", {"participation.clients": Bound, "participation.xi": None})
-    assert options(none, "client sampler")["xi"] is None
-    assert [sentence.partition(",")[0] for sentence in not_repeatable(none)] == ["participation.xi is None"]
-    assert not_repeatable(given_config("fedavg", {"participation.clients": Bound})) == []
-    any_ = given_config("fedavg", {"participation.clients": own("Any_"), "participation.strata": None})
-    assert [sentence.partition(",")[0] for sentence in not_repeatable(any_)] == ["participation.strata is None"]
-    as_default = given_config("fedavg", NAMED | {"participation.noise": None})
+    none = given_config("fedavg", {"clients.sampler": Bound, "clients.sampler.clustering.xi": None})
+    assert none.clients.sampler.options["xi"] is None
+    assert [sentence.partition(",")[0] for sentence in not_repeatable(none)] == [
+        "clients.sampler.clustering.xi is None"
+    ]
+    assert not_repeatable(given_config("fedavg", {"clients.sampler": Bound})) == []
+    any_ = given_config("fedavg", {"clients.sampler": own("Any_"), "clients.sampler.strata": None})
+    assert [sentence.partition(",")[0] for sentence in not_repeatable(any_)] == ["clients.sampler.strata is None"]
+    as_default = given_config("fedavg", NAMED | {"clients.sampler.clustering.outliers": None})
     assert not_repeatable(as_default) == []
 
 
@@ -538,20 +560,20 @@ def test_a_sweep_may_go_through_them(tmp_path: Path) -> None:
         '[sweep]\nparticipation.strata = ["many", "some"]\nparticipation.xi = [-1, -2.5]\n'
     )
     runs = plan_sweep(path, tmp_path / "out").runs
-    found = [options(run.config, "client sampler") for run in runs]
+    found = [run.config.clients.sampler.options for run in runs]
     assert [(one["strata"], one["xi"]) for one in found] == [
         (strata, xi) for strata in ("many", "some") for xi in (-1.0, -2.5)
     ]
 
 
 def test_a_preset_in_whose_place_they_are_is_remarked() -> None:
-    config = given_config("fedadam", {"aggregation.optimizer": own("stepping"), "aggregation.lr": "0.25"})
-    expected = "preset fedadam with other parts: aggregation.lr = 0.25 (0.01 was for adam)"
+    config = given_config("fedadam", {"server.optimizer": own("stepping"), "server.optimizer.lr": "0.25"})
+    expected = "preset fedadam with other parts: server.optimizer.lr = 0.25 (0.01 was for adam)"
     assert remarks(flat_table(config))[-1].startswith(expected)
 
 
 def test_a_check_of_a_part_gives_it_no_key_of_fedmpis() -> None:
-    settings = {"participation.count": 3, "participation.strata": "many", "participation.share": 1}
+    settings = {"clients.count": 3, "clients.sampler.strata": "many", "clients.sampler.share": 1}
     assert Subject(part_of(own("Any_")), settings).options == {"strata": "many", "share": 1}
     assert Subject(part_of(own("by_strata")), settings).options == {"strata": "many", "share": 1}
     assert Subject(part_of(own("dealt"), "partition"), {"strata": 3, "share": 1}).options == {"strata": 3, "share": 1}
@@ -559,14 +581,14 @@ def test_a_check_of_a_part_gives_it_no_key_of_fedmpis() -> None:
 
 @pytest.mark.slow
 def test_commands_and_ranks_do_the_same(folder: Path, tmp_path: Path) -> None:
-    keys = ["preset=fedavg", "rounds=2", "cluster.threads=1", "aggregation.exact=true", "logging.tensorboard=false"]
-    keys += [f"participation.clients={own('named')}", "participation.strata=many", "participation.draw=last"]
+    keys = ["preset=fedavg", "rounds=2", "cluster.threads=1", "server.exact=true", "logging.tensorboard=false"]
+    keys += [f"clients.sampler={own('named')}", "clients.sampler.strata=many", "clients.sampler.within_stratum=last"]
     words = [word for key in [*keys, "logging.participants=true"] for word in ("--set", key)]
 
     def train(out: str, *further: str) -> list[str | Path]:
         return ["train", *words, *(word for key in further for word in ("--set", key)), "--out", tmp_path / out]
 
-    wrong = {"rounds": "true", "participation.xi": "true", "participation.opening": "0"}
+    wrong = {"rounds": "true", "clients.sampler.clustering.xi": "true", "clients.sampler.initial_step": "0"}
     alone = {"show": ["show", *words]} | {key: train("none", f"{key}={value}") for key, value in wrong.items()}
     (tmp_path / "one").mkdir()
     (tmp_path / "three").mkdir()
@@ -577,12 +599,12 @@ def test_commands_and_ranks_do_the_same(folder: Path, tmp_path: Path) -> None:
         assert done[key].stderr.count("\n") == 1
     together = {
         "run": train("ranks", "checkpoint.every=1"),
-        "other": [*train("ranks", "rounds=3", "participation.strata=some"), "--resume"],
+        "other": [*train("ranks", "rounds=3", "clients.sampler.strata=some"), "--resume"],
         "further": [*train("ranks", "rounds=3"), "--resume"],
     }
     done = run_commands(3, together, tmp_path / "three", LIMIT, cwd=folder)
     assert [done[name].returncode for name in together] == [0, 2, 0], done
-    assert "participation.strata: 'many' there, 'some' here" in done["other"].stderr
+    assert "clients.sampler.strata: 'many' there, 'some' here" in done["other"].stderr
     one, three = (fedmpi.load_run(tmp_path / name).records for name in ("alone", "ranks"))
     assert [record["clients"] for record in three] == ["17-19"] * 3
     assert [record["test_loss"] for record in one] == [record["test_loss"] for record in three[:2]]

@@ -30,8 +30,8 @@ def listening(view: View) -> Cohort:
 def test_a_sampler_sees_the_last_time_that_a_client_took_part():
     views.clear()
     fedmpi.run(
-        {"rounds": ROUNDS, "model.hidden": [6], "participation.clients": listening, "participation.count": 3},
-        {"system.clock": True, "system.speed_median": 50.0, "local.epochs": 2},
+        {"rounds": ROUNDS, "model.hidden": [6], "clients.sampler": listening, "clients.count": 3},
+        {"devices": True, "devices.speed.median": 50.0, "local.epochs": 2},
         data=DATA,
     )
     sizes = open_store(DATA).sizes

@@ -27,7 +27,7 @@ from fedmpi.records.recorder import open_recorder
 from tests.data_prep.command import main as prepare
 
 QUIET = (
-    "logging.tensorboard=false cluster.threads=1 checkpoint.every=0 rounds=2 data.shards=digits:clients=12,alpha=0.5 "
+    "logging.tensorboard=false cluster.threads=1 checkpoint.every=0 rounds=2 data.source=digits:clients=12,alpha=0.5 "
     "local.engine=sequential local.batch_size=40"
 )
 TIMED = ("seconds", "phase_seconds", "busy_seconds", "idle_seconds")
@@ -136,7 +136,7 @@ class Watcher:
             seen.mediators.append(plan.mediators)
             tasks = trainer.worker.tasks(plan, trainer.worker.members(plan))
             seen.rows.append([np.arange(seen.sizes[t.client]) if t.rows is None else t.rows for t in tasks])
-            seen.factors.append(([(t.client, t.coefficient) for t in tasks], plan.normalise))
+            seen.factors.append(([(t.client, t.coefficient) for t in tasks], plan.normalize))
             return train(plan, *others)
 
         def applied(*round: Any) -> None:
@@ -175,7 +175,7 @@ class Watcher:
         """A folder or file that settings name in braces."""
         if name in ("reference", "other"):
             rounds = {"reference": 2, "other": 1}[name]
-            return self.see(f"participation.clients=all model.hidden=[6] rounds={rounds}").folder / "model.safetensors"
+            return self.see(f"clients.sampler=all model.hidden=[6] rounds={rounds}").folder / "model.safetensors"
         if name == "val":
             words = f"digits --partition dirichlet --alpha 1 --clients 8 --val 0.2 --out {self.folder / name}"
             assert prepare(words.split()) == 0

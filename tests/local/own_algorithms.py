@@ -195,7 +195,7 @@ class Judged:
         return work.coefficient
 
 
-@weights(normalised=False, averages_models=True)
+@weights(normalized=False, averages_models=True)
 def sum_of_models(cohort, sizes):
     """A plain mean of models."""
     return np.full(len(cohort.clients), 1 / len(cohort.clients))

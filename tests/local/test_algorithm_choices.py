@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import Cohort, PartFailure, UserError, client_sampler
+from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
 from fedmpi.clients.view import View
 from fedmpi.config import load_config
 from fedmpi.core.records import log_setup
 from tests.end_to_end.in_process import run
 
 OWN = "tests.local.own_algorithms"
-UNIFORM = "aggregation.weights=uniform"
+UNIFORM = "server.weights=uniform"
 SMALL = (
-    "data.shards=digits:clients=9",
-    "participation.count=4",
+    "data.source=digits:clients=9",
+    "clients.count=4",
     "model.hidden=[6]",
     "model.activation=tanh",
     "rounds=2",
@@ -31,17 +31,17 @@ PARTS = ("preset=scaffold", "preset=feddyn", "preset=fednova")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["topology.kind=mediators"], "each client's own update"),
+        (["topology=mediators"], "each client's own update"),
         (["privacy.clip_norm=1.0", UNIFORM], "privacy.clip_norm does not bound"),
-        (["transport.kind=int8"], "transport.kind does not compress"),
-        (["aggregation.rule=median"], '(aggregation.rule does not combine|set aggregation.rule = "mean")'),
+        (["compression=int8"], "compression does not compress"),
+        (["server.aggregator=median"], '(server.aggregator does not combine|set server.aggregator = "mean")'),
         (
             [
-                "participation.clients=stratified",
-                "participation.opening=true",
-                "participation.features=one-step-change",
+                "clients.sampler=stratified",
+                "clients.sampler.initial_step=true",
+                "clients.sampler.features=one-step-change",
             ],
-            "participation.opening makes round 0 a single step",
+            "clients.sampler.initial_step makes round 0 a single step",
         ),
     ],
 )
@@ -56,18 +56,18 @@ def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[s
         (["preset=scaffold", "local.optimizer=adam"], "only SGD's steps give back"),
         (["preset=scaffold", "local.proximal_mu=0.1"], "local.proximal_mu does not go with it"),
         (["preset=fednova", "local.optimizer=adam"], "for SGD only"),
-        (["preset=fednova", "aggregation.weights=literal"], '"literal" makes no weighted mean'),
-        (["preset=fednova", "aggregation.weights=q-ffl"], '"q-ffl" makes no weighted mean'),
-        (["preset=fednova", f"aggregation.weights={OWN}:Judged"], 'Judged" makes no weighted mean'),
-        (["preset=fednova", f"aggregation.weights={OWN}:sum_of_models"], 'sum_of_models" makes no weighted mean'),
+        (["preset=fednova", "server.weights=literal"], '"literal" makes no weighted mean'),
+        (["preset=fednova", "server.weights=q-ffl"], '"q-ffl" makes no weighted mean'),
+        (["preset=fednova", f"server.weights={OWN}:Judged"], 'Judged" makes no weighted mean'),
+        (["preset=fednova", f"server.weights={OWN}:sum_of_models"], 'sum_of_models" makes no weighted mean'),
         (["preset=feddyn", "local.proximal_mu=0.1"], "leave local.proximal_mu at 0"),
-        (["preset=feddyn", "aggregation.weights=samples"], 'set aggregation.weights = "uniform"'),
-        (["preset=feddyn", "participation.clients=weighted"], "without replacement"),
-        (["preset=feddyn", "participation.clients=clustered-md"], "without replacement"),
-        (["preset=fednova", "attack.kind=sign-flip"], 'attack.kind = "sign-flip" would change the update alone'),
-        (["preset=scaffold", "attack.kind=noise"], 'attack.kind = "noise" would change the update alone'),
-        (["preset=feddyn", "aggregation.optimizer=adam"], 'set aggregation.optimizer = "sgd"'),
-        (["preset=feddyn", "aggregation.lr=0.5"], "aggregation.lr = 1"),
+        (["preset=feddyn", "server.weights=samples"], 'set server.weights = "uniform"'),
+        (["preset=feddyn", "clients.sampler=weighted"], "without replacement"),
+        (["preset=feddyn", "clients.sampler=clustered-md"], "without replacement"),
+        (["preset=fednova", "attack=sign-flip"], 'attack = "sign-flip" would change the update alone'),
+        (["preset=scaffold", "attack=noise"], 'attack = "noise" would change the update alone'),
+        (["preset=feddyn", "server.optimizer=adam"], 'set server.optimizer = "sgd"'),
+        (["preset=feddyn", "server.optimizer.lr=0.5"], "server.optimizer.lr = 1"),
         (["preset=fedavg", "local.algorithm=scafold"], "did you mean 'scaffold'"),
         (["preset=fedavg", f"local.algorithm={OWN}:Scafold"], "did you mean 'Scaffold'"),
         (["preset=fedavg", "local.algorithm=tests.local.stacks:Source"], "no subclass of fedmpi.LocalAlgorithm"),
@@ -116,18 +116,18 @@ def test_feddyn_refuses_a_cohort_that_counts_a_client_twice_by_name() -> None:
     def doubling(view: View) -> Cohort:
         return Cohort(np.arange(3), None, np.array([1, 1 + view.round, 1]))
 
-    settings = {"participation.clients": client_sampler(doubling), "participation.count": 3, "model.hidden": [4]}
+    settings = {"clients.sampler": client_sampler(doubling), "clients.count": 3, "model.hidden": [4]}
     with pytest.raises(UserError, match='"feddyn" counts every participant once.*doubling" drew client 1 .* round 1'):
         fedmpi.run("feddyn", {**settings, "rounds": 2}, data="digits:clients=5")
 
 
 @pytest.mark.parametrize("sampler", ["weighted", "clustered-md", "power-of-choice", "uniform"])
 def test_sizes_that_draw_and_weigh_are_warned_of_once(sampler: str, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"participation.clients": sampler, "participation.count": 3, "model.hidden": [4], "rounds": 2}
+    settings = {"clients.sampler": sampler, "clients.count": 3, "model.hidden": [4], "rounds": 2}
     for weights, times in (("samples", int(sampler != "uniform")), ("uniform", 0)):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fedmpi"):
-            fedmpi.run({**settings, "aggregation.weights": weights}, data="digits:clients=5")
+            fedmpi.run({**settings, "server.weights": weights}, data="digits:clients=5")
         assert caplog.text.count("a client counts as n_k² on average") == times
 
 
@@ -144,5 +144,5 @@ def test_state_is_sent_and_counted() -> None:
 
 
 def test_a_failing_hook_ends_the_run_with_its_line() -> None:
-    with pytest.raises(PartFailure, match=r"own_algorithms.py:\d+\) failed in round 1: ZeroDivisionError"):
+    with pytest.raises(ComponentFailure, match=r"own_algorithms.py:\d+\) failed in round 1: ZeroDivisionError"):
         run(*SMALL, f"local.algorithm={OWN}:FailsOnTheServer")

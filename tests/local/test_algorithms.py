@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedmpi import ClientArrays, PartFailure, UserError, run
+from fedmpi import ClientArrays, ComponentFailure, UserError, run
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -315,7 +315,7 @@ def test_numbers_that_no_sum_holds_are_refused_with_client_and_round(number: Any
     hooks.begin(3, model.initial, {name: FloatSum(np.zeros(model.size, np.float32)) for name in hooks.sums})
     sums = {name: torch.zeros(model.size) for name in hooks.sums}
     with pytest.raises(
-        PartFailure, match="in round 3, client 8: finish returned .* as 'clients': return a finite number"
+        ComponentFailure, match="in round 3, client 8: finish returned .* as 'clients': return a finite number"
     ):
         for _ in range(2):  # 2**49 goes in once
             hooks.add(8, {**sums, "clients": number})
@@ -346,7 +346,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
     hooks = make("tests.local.own_algorithms:Wrong", model, how=how)
     hooks.begin(7, model.initial.clone(), {"dc": FloatSum(np.zeros(model.size, np.float32))})
     total = FloatSum(np.zeros(model.size, np.float32))
-    with pytest.raises(PartFailure, match=said):
+    with pytest.raises(ComponentFailure, match=said):
         engine(model, Source(description, SIZES), STREAMS, hooks=hooks).train(
             [ClientTask(1, None, 1.0)], hooks._start, RULES["whole"], 7, total
         )
@@ -408,7 +408,7 @@ def test_an_own_objective_may_write_to_its_samples(batch: int | str) -> None:
     x = np.random.default_rng(5).standard_normal((24, 6)).astype(np.float32)
     kept, y = x.copy(), np.arange(24) % 3
     data = ClientArrays(x, y, np.repeat(range(4), 6), test=(x[:3], y[:3]))
-    plan = {"rounds": 2, "participation.count": 4, "local.batch_size": batch, "local.epochs": 2, "model.name": "mlp"}
+    plan = {"rounds": 2, "clients.count": 4, "local.batch_size": batch, "local.epochs": 2, "model.name": "mlp"}
     written, left = (
         run("fedavg", plan | {"local.algorithm": own_algorithms.Halving, "local.in_place": in_place}, data=data)
         for in_place in (True, False)

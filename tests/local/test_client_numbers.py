@@ -34,7 +34,7 @@ def noisy(description: DataDescription) -> nn.Module:
 
 
 def measures(model: str = "mlp", sizes: Sequence[int] = SIZES) -> ClientMeasures:
-    config = load_config(None, ["participation.clients=all", f"model.name={model}"])
+    config = load_config(None, ["clients.sampler=all", f"model.name={model}"])
     return ClientMeasures(config, InMemorySource(SMALL_IMAGES, sizes), STREAMS, torch.device("cpu"), rank=4)
 
 

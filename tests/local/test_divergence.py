@@ -80,7 +80,7 @@ def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(
     assert sum("goes on without a client that diverged: client" in message for message in caplog.messages) == 1
 
 
-KEYS = {"rounds": 3, "model.name": "mlp", "model.hidden": [6], "participation.clients": "all", "cluster.threads": 1}
+KEYS = {"rounds": 3, "model.name": "mlp", "model.hidden": [6], "clients.sampler": "all", "cluster.threads": 1}
 
 
 def clients(spoilt: bool) -> fedmpi.ClientArrays:
@@ -97,14 +97,14 @@ def clients(spoilt: bool) -> fedmpi.ClientArrays:
 @pytest.mark.parametrize(
     "more",
     [
-        {"aggregation.exact": True},
+        {"server.exact": True},
         {"local.engine": "batched"},
         {"local.steps": 1, "local.batch_size": "all"},
-        {"aggregation.weights": "uniform", "privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.5},
-        {"aggregation.weights": "literal"},
+        {"server.weights": "uniform", "privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.5},
+        {"server.weights": "literal"},
         {"local.algorithm": "scaffold"},
-        {"aggregation.rule": "median"},
-        {"transport.kind": "int8"},
+        {"server.aggregator": "median"},
+        {"compression": "int8"},
     ],
     ids=lambda more: " ".join(f"{key}={value}" for key, value in more.items()),
 )
@@ -121,9 +121,9 @@ def test_a_run_goes_on_without_them_and_counts_them(more: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("more", "share"),
     [
-        ({"aggregation.weights": "stratified", "participation.strata": 1}, 4 / 5),
-        ({"aggregation.weights": "unbiased", "aggregation.population": "clients", "participation.strata": 1}, 4 / 5),
-        ({"aggregation.weights": "normalised", "aggregation.population": "clients", "participation.strata": 1}, 1.0),
+        ({"server.weights": "stratified", "clients.sampler.strata": 1}, 4 / 5),
+        ({"server.weights": "unbiased", "server.weights.population": "clients", "clients.sampler.strata": 1}, 4 / 5),
+        ({"server.weights": "normalized", "server.weights.population": "clients", "clients.sampler.strata": 1}, 1.0),
     ],
     ids=lambda more: " ".join(map(str, more.values())) if isinstance(more, dict) else "",
 )
@@ -131,10 +131,14 @@ def test_a_participant_without_an_update_counts_as_unchanged_unless_the_sum_is_d
     spoilt: bool, more: dict[str, object], share: float
 ) -> None:
     """All five take part: the model goes this share of the way that the mean update of the four others goes."""
-    strata = {"participation.features": "label-histogram", "participation.draw": "uniform", "participation.count": 5}
-    chosen = KEYS | {"local.on_divergence": "drop"} | strata | more | {"participation.clients": "stratified"}
+    strata = {
+        "clients.sampler.features": "label-histogram",
+        "clients.sampler.within_stratum": "uniform",
+        "clients.count": 5,
+    }
+    chosen = KEYS | {"local.on_divergence": "drop"} | strata | more | {"clients.sampler": "stratified"}
     run = fedmpi.run("fedavg", chosen, data=clients(spoilt))
-    plain = KEYS | {"aggregation.weights": "uniform", "aggregation.lr": share}
+    plain = KEYS | {"server.weights": "uniform", "server.optimizer.lr": share}
     expected = fedmpi.run("fedavg", plain, data=clients(False))
     for found, wanted in zip(run.model.parameters(), expected.model.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -53,26 +53,26 @@ MORE_NETWORKS = {
     **dict.fromkeys(layers.IMAGE_LAYERS, layers.IMAGES),
     **dict.fromkeys(("dot products", "maxima", "texts"), layers.TEXTS),
 }
-FEDAVG = ("preset=fedavg", "participation.count=4", "local.engine=sequential")
+FEDAVG = ("preset=fedavg", "clients.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
 RUNS = {
     "side by side": SIDE_BY_SIDE,
-    "fedsampling": ("preset=fedsampling", "samples.wanted=64"),
+    "fedsampling": ("preset=fedsampling", "samples.budget=64"),
     "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
-    "feddyn": (*SIDE_BY_SIDE, "local.algorithm=feddyn", "aggregation.weights=uniform"),
+    "feddyn": (*SIDE_BY_SIDE, "local.algorithm=feddyn", "server.weights=uniform"),
     "every client": (*FEDAVG, "evaluation.clients=all"),
 }
 MORE_RUNS = {
     "adam": (*SIDE_BY_SIDE, "local.optimizer=adam"),
     "scaffold, one by one": (*FEDAVG, "local.algorithm=scaffold"),
-    "feddyn, one by one": (*FEDAVG, "local.algorithm=feddyn", "aggregation.weights=uniform"),
+    "feddyn, one by one": (*FEDAVG, "local.algorithm=feddyn", "server.weights=uniform"),
     "fedsso": ("preset=fedsso",),
     "fedstas": ("preset=fedstas",),
-    "private": (*FEDAVG, "aggregation.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
-    "topk": (*FEDAVG, "transport.kind=topk"),
-    "median": (*FEDAVG, "aggregation.rule=median"),
-    "exact": (*FEDAVG, "aggregation.exact=true"),
-    "server adam": (*FEDAVG, "aggregation.optimizer=adam"),
+    "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
+    "topk": (*FEDAVG, "compression=top-k"),
+    "median": (*FEDAVG, "server.aggregator=median"),
+    "exact": (*FEDAVG, "server.exact=true"),
+    "server adam": (*FEDAVG, "server.optimizer=adam"),
     "astraea": ("preset=astraea",),
     "diagnostics": (*FEDAVG, "logging.diagnostics=true"),
 }
@@ -134,7 +134,7 @@ def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torc
     with monkeypatch.context() as patched:
         if device is not None:
             patched.setattr(core_experiment, "prepare_device", lambda *given: (prepared(*given), device)[1])
-        few = ("data.shards=digits:clients=12", "rounds=3", "local.batch_size=40", "evaluation.every=1")
+        few = ("data.source=digits:clients=12", "rounds=3", "local.batch_size=40", "evaluation.every=1")
         quiet = ("logging.tensorboard=false", "checkpoint.every=0")
         experiment = Experiment.connect(load_config(None, [*few, *quiet, *settings]))
         simulation = Simulation(experiment, None)

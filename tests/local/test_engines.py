@@ -33,7 +33,7 @@ MIXED = [3, 20, 10, 1, 37, 8]
 
 
 def chosen(source: InMemorySource, model: FlatModel, observer: Any = None, **parts: Any) -> LocalEngine:
-    config = Config.model_validate({"participation": {"clients": "all"}, **parts})
+    config = Config.model_validate({"clients": {"sampler": "all"}, **parts})
     return choose_engine(config, model, source, STREAMS, observer=observer)
 
 
@@ -64,9 +64,9 @@ def test_the_automatic_choice_equals_the_sequential_engine(name: str, descriptio
     "parts, observer, words",
     [
         ({"local": {"optimizer": "adam"}}, None, "not linear"),
-        ({"aggregation": {"exact": True}}, None, "aggregation.exact"),
+        ({"server": {"exact": True}}, None, "server.exact"),
         ({}, lambda client, delta: None, "every client's own update"),
-        ({"topology": {"kind": "mediators"}}, None, "mediators"),
+        ({"topology": "mediators"}, None, "mediators"),
     ],
 )
 def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
@@ -121,7 +121,7 @@ def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
     for parts in ([tasks], [tasks[4:], tasks[:1], tasks[1:4]], [[task] for task in reversed(tasks)]):
         buffers = np.zeros((len(parts), model.size), np.int64)
         for buffer, part in zip(buffers, parts, strict=True):
-            engine = chosen(source, model, aggregation={"exact": True})
+            engine = chosen(source, model, server={"exact": True})
             engine.train(part, model.initial, rule, 0, FixedPointSum(buffer))
         found.append(torch.from_numpy(buffers.sum(0)))
     assert torch.equal(found[0], found[1])

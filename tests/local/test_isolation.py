@@ -294,8 +294,8 @@ def data() -> ClientArrays:
 
 def trained(name: str, **given: Any) -> list[Any]:
     """The bits of the final model, and what was recorded, of a run with exact sums."""
-    settings: dict[str, Any] = {"rounds": 3, "participation.count": 4, "local.batch_size": 4, "local.drop_last": True}
-    settings |= {"aggregation.exact": True, "cluster.threads": 1, "evaluation.clients": "all", "local.lr": 0.1}
+    settings: dict[str, Any] = {"rounds": 3, "clients.count": 4, "local.batch_size": 4, "local.drop_last": True}
+    settings |= {"server.exact": True, "cluster.threads": 1, "evaluation.clients": "all", "local.lr": 0.1}
     done = fedmpi.run("fedavg", settings, data=data(), model=f"tests.local.test_isolation:{name}_built", **given)
     values = travelling(done.model).numpy()
     scores = (

@@ -212,7 +212,7 @@ def windows() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), *pools, nn.Flatten(), nn.Linear(8, CLASSES))
 
 
-def normalised() -> nn.Module:
+def normalized() -> nn.Module:
     first = nn.utils.parametrizations.weight_norm(nn.Linear(196, 12))
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(12, CLASSES))
 
@@ -344,7 +344,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
     "tanh, relu, dropout": (IMAGES, layers(nn.Tanh(), nn.ReLU(), nn.Dropout(0.4)), True),
     "prelu": (IMAGES, layers(nn.PReLU(12), nn.Unflatten(1, (3, 4)), nn.PReLU(3), nn.Flatten()), True),
     "windows given as lists": (IMAGES, windows, True),
-    "weight norm": (IMAGES, normalised, True),
+    "weight norm": (IMAGES, normalized, True),
     "orthogonal": (IMAGES, orthogonal, False),
     "words tied": (TEXTS, TiedWords, True),
     "words replaced": (TEXTS, Replaced, False),

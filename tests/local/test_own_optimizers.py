@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, OwnOptimizer
@@ -21,7 +21,7 @@ from tests.local.test_algorithms import MODELS, simulate
 
 OWN = "tests.local.own_optimizers"
 SIZES = ragged_sizes(9, 23)
-SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "local.batch_size=40", "rounds=2")
+SMALL = ("data.source=digits:clients=9", "clients.count=4", "model.hidden=[6]", "local.batch_size=40", "rounds=2")
 
 
 def ends(rule: LocalRule, algorithm: str = "plain", kind: str = "mlp") -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_a_run_takes_an_own_optimizer_and_says_so() -> None:
     found = run(*SMALL, f"local.optimizer={OWN}:momentum")
     assert torch.allclose(found.model, built_in.model, atol=1e-6)
     assert f'local.optimizer = "{OWN}:momentum" steps on' in found.experiment.trainer.engine.description
-    moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.decay=0.5")
+    moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.algorithm.decay=0.5")
     assert not torch.allclose(moving.model, built_in.model, atol=1e-3)
     signs = run(*SMALL, f"local.optimizer={OWN}:SignDescent", "local.steps=1", "local.lr=0.5", "rounds=1")
     moved = (signs.model - signs.start).numpy()
@@ -119,7 +119,7 @@ def test_a_run_takes_an_own_optimizer_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "by_keyword", "with_a_rate"])
-@pytest.mark.parametrize("rate", [(), ("local.lr=0.2",), ("preset=fedavg", "local.lr_schedule=inverse")])
+@pytest.mark.parametrize("rate", [(), ("local.lr=0.2",), ("preset=fedavg", "local.schedule=inverse")])
 def test_the_rate_is_the_rounds_own_however_the_optimizer_takes_it(name: str, rate: tuple[str, ...]) -> None:
     built_in = run(*SMALL, *rate, "local.engine=sequential")
     found = run(*SMALL, *rate, f"local.optimizer={OWN}:{name}")
@@ -134,8 +134,8 @@ def test_the_rate_is_no_option() -> None:
     ("settings", "said"),
     [
         (["local.optimizer=sdg"], "did you mean 'sgd'"),
-        ([f"local.optimizer={OWN}:momentum", "local.deccay=0.5"], "did you mean local.decay"),
-        (["local.optimizer=sgd", "local.beta1=0.5"], 'needs local.optimizer = "adam"'),
+        ([f"local.optimizer={OWN}:momentum", "local.deccay=0.5"], "did you mean local.algorithm.decay"),
+        (["local.optimizer=sgd", "local.optimizer.beta1=0.5"], 'needs local.optimizer = "adam"'),
         ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),
         ([f"local.optimizer={OWN}:momentum", "local.engine=batched"], "steps on the parameters of one client"),
         ([f"local.optimizer={OWN}:momentum", "local.engine=merged"], "takes one SGD step"),
@@ -150,5 +150,5 @@ def test_what_does_not_go_with_it_is_refused(settings: list[str], said: str) -> 
     ("name", "said"), [("nothing", "has no step"), ("failing", "own_optimizers.py:.*ZeroDivisionError: no such number")]
 )
 def test_an_own_optimizer_that_fails_is_named(name: str, said: str) -> None:
-    with pytest.raises(PartFailure, match=said):
+    with pytest.raises(ComponentFailure, match=said):
         run(*SMALL, f"local.optimizer={OWN}:{name}")

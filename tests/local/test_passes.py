@@ -170,7 +170,7 @@ def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
     data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
-    keys = {"rounds": 1, "participation.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
+    keys = {"rounds": 1, "clients.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
     done = fedmpi.run("fedavg", keys, data=data, model=layers(WIDE, norm))
     assert max(seen[False]) == parts[0]
     assert parts in [seen[False][i : i + len(parts)] for i in range(len(seen[False]))]  # the test part

@@ -89,7 +89,7 @@ def engine_of(kind: type, model: FlatModel, source: InMemorySource, precision: s
 
 
 def chosen(model: FlatModel, source: InMemorySource, **parts: Any) -> LocalEngine:
-    config = Config.model_validate({"participation": {"clients": "all"}, **parts})
+    config = Config.model_validate({"clients": {"sampler": "all"}, **parts})
     return choose_engine(config, model, source, STREAMS)
 
 
@@ -146,7 +146,7 @@ def test_a_precision_without_gradients_is_rejected_before_the_first_round(
 ):
     def trained() -> int:
         module = ThroughNumpy() if layer is None else Recurrent(layer, **options)
-        table = {"rounds": 1, "participation.count": 2, "local.precision": precision}
+        table = {"rounds": 1, "clients.count": 2, "local.precision": precision}
         return len(fedmpi.run(table, model=module, out=tmp_path / "run").records)
 
     if precision == "float32" or (layer is not None and in_bfloat16(layer, **options)):

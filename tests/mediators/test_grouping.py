@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
@@ -15,8 +15,8 @@ CLIENTS = 40
 
 
 def groups(reschedule: str, scheduling: str = "random") -> MediatorGroups:
-    settings = ["preset=astraea", f"topology.scheduling={scheduling}", f"topology.reschedule={reschedule}"]
-    everybody = ["participation.clients=all"] if reschedule == "static" else []
+    settings = ["preset=astraea", f"topology.scheduling={scheduling}", f"topology.regroup={reschedule}"]
+    everybody = ["clients.sampler=all"] if reschedule == "static" else []
     counts = np.random.default_rng(0).integers(0, 9, (CLIENTS, 5))
     config = load_config(None, [*settings, *everybody, "topology.clients_per_mediator=4"])
     return MediatorGroups(config, counts, None, np.ones(5, np.int64), Streams(3))
@@ -86,5 +86,5 @@ def test_groups_that_nobody_can_use_are_refused(found: list, message: str) -> No
         "astraea",
         {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2},
     )
-    with pytest.raises(PartFailure, match=message):
+    with pytest.raises(ComponentFailure, match=message):
         MediatorGroups(config, np.ones((3, 2), np.int64), None, np.ones(2, np.int64), Streams(3)).group(1, np.arange(3))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi import parts
+from fedmpi import components
 from fedmpi.models import build
 from tests.models.real_samples import describe_images, describe_texts
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi import PartFailure, UserError, parts
+from fedmpi import ComponentFailure, UserError, components
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build, check_model_options
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_users_choice_of_a_model_is_said(users_module: str,
     ],
 )
 def test_a_users_model_that_fails_is_named_with_its_line(users_module: str, name: str, words: str):
-    with pytest.raises(PartFailure, match=f"^the model my_fl_models:{name} .*{words}") as caught:
+    with pytest.raises(ComponentFailure, match=f"^the model my_fl_models:{name} .*{words}") as caught:
         build(f"{users_module}:{name}", {}, SMALL_IMAGES, 0)
     assert (caught.value.__cause__ is None) is (name == "wrong")
 

@@ -23,13 +23,13 @@ from tests.quick_end import end_quickly
 
 KEYS = {
     "rounds": 3,
-    "participation.count": 6,
-    "aggregation.exact": True,
+    "clients.count": 6,
+    "server.exact": True,
     "cluster.reduction": "window",
     "model.hidden": [8],
 }
 RUNS_IN_A_ROW = 8
-HOW_JUDGED = [(normalised, exact) for normalised in (True, False) for exact in (False, True)]
+HOW_JUDGED = [(normalized, exact) for normalized in (True, False) for exact in (False, True)]
 
 
 def bits(module: nn.Module) -> int:
@@ -50,9 +50,9 @@ def facts_of(run: fedmpi.Run) -> dict[str, Any]:
 
 
 VIEWED = (
-    {"topology.placement": "shared"},
-    {"topology.placement": "owner", "evaluation.clients": 7},
-    {"server.trains": "always", "evaluation.clients": "participants"},
+    {"cluster.placement": "shared"},
+    {"cluster.placement": "owner", "evaluation.clients": 7},
+    {"cluster.server_trains": "always", "evaluation.clients": "participants"},
 )
 """Ways in which ranks share the evaluation of clients, all in parts of some 50 rows."""
 
@@ -80,18 +80,18 @@ class Judging:
         return 0.03 * (work.client + 1)
 
 
-def judged(normalised: bool, exact: bool) -> list[float]:
+def judged(normalized: bool, exact: bool) -> list[float]:
     """The values of a model whose updates were weighed so."""
-    weights = fedmpi.weights(normalised=normalised)(Judging)
-    run = fedmpi.run("fedavg", {**KEYS, "aggregation.weights": weights, "aggregation.exact": exact})
+    weights = fedmpi.weights(normalized=normalized)(Judging)
+    run = fedmpi.run("fedavg", {**KEYS, "server.weights": weights, "server.exact": exact})
     return [float(value) for tensor in run.model.state_dict().values() for value in tensor.flatten()]
 
 
 def refusal(*given: Any, **more: Any) -> str:
-    """The words of the UserError or PartFailure that the run raises here."""
+    """The words of the UserError or ComponentFailure that the run raises here."""
     try:
         fedmpi.run(*given, **more)
-    except (fedmpi.UserError, fedmpi.PartFailure) as error:
+    except (fedmpi.UserError, fedmpi.ComponentFailure) as error:
         return str(error)
     raise AssertionError("nothing was refused")
 
@@ -110,7 +110,7 @@ def many(rank: int) -> list[int]:
     held = []
     for seed in range(RUNS_IN_A_ROW):
         preset = "astraea-mediator" if seed % 2 else "fedavg"
-        small = {"rounds": 1, "participation.count": 6, "model.hidden": [4], "model.name": "mlp", "seed": seed}
+        small = {"rounds": 1, "clients.count": 6, "model.hidden": [4], "model.name": "mlp", "seed": seed}
         fedmpi.run(preset, small | {"cluster.reduction": "window"})
         held.append(mapped())
     return held
@@ -136,9 +136,9 @@ def main() -> None:
         "stopped": facts_of(fedmpi.run("fedavg", KEYS, stop=(lambda: True) if rank == 2 else None)),
         "failed": refusal("fedavg", KEYS, on_round=fails),
         "wrong": refusal("fedavg", {"local.lrr": 1}),
-        "too many": refusal("fedavg", {"participation.count": 99}, data=arrays()),
+        "too many": refusal("fedavg", {"clients.count": 99}, data=arrays()),
         "nowhere": refusal("fedavg", data="nowhere"),
-        "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
+        "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "clients.count": 4}, data=arrays())),
         "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "unlike networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "judged": [judged(*how) for how in HOW_JUDGED],

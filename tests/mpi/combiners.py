@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fedmpi import combiner
+from fedmpi import aggregator
 
 
-@combiner
+@aggregator
 class spread:
     """Updates count the less the longer they are."""
 

@@ -181,7 +181,7 @@ def combined_updates(folder: str) -> None:
     cluster, results = Cluster.connect(), {}
     for number, ((name, options), values) in enumerate(product(rules.items(), (20_003, 300))):  # 300: no block for each
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
+        kept = CombinedSum(total, Combiner(resolve("aggregator", name), options), cluster, torch.zeros(values))
         for t in range(2):
             column_rows.calls_from_threads = lambda threads=t == 0: threads  # received beside the work, and without
             kept.reset()
@@ -193,7 +193,7 @@ def combined_updates(folder: str) -> None:
             kept.flush()
             assert kept.combined == 11
             results[f"{name} {values} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
-    refused = CombinedSum(total, Combiner(resolve("combiner", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
+    refused = CombinedSum(total, Combiner(resolve("aggregator", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
     refused.begin(Plan(0, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(300))
     for client in range(11 if cluster.rank == cluster.size - 1 else 0):
         refused.add(torch.ones(300), 1.0, client)

@@ -15,23 +15,23 @@ from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "algorithm_runs.py"
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9"]
-COMMON = [*QUIET, "rounds=4", "participation.count=6", "local.epochs=2", "local.lr=0.03"]
+COMMON = [*QUIET, "rounds=4", "clients.count=6", "local.epochs=2", "local.lr=0.03"]
 DOUBLE = [
     *COMMON,
-    "data.shards=digits:clients=14,alpha=0.2",
-    "data.normalise=false",
+    "data.source=digits:clients=14,alpha=0.2",
+    "data.normalize=false",
     "model.name=tests.reference.double_model:double_perceptron",
 ]
-EXACT = [*COMMON, "data.shards=digits:clients=14,alpha=0.2", "model.hidden=[10]", "aggregation.exact=true"]
+EXACT = [*COMMON, "data.source=digits:clients=14,alpha=0.2", "model.hidden=[10]", "server.exact=true"]
 SCAFFOLD, FEDDYN, FEDNOVA = (
-    ["local.algorithm=scaffold", "aggregation.weights=uniform"],
-    ["local.algorithm=feddyn", "aggregation.weights=uniform"],
+    ["local.algorithm=scaffold", "server.weights=uniform"],
+    ["local.algorithm=feddyn", "server.weights=uniform"],
     ["local.algorithm=fednova"],
 )
-OWN_SCAFFOLD = ["local.algorithm=tests.local.own_algorithms:Scaffold", "aggregation.weights=uniform"]
+OWN_SCAFFOLD = ["local.algorithm=tests.local.own_algorithms:Scaffold", "server.weights=uniform"]
 OWN_FEDDYN = [
     "local.algorithm=tests.local.own_algorithms:FedDyn",
-    "aggregation.weights=uniform",
+    "server.weights=uniform",
     "local.proximal_mu=0.1",
 ]
 
@@ -58,7 +58,7 @@ def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[
 
 
 RESUMED = [
-    [*EXACT, *SCAFFOLD, "server.trains=never"],
+    [*EXACT, *SCAFFOLD, "cluster.server_trains=never"],
     [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"],
     [*EXACT, *FEDNOVA],
 ]

@@ -39,7 +39,7 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
 def test_one_process_and_three_come_to_the_same(found: Found):
     for name, keys, data in (
         ("plain", api_ranks.KEYS, None),
-        ("arrays", {**api_ranks.KEYS, "participation.count": 4}, api_ranks.arrays()),
+        ("arrays", {**api_ranks.KEYS, "clients.count": 4}, api_ranks.arrays()),
     ):
         alone = api_ranks.facts_of(fedmpi.run("fedavg", keys, data=data))
         assert alone["model"] == found[0][name]["model"] and alone["final"] == found[0][name]["final"]
@@ -82,7 +82,7 @@ def test_an_exception_of_on_round_ends_the_run_on_all_ranks_and_names_it(found: 
     "name, sentence",
     [
         ("wrong", "unknown key local.lrr"),
-        ("too many", "participation.count = 99, but the shards hold 7 clients"),
+        ("too many", "clients.count = 99, but the shards hold 7 clients"),
         ("nowhere", "the shard folder nowhere does not exist"),
         ("unlike arrays", "the ranks do not run the same: "),
         ("unlike networks", "the values of the model given (sha256)"),

@@ -19,50 +19,50 @@ from tests.mpi.launch import run_mpi
 TRACE = Path(__file__).parent / "trace.py"
 SHORT = "rounds=6 logging.tensorboard=false"
 SMALL = f"{SHORT} model.activation=tanh"
-ASTRAEA = f"preset=astraea participation.count=8 topology.clients_per_mediator=3 {SMALL}"
-MASKED = f"preset=fedavg participation.count=7 model.dropout=0.3 {SMALL}"
+ASTRAEA = f"preset=astraea clients.count=8 topology.clients_per_mediator=3 {SMALL}"
+MASKED = f"preset=fedavg clients.count=7 model.dropout=0.3 {SMALL}"
 CONFIGURATIONS = {
-    "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
-    "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp participation.count=5 {SHORT}",
+    "fedavg": f"preset=fedavg clients.count=7 {SMALL}",
+    "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp clients.count=5 {SHORT}",
     "sequential": f"{MASKED} local.engine=sequential",
     "batched": f"{MASKED} local.engine=batched",
     "merged": f"{MASKED} local.engine=merged local.steps=1 local.batch_size=all",
-    "shared": f"preset=fedavg participation.count=7 topology.placement=shared {SMALL}",
-    "owned": f"preset=fedavg participation.count=7 topology.placement=owner {SMALL}",
-    "all train": "preset=fedsampling aggregation.lr=0.05 samples.wanted=300 samples.threshold=150 "
-    f"topology.placement=shared server.trains=always {SMALL}",
-    "hardly anybody there": "preset=fedavg participation.count=3 samples.rule=bernoulli samples.wanted=100 "
-    "topology.placement=shared server.trains=always system.availability=bernoulli system.probability=0.04 "
+    "shared": f"preset=fedavg clients.count=7 cluster.placement=shared {SMALL}",
+    "owned": f"preset=fedavg clients.count=7 cluster.placement=owner {SMALL}",
+    "all train": "preset=fedsampling server.optimizer.lr=0.05 samples.budget=300 samples.size.max_size=150 "
+    f"cluster.placement=shared cluster.server_trains=always {SMALL}",
+    "hardly anybody there": "preset=fedavg clients.count=3 samples.sampler=bernoulli samples.budget=100 "
+    "cluster.placement=shared cluster.server_trains=always clients.availability=bernoulli clients.availability.probability=0.04 "
     f"evaluation.every=1 {SMALL}",
-    "exact and shared": "preset=fedavg aggregation.exact=true participation.count=7 topology.placement=shared "
-    f"server.trains=always {SMALL}",
-    "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
-    "fedsampling": f"preset=fedsampling aggregation.lr=0.05 samples.wanted=300 samples.threshold=150 {SMALL}",
-    "naive": f"preset=fedsampling-naive aggregation.lr=0.05 samples.ratio=0.1 {SMALL}",
-    "centralized": f"preset=centralized aggregation.lr=0.05 samples.wanted=100 {SMALL}",
-    "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli "
-    f"samples.wanted=60 local.epsilon=1e-3 {SMALL}",
-    "fedsts": f"preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 {SMALL}",
-    "stale strata": "preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 "
-    f"participation.refresh_who=participants {SMALL}",
-    "fedsso": f"preset=fedsso local.lr=0.01 participation.fraction=0.3 {SMALL}",
-    "astraea": f"{ASTRAEA} local.epsilon=1e-3",
-    "exact astraea": f"{ASTRAEA} aggregation.exact=true",
-    "exact placed astraea": f"{ASTRAEA} topology.placement=mediator aggregation.exact=true",
-    "system": "preset=fedavg participation.count=9 system.availability=bernoulli system.probability=0.8 "
-    "system.drop_out=0.2 system.clock=true system.over_selection=1.3 "
-    f"aggregation.optimizer=momentum aggregation.lr=0.5 {SMALL}",
-    "exact int8": f"preset=fedavg participation.count=7 aggregation.exact=true transport.kind=int8 {SMALL}",
-    "exact top-k": "preset=fedavg participation.count=7 aggregation.exact=true transport.kind=topk "
-    f"transport.fraction=0.05 transport.error_feedback=true {SMALL}",
-    "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
-    "exact bfloat16": f"preset=fedavg aggregation.exact=true local.precision=bfloat16 participation.count=7 {SMALL}",
-    "exact bfloat16 astraea": f"{ASTRAEA} aggregation.exact=true local.precision=bfloat16",
-    "exact fedsampling": "preset=fedsampling aggregation.lr=0.05 aggregation.exact=true samples.wanted=300 "
-    f"samples.threshold=150 {SMALL}",
+    "exact and shared": "preset=fedavg server.exact=true clients.count=7 cluster.placement=shared "
+    f"cluster.server_trains=always {SMALL}",
+    "weighted": f"preset=fedavg-weighted clients.count=7 {SMALL}",
+    "fedsampling": f"preset=fedsampling server.optimizer.lr=0.05 samples.budget=300 samples.size.max_size=150 {SMALL}",
+    "naive": f"preset=fedsampling-naive server.optimizer.lr=0.05 samples.sampler.ratio=0.1 {SMALL}",
+    "centralized": f"preset=centralized server.optimizer.lr=0.05 samples.budget=100 {SMALL}",
+    "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.sampler=bernoulli "
+    f"samples.budget=60 local.optimizer.epsilon=1e-3 {SMALL}",
+    "fedsts": f"preset=fedsts clients.count=6 clients.sampler.strata=4 local.lr=0.1 {SMALL}",
+    "stale strata": "preset=fedsts clients.count=6 clients.sampler.strata=4 local.lr=0.1 "
+    f"clients.sampler.refresh_clients=selected {SMALL}",
+    "fedsso": f"preset=fedsso local.lr=0.01 clients.fraction=0.3 {SMALL}",
+    "astraea": f"{ASTRAEA} local.optimizer.epsilon=1e-3",
+    "exact astraea": f"{ASTRAEA} server.exact=true",
+    "exact placed astraea": f"{ASTRAEA} cluster.placement=mediator server.exact=true",
+    "system": "preset=fedavg clients.count=9 clients.availability=bernoulli clients.availability.probability=0.8 "
+    "clients.failure_rate=0.2 devices=true clients.over_selection=1.3 "
+    f"server.optimizer=momentum server.optimizer.lr=0.5 {SMALL}",
+    "exact int8": f"preset=fedavg clients.count=7 server.exact=true compression=int8 {SMALL}",
+    "exact top-k": "preset=fedavg clients.count=7 server.exact=true compression=top-k "
+    f"compression.fraction=0.05 compression.error_feedback=true {SMALL}",
+    "exact fedavg": f"preset=fedavg server.exact=true clients.count=7 {SMALL}",
+    "exact bfloat16": f"preset=fedavg server.exact=true local.precision=bfloat16 clients.count=7 {SMALL}",
+    "exact bfloat16 astraea": f"{ASTRAEA} server.exact=true local.precision=bfloat16",
+    "exact fedsampling": "preset=fedsampling server.optimizer.lr=0.05 server.exact=true samples.budget=300 "
+    f"samples.size.max_size=150 {SMALL}",
 } | {
-    f"exact {optimizer}": f"preset=fedavg aggregation.exact=true aggregation.optimizer={optimizer} aggregation.lr=0.02 "
-    f"participation.count=7 model.activation=relu {SHORT}"
+    f"exact {optimizer}": f"preset=fedavg server.exact=true server.optimizer={optimizer} server.optimizer.lr=0.02 "
+    f"clients.count=7 model.activation=relu {SHORT}"
     for optimizer in ("momentum", "adagrad", "adam", "yogi")
 }
 NAMES = list(CONFIGURATIONS)

@@ -12,15 +12,15 @@ from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "measured_balance.py"
 SMALL = (
-    "preset=fedavg participation.count=12 rounds=10 logging.tensorboard=false topology.placement=shared "
-    "server.trains=never local.engine=sequential local.batch_size=10 local.epochs=1 "
+    "preset=fedavg clients.count=12 rounds=10 logging.tensorboard=false cluster.placement=shared "
+    "cluster.server_trains=never local.engine=sequential local.batch_size=10 local.epochs=1 "
     "model.activation=tanh"
 )
-SAMPLED = f"{SMALL} samples.rule=bernoulli samples.wanted=300"
+SAMPLED = f"{SMALL} samples.sampler=bernoulli samples.budget=300"
 RUNS = [
-    f"{base}{exact} topology.balance={balance}"
+    f"{base}{exact} cluster.balance={balance}"
     for base in (SMALL, SAMPLED)
-    for exact in ("", " aggregation.exact=true")
+    for exact in ("", " server.exact=true")
     for balance in ("planned", "measured")
 ]
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]

@@ -75,7 +75,7 @@ def test_data_that_differ_under_the_same_name_are_named_by_file(shards: Path, tm
     file.write_bytes(file.read_bytes()[:-1] + b"\7")
     manifest["train"][1]["sha256"] = "0" * 64
     (changed / "manifest.json").write_text(json.dumps(manifest))
-    words = [*TRAIN, *choices(*COMMON, "data.shards=shards"), "--out", tmp_path / "RUN"]
+    words = [*TRAIN, *choices(*COMMON, "data.source=shards"), "--out", tmp_path / "RUN"]
     job = run_components(*(["-c", in_folder(tmp_path / str(rank)), *words[2:]] for rank in (0, 1)))
     assert job.returncode == 2, job.stderr
     assert f"manifest.json, {file.name} (sha256) is " in job.stderr and f"{'0' * 64} on rank 1" in job.stderr
@@ -105,7 +105,7 @@ def test_sources_of_a_model_that_differ_are_named(tmp_path: Path):
 
 
 def test_every_key_version_and_shard_is_among_the_facts(shards: Path):
-    config = load_config(None, ["preset=fedavg", "local.lr=0.3", "rounds=9", f"data.shards={shards}"])
+    config = load_config(None, ["preset=fedavg", "local.lr=0.3", "rounds=9", f"data.source={shards}"])
     facts = facts_of_run(config, open_store(shards).manifest)
     assert facts["local.lr"] == "0.3" and facts["preset"] == "'fedavg'" and facts["rounds"] == "9"
     assert facts["fedmpi (version)"] == fedmpi.__version__

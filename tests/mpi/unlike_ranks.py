@@ -34,10 +34,10 @@ from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
 
-FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
+FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
 ASTRAEA = (
-    "preset=astraea participation.count=6 topology.clients_per_mediator=3 rounds=1 logging.tensorboard=false "
-    "topology.mediator_epochs=2"
+    "preset=astraea clients.count=6 topology.clients_per_mediator=3 rounds=1 logging.tensorboard=false "
+    "topology.epochs=2"
 )
 Patch = pytest.MonkeyPatch
 
@@ -64,13 +64,13 @@ def alike(rank: int, patch: Patch) -> dict[str, Any]:
 def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 would say of itself that the server trains; the others that it does not."""
     patch.setattr(placement, "server_trains", lambda *_: rank == 1)
-    return run(f"{FEDAVG} topology.placement=shared")
+    return run(f"{FEDAVG} cluster.placement=shared")
 
 
 def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 0 sees 8 GPUs, rank 2 only 2: too few for the 3 ranks of its node."""
     patch.setattr(torch.cuda, "device_count", lambda: 8 - 3 * rank)
-    cluster, config = Cluster.connect(), load_config(None, ["preset=fedavg", "topology.placement=shared"])
+    cluster, config = Cluster.connect(), load_config(None, ["preset=fedavg", "cluster.placement=shared"])
     decided = agree_on_work(config, cluster, np.ones(4, np.int64), None, torch.device("cuda"))  # type: ignore[arg-type]
     cluster.close()
     return {"decided": list(decided)}
@@ -79,12 +79,12 @@ def unlike_numbers_of_gpus(rank: int, patch: Patch) -> dict[str, Any]:
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
     patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
-    return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
+    return run("preset=fedavg clients.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
 def keeping_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=False, keeps=rank == 2))
-    return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
+    return run("preset=fedavg clients.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
 
 
 def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
     own = placement.agree_on_work
     patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
-    return run(f"{FEDAVG} server.trains=never")
+    return run(f"{FEDAVG} cluster.server_trains=never")
 
 
 def left_out(rank: int, patch: Patch) -> dict[str, Any]:
@@ -151,11 +151,11 @@ def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
                 vector[3] += 1
 
     patch.setattr(Simulation, "_apply", apply)
-    return run(f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold aggregation.weights=uniform")
+    return run(f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold server.weights=uniform")
 
 
 def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
-    return run(f"{FEDAVG} checkpoint.every=0 aggregation.optimizer=tests.mpi.own_step:ByRank")
+    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.own_step:ByRank")
 
 
 def too_many(rank: int, patch: Patch) -> dict[str, Any]:

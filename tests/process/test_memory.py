@@ -105,7 +105,7 @@ def test_a_run_keeps_memory_and_what_comes_behind_it_does_not(fails: bool, monke
         elif fails:
             raise RuntimeError("made up")
 
-    with pytest.raises(fedmpi.PartFailure) if fails else nullcontext():
+    with pytest.raises(fedmpi.ComponentFailure) if fails else nullcontext():
         fedmpi.run("fedavg", {"rounds": 2}, data="digits", on_round=another)
     assert made == [malloc.IN_A_RUN] * 2 + [malloc.BEHIND_IT]
     assert dict(malloc.IN_A_RUN).keys() >= dict(malloc.BEHIND_IT).keys() == {malloc.MMAP_MAX, malloc.TRIM_THRESHOLD}

@@ -17,7 +17,7 @@ from fedmpi.records.checkpoint import read_checkpoint
 from tests.end_to_end.runs import records
 
 SETTINGS = {"rounds": 6, "checkpoint.every": 2, "logging.tensorboard": False, "local.engine": "sequential"}
-ADAM = {"aggregation.optimizer": "adam", "aggregation.lr": 0.01}
+ADAM = {"server.optimizer": "adam", "server.optimizer.lr": 0.01}
 
 
 def of_checkpoint(path: str) -> bool:

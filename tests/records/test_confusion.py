@@ -20,7 +20,7 @@ from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion, read_confusi
 from tests.tasks import worlds
 from tests.tasks.worlds import BASE, WORLDS
 
-SETTINGS = {"rounds": 2, "participation.count": 5, "model.hidden": [8], "cluster.threads": 1, "checkpoint.every": 1}
+SETTINGS = {"rounds": 2, "clients.count": 5, "model.hidden": [8], "cluster.threads": 1, "checkpoint.every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_writes_them_anew(done: fedmpi.Run, tmp_path: Path):
     first = fedmpi.run("fedavg", SETTINGS, out=tmp_path / "RUN")
     before = (first.folder / CONFUSION).read_bytes()
     assert before == (done.folder / CONFUSION).read_bytes()
-    with pytest.raises(fedmpi.PartFailure):
+    with pytest.raises(fedmpi.ComponentFailure):
         fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True, on_round=fails)
     assert not (first.folder / CONFUSION).exists() and not (first.folder / CLASSES).exists()
     more = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
@@ -66,7 +66,7 @@ def fails(record: dict) -> bool:
 def test_validation_samples_are_not_among_them(tmp_path: Path):
     x, y = np.random.default_rng(1).standard_normal((60, 4)), np.arange(60) % 3
     data = fedmpi.ClientArrays(x, y, np.arange(60) % 4, test=(x[:21], y[:21]), val=(x[:35], y[:35]))
-    settings = {"rounds": 1, "participation.clients": "all", "evaluation.on": "both", "cluster.threads": 1}
+    settings = {"rounds": 1, "clients.sampler": "all", "evaluation.on": "both", "cluster.threads": 1}
     found = read_confusion(fedmpi.run("fedavg", settings, data=data, out=tmp_path / "RUN").folder)
     assert found.counts.sum(1).tolist() == [7, 7, 7] and found.names == ("0", "1", "2")
 

@@ -37,7 +37,7 @@ from tests.end_to_end.in_process import QUIET, run_into
 from tests.end_to_end.runs import curve
 from tests.end_to_end.user_models import tied
 
-ADAM = ("aggregation.optimizer=adam", "aggregation.lr=0.01")
+ADAM = ("server.optimizer=adam", "server.optimizer.lr=0.01")
 SETTINGS = ("preset=fedavg", "rounds=4", "checkpoint.every=1", "local.engine=sequential", *ADAM)
 OWN_MODEL = "model.name=tests.end_to_end.user_models:unhurried_mlp"
 CONFIG = load_config(None, ["logging.tensorboard=false", *SETTINGS])
@@ -163,8 +163,8 @@ def test_every_key_that_differs_and_may_not_is_named_with_both_values(undisturbe
         UserError, match=r"cannot change \(seed: 0 there, 3 here; local\.lr: 0\.05 there, 0\.5 here\): "
     ):
         Recorder(undisturbed, other, resume=True)
-    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "data.normalise=false", "data.verify=true"])
-    with pytest.raises(UserError, match=r"cannot change \(data\.normalise: True there, False here\): "):
+    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "data.normalize=false", "data.verify=true"])
+    with pytest.raises(UserError, match=r"cannot change \(data\.normalize: True there, False here\): "):
         Recorder(undisturbed, other, resume=True)
     other = load_config(None, [*SETTINGS, "logging.diagnostics=true"])
     with pytest.raises(UserError, match=r"logging\.diagnostics: False there, True here \(what it counts begins with"):
@@ -184,7 +184,7 @@ def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undist
 
 
 def test_more_rounds_of_a_cosine_schedule_would_be_another_run(tmp_path: Path):
-    cosine = ["preset=fedavg", "local.lr_schedule=cosine"]
+    cosine = ["preset=fedavg", "local.schedule=cosine"]
     Recorder(tmp_path, load_config(None, [*cosine, "rounds=4"]), resume=False).close()
     with pytest.raises(UserError, match=r"rounds: 4 there, 6 here \(with local\.lr_schedule = cosine"):
         Recorder(tmp_path, load_config(None, [*cosine, "rounds=6"]), resume=True)
@@ -231,10 +231,10 @@ def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undistur
 
 def test_the_summary_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path: Path):
     """Two interruptions; only what was moved for the starts, the times and the versions may be others."""
-    private = ("samples.rule=bernoulli", "samples.wanted=100", "samples.size_estimate=randomised-response")
+    private = ("samples.sampler=bernoulli", "samples.budget=100", "samples.size.estimate=randomized-response")
     settings = (
         "preset=fedavg",
-        "aggregation.weights=gradient-sum",
+        "server.weights=gradient-sum",
         *private,
         "rounds=7",
         "checkpoint.every=2",
@@ -287,7 +287,7 @@ def test_a_number_that_changed_in_the_records_is_noticed(undisturbed: Path, tmp_
 def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_path: Path):
     shards, run = tmp_path / "shards", tmp_path / "RUN"
     words = ["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(shards), "--overwrite"]
-    settings = [setting for setting in SETTINGS if not setting.startswith("data.")] + [f"data.shards={shards}"]
+    settings = [setting for setting in SETTINGS if not setting.startswith("data.")] + [f"data.source={shards}"]
     assert main([*words, "--seed", "0"]) == 0
     assert run_into(run, *settings) == 0
     assert main([*words, "--seed", "0"]) == 0

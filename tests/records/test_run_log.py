@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi import ClientFailure, PartFailure, UserError
+from fedmpi import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.errors import Divergence, RanksDisagree
 from fedmpi.records.run_log import RunLog, ended_by, read_log
 from fedmpi.report import curves as panels
@@ -20,7 +20,7 @@ from fedmpi.results.loading import OneRun
         (UserError("the disk\nis full"), "the disk is full"),
         (Divergence("the loss\r\nis not finite"), "the loss  is not finite"),
         (ClientFailure(3, 1, ValueError("no rows")), "client 3 on rank 1: ValueError: no rows"),
-        (PartFailure("sampler", "mine", "it returned 2"), "the sampler mine"),
+        (ComponentFailure("sampler", "mine", "it returned 2"), "the sampler mine"),
         (RanksDisagree("rank 1 does other work"), "rank 1 does other work"),
         (ValueError("two\nlines"), "ValueError: two lines"),
         (OSError("no folder /tmp/\udcff"), "OSError: no folder /tmp/\\udcff"),

@@ -19,7 +19,7 @@ from tests.keys.test_every_field import RECORD
 SMALL: dict[str, Any] = {
     "rounds": 5,
     "checkpoint.every": 2,
-    "participation.count": 4,
+    "clients.count": 4,
     "local.lr": 0.2,
     "local.engine": "sequential",
     "logging.tensorboard": False,
@@ -80,9 +80,9 @@ def test_every_field_of_a_record_has_a_group() -> None:
 
 
 def test_settings_are_those_that_are_not_at_their_defaults() -> None:
-    config = load_config(None, ["preset=fedavg", "local.lr=0.2", "participation.count=4", "logging.tensorboard=true"])
+    config = load_config(None, ["preset=fedavg", "local.lr=0.2", "clients.count=4", "logging.tensorboard=true"])
     chosen = settings(config)
-    assert (chosen["preset"], chosen["seed"], chosen["local.lr"], chosen["participation.count"]) == (
+    assert (chosen["preset"], chosen["seed"], chosen["local.lr"], chosen["clients.count"]) == (
         "fedavg",
         0,
         0.2,

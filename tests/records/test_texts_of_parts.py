@@ -28,7 +28,7 @@ def typed_in(text: str) -> dict[str, Any]:
 
 
 def kept(rule: Any) -> str:
-    config = fedmpi.Config(samples={"rule": rule}, participation={"count": 4})
+    config = fedmpi.Config(samples={"sampler": rule}, clients={"count": 4})
     (text,) = part_sources(config).values()
     return text.decode()
 
@@ -107,7 +107,7 @@ def test_a_lambda_of_text_that_is_no_program_is_kept_as_far_as_its_first_line() 
 def test_a_built_in_part_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         for loss in (label_smoothing, partial(label_smoothing, smoothing=0.2)):
-            assert part_sources(fedmpi.Config(task={"loss": loss}, participation={"count": 4})) == {}
+            assert part_sources(fedmpi.Config(task={"loss": loss}, clients={"count": 4})) == {}
     assert not caplog.records
 
 
@@ -118,7 +118,7 @@ def test_a_run_does_not_go_on_with_a_lambda_of_another_body_in_the_next_line(tmp
         lambda client:
             np.arange(len(client.labels) // 2 + 1),
     ]  # fmt: skip
-    keys = {"rounds": 1, "participation.count": 4}
-    fedmpi.run("fedavg", {**keys, "samples.rule": rules[0]}, out=tmp_path)
+    keys = {"rounds": 1, "clients.count": 4}
+    fedmpi.run("fedavg", {**keys, "samples.sampler": rules[0]}, out=tmp_path)
     with pytest.raises(fedmpi.UserError, match=r"samples\.rule.*lambda.*is not the file"):
-        fedmpi.run("fedavg", {**keys, "samples.rule": rules[1], "rounds": 2}, out=tmp_path, resume=True)
+        fedmpi.run("fedavg", {**keys, "samples.sampler": rules[1], "rounds": 2}, out=tmp_path, resume=True)

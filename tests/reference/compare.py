@@ -48,7 +48,7 @@ def _of_round(t: int, expected: Round, start: np.ndarray, trace: dict[str, np.nd
         wrong = {k for k in rows.keys() | expected.rows.keys() if rows.get(k) != expected.rows.get(k)}
         yield f"round {t}: other rows for clients {sorted(wrong)}"
     factors = {int(k): c for _, k, c in trace["factors"][trace["factors"][:, 0] == t].tolist()}
-    divisor = sum(factors.values()) if trace["normalised"][t] and factors else 1.0
+    divisor = sum(factors.values()) if trace["normalized"][t] and factors else 1.0
     for k in sorted(factors.keys() | expected.shares.keys()):
         share, wanted = factors.get(k, 0.0) / divisor, expected.shares.get(k, 0.0)
         if abs(share - wanted) > 2e-7 * abs(wanted) + 1e-11:

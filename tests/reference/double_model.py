@@ -25,5 +25,5 @@ class DoublePerceptron(nn.Module):
 
 
 def double_perceptron(description: DataDescription, width: int = 9) -> nn.Module:
-    """For `data.normalise = false`."""
+    """For `data.normalize = false`."""
     return DoublePerceptron(math.prod(description.feature_shape), description.classes, width)

@@ -21,28 +21,30 @@ MODELS: list[dict[str, Any]] = [
 """All smooth: a rounding can switch a ReLU on or off."""
 DOUBLE = "tests.reference.double_model:double_perceptron"
 ELSEWHERE: Choices = {
-    "participation": {"noise": ["nearest", "singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
-    "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
+    "clients": {
+        "sampler.clustering.outliers": ["nearest", "singletons", "stratum", "drop"],
+        "sampler.clustering.min_samples": [2, 3],
+        "sampler.clustering.xi": [0.05, 0.25],
+    },
+    "samples": {"budget": [60, 400], "size.max_size": [40, 121, 200]},
     "local": {
         "optimizer": ["sgd", "sgd", "sgd", "adam"],
         "lr": [0.02],
-        "lr_every": [1, 2],
-        "epsilon": [1e-3],
+        "schedule.every": [1, 2],
+        "optimizer.epsilon": [1e-3],
     },
-    "topology": {"placement": ["owner", "auto", "shared"]},
-    "transport": {
-        "kind": ["float32", "float32", "float32", "topk", "float16"],
-        "fraction": [0.2],
-        "error_feedback": [False, True],
-    },
+    "cluster": {"placement": ["owner", "auto", "shared"]},
+    "compression": ["float32", "float32", "float32", "topk", "float16"],
+    "compression.fraction": [0.2],
+    "compression.error_feedback": [False, True],
     "evaluation": {"every": [1, 1, 2], "batch_size": [100, 2000]},
-    "rebalance": {
-        "enabled": [False, False, True],
-        "weights": ["augmented", "original"],
-        "alpha": [0.67, 1.0],
-        "copies": ["ratio", "ratio-minus-one"],
-    },
-    "system": {"over_selection": [1.0, 1.5], "clock": [False, True], "period": [2.0]},
+    "rebalance": [False, False, True],
+    "rebalance.weights": ["augmented", "original"],
+    "rebalance.alpha": [0.67, 1.0],
+    "rebalance.copies": ["ratio", "ratio-minus-one"],
+    "clients.over_selection": [1.0, 1.5],
+    "devices": [False, True],
+    "clients.availability.period": [2.0],
 }
 LOSSES: list[dict[str, Any]] = [
     {},
@@ -55,7 +57,7 @@ FIXED = {
     "logging.tensorboard": False,
     "checkpoint.every": 0,
     "cluster.threads": 1,
-    "topology.kind": "star",
+    "topology": "star",
     "local.precision": "float32",
 }
 
@@ -92,7 +94,7 @@ def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config 
         table["data"], table["samples"] = {"shards": "digits:clients=9,partition=iid"}, {"rule": "all"}
     if table["aggregation"]["optimizer"] == "yogi" or table["transport"]["kind"] == "topk":
         # A rounding in float32 can turn Yogi's sign, and the order of two values at the border of the largest ones.
-        table["model"], table["data"]["normalise"] = {"name": DOUBLE}, False
+        table["model"], table["data"]["normalize"] = {"name": DOUBLE}, False
     if table["model"]["name"].endswith("batch_norm_mlp"):  # which fails on a batch of one sample
         table["data"] = {"shards": "digits:clients=9,partition=iid"}
         table["samples"], table["local"]["batch_size"] = {"rule": "all"}, "all"

@@ -1,6 +1,6 @@
 """SCAFFOLD, FedDyn and FedNova in plain float64 arithmetic, for the plain loop: written from the papers.
 
-Karimireddy et al. 2020, Algorithm 1, option II; Acar et al. 2021, Algorithm 1; Wang et al. 2020, the normalised update
+Karimireddy et al. 2020, Algorithm 1, option II; Acar et al. 2021, Algorithm 1; Wang et al. 2020, the normalized update
 with a_k of plain SGD and of SGD with a proximal term.
 """
 
@@ -15,7 +15,7 @@ class PlainAlgorithm:
     """What an algorithm remembers of clients and server, and what it does with a round's changes."""
 
     def __init__(self, config: Config, clients: int, values: int):
-        name = config.local.algorithm
+        name = config.local.algorithm.name
         self.kind = name.removeprefix("tests.local.own_algorithms:").lower()
         self.alpha = float((config.local.model_extra or {}).get("alpha", 0.1))
         self.mu = config.local.proximal_mu

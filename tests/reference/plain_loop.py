@@ -205,9 +205,9 @@ class Population:
     """The clients' samples in float64, the augmented copies behind each client's own where rebalancing is on."""
 
     def __init__(self, config: Config):
-        self.store = open_store(config.data.shards)
+        self.store = open_store(config.data.source.choice)
         self.description, self.seed = self.store.description, config.seed
-        self.standardised = config.data.normalise
+        self.standardised = config.data.normalize
         self.clients = len(self.store.sizes)
         part, counts = config.rebalance, np.asarray(self.store.class_counts(), np.int64)
         images = [self.store.client(k) for k in range(self.clients)]
@@ -221,7 +221,7 @@ class Population:
         self.class_counts = np.array([[int((y == c).sum()) for c in range(classes)] for _, y in self.raw])
         self.weight_sizes = self.original if part.enabled and part.weights == "original" else self.sizes
         self.attackers = attackers(config, self.clients)
-        flipping = self.attackers if config.attack.kind == "label-flip" else []
+        flipping = self.attackers if config.attack.name == "label-flip" else []
         trained = [classes - 1 - y if k in flipping else y.copy() for k, (_, y) in enumerate(self.raw)]
         self._ready = [(self._input(x), torch.from_numpy(y)) for (x, _), y in zip(self.raw, trained, strict=True)]
         test_x, test_y = self.store.test()
@@ -382,7 +382,7 @@ def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, nor
     if part.clients == "all":
         return Drawn(there, [1] * len(there), [1.0] * len(there))
     generator = stream(config.seed, COHORT, t)
-    m = min(n, math.ceil(wanted_clients(config, n) * config.system.over_selection - 1e-9))
+    m = min(n, math.ceil(wanted_clients(config, n) * config.clients.over_selection - 1e-9))
     if part.clients == "weighted":
         return draw_by_size(generator, there, sizes, m, part.replace)
     m = min(m, len(there))
@@ -729,7 +729,7 @@ def size_estimate(config: Config, t: int, sizes: np.ndarray, asked: list[int]) -
     generator = stream(config.seed, SIZE_ANSWER, 0 if part.memoise else t)
     m, epsilon, n = part.threshold, part.epsilon, len(sizes)
     inputs = [min(max(int(size), 1), m - 1) if part.clip else int(size) for size in sizes]
-    if part.size_estimate == "randomised-response":
+    if part.size_estimate == "randomized-response":
         alpha = (math.exp(epsilon) - 1) / (math.exp(epsilon) + m - 2)  # Eq 21
         truthful, fake = generator.random(n) < alpha, generator.integers(1, m, n)
         answers = [inputs[k] if truthful[k] else int(fake[k]) for k in asked]  # Eq 1
@@ -997,7 +997,7 @@ class PlainLoop:
     """A run of a star, round after round."""
 
     def __init__(self, config: Config):
-        if config.topology.kind != "star" or config.local.precision != "float32":
+        if config.topology.name != "star" or config.local.precision != "float32":
             raise ValueError("the plain loop replays stars in full precision only")
         self.config = config
         self.population = Population(config)
@@ -1027,10 +1027,10 @@ class PlainLoop:
         cohort = turnout.cohort
         self.latest = cohort.clients
         p, facts = self._probability(t, turnout)
-        rows = sampled_rows("all" if opening else config.samples.rule, config, t, cohort.clients, self.sizes, p)
-        factors, normalises = self._factors(t, turnout, rows)
+        rows = sampled_rows("all" if opening else config.samples.sampler.name, config, t, cohort.clients, self.sizes, p)
+        factors, normalizes = self._factors(t, turnout, rows)
         total, parts = np.zeros_like(w), []
-        if config.aggregation.weights == "q-ffl":
+        if config.server.weights.name == "q-ffl":
             self.start_losses = [float(self.network.losses(w, *self.population.rows(k, None))[0].mean()) for k in rows]
         for k, own in rows.items():
             work, gain = self._work(t, k, own, opening)
@@ -1039,9 +1039,9 @@ class PlainLoop:
             change, clipped = self._clipped(self.carrier.send(t, k, sent))
             total = total + factors[k] * change
             parts.append((k, work, gain, change, clipped))
-        divisor = sum(factors[k] for k in rows) if normalises and rows else 1.0
+        divisor = sum(factors[k] for k in rows) if normalizes and rows else 1.0
         mean = self._mean(t, [part[3] for part in parts], [factors[k] for k in rows], total, divisor)
-        if config.aggregation.weights == "literal" and not opening and cohort.clients:
+        if config.server.weights.name == "literal" and not opening and cohort.clients:
             mean = mean + (sum(factors.values()) - 1) * w  # Eq 3: Σ c_k w_k, those without rows with w_k = w
         mean = self._with_noise(t, mean)
         update = self.algorithm.update(mean, divisor)
@@ -1080,7 +1080,7 @@ class PlainLoop:
         draws, expected = None, list[float]()
         if self.strata.opens(t):
             asked = Drawn(there, [1] * len(there), [1.0] * len(there))
-        elif config.participation.clients == "stratified":
+        elif config.clients.sampler.name == "stratified":
             asked, draws, expected = self._from_strata(t, there)
         else:
             norms = self.strata.grouping.norms if self.strata.grouping else None
@@ -1102,7 +1102,7 @@ class PlainLoop:
         rounding = stream(config.seed, ALLOCATION, t)
         draws, expected = allocation(part.allocation, grouping.sizes, grouping.spreads, room, m, rounding)
         generator, found = stream(config.seed, STRATUM_DRAW, t), []
-        over = config.system.over_selection
+        over = config.clients.over_selection
         for h, own in enumerate(members):
             if not draws[h]:
                 continue
@@ -1134,7 +1134,7 @@ class PlainLoop:
 
     def _surviving(self, t: int, asked: Drawn, draws: list[int] | None) -> Drawn:
         """Without those who drop out; π_k shrinks by the expected share of the places that are still filled."""
-        lost = self.config.system.drop_out
+        lost = self.config.clients.failure_rate
         if not lost:
             return asked
         chance = stream(self.config.seed, AVAILABILITY, t, 1).random(self.n)
@@ -1235,7 +1235,7 @@ class PlainLoop:
         if not opening:
             return part.weights, part.population
         sums = dict.fromkeys(("gradient-sum", "gradient-sum-squared"), "samples")
-        kinds = {**sums, "stratified": "normalised", "literal": "normalised"}
+        kinds = {**sums, "stratified": "normalized", "literal": "normalized"}
         return kinds.get(part.weights, part.weights), "clients" if part.weights == "stratified" else part.population
 
     def _factors(self, t: int, turnout: Turnout, rows: dict[int, list[int]]) -> tuple[dict[int, float], bool]:
@@ -1255,7 +1255,7 @@ class PlainLoop:
         for i, k in enumerate(cohort.clients):
             if kind in ("samples", "gradient-sum", "gradient-sum-squared"):
                 counted = sum(row < sizes[k] for row in rows.get(k, []))
-                wanted = self.config.samples.wanted or max(1, sum(int(self.sizes[c]) for c in cohort.clients))
+                wanted = self.config.samples.budget or max(1, sum(int(self.sizes[c]) for c in cohort.clients))
                 # McMahan et al. 2017, Algorithm 1: n_k; FedSampling, Algorithm 1, line 14: 1/K for every sample
                 factor = counted / (1 if kind == "samples" else wanted)
                 if kind == "gradient-sum-squared":  # FedSampling's published code: once more for every sample
@@ -1270,27 +1270,27 @@ class PlainLoop:
                 factor = rho.get(k, 0.0) / (cohort.inclusion[i] * chance[k])
             else:  # Hájek's ratio, every stratum with its own share whoever of it is there (FedSSO, Eq 6)
                 own = [j for j in everybody if labels[j] == labels[k]]
-                all_there = self.config.participation.clients != "stratified"
+                all_there = self.config.clients.sampler.name != "stratified"
                 there = sum(rho[j] for j in own if j in turnout.there)
                 share = 1.0 if all_there or not there else there / sum(rho[j] for j in own)
                 factor = rho.get(k, 0.0) / (cohort.inclusion[i] * share)
             found[k] = cohort.times[i] * factor
-        return found, kind in ("samples", "uniform", "normalised", "q-ffl")
+        return found, kind in ("samples", "uniform", "normalized", "q-ffl")
 
     def _denominator(self, t: int) -> int:
         """What clipped updates are divided by, whoever returns: the clients wanted (McMahan et al. 2018, §3, f̃_f)."""
-        all_take_part = self.config.participation.clients == "all" or self.strata.opens(t)
+        all_take_part = self.config.clients.sampler.name == "all" or self.strata.opens(t)
         return self.n if all_take_part else wanted_clients(self.config, self.n)
 
     def _labels(self) -> list[int]:
         """Every client's stratum; 0 where there are no strata."""
-        if self.config.participation.clients != "stratified" or self.strata.grouping is None:
+        if self.config.clients.sampler.name != "stratified" or self.strata.grouping is None:
             return [0] * self.n
         return self.strata.grouping.labels.tolist()
 
     def _represented(self, turnout: Turnout) -> list[float]:
         """P_h that a stratum has a participant at all: min(1, E[m_h]), and not all of those asked drop out."""
-        labels, lost = self._labels(), self.config.system.drop_out
+        labels, lost = self._labels(), self.config.clients.failure_rate
         asked = [sum(labels[k] == h for k in turnout.asked) for h in range(len(turnout.expected))]
         chances = [1.0 if e > 1 - 1e-9 else e for e in turnout.expected]
         return [p * (1 - lost**a) if a and lost else p for p, a in zip(chances, asked, strict=True)]
@@ -1355,7 +1355,7 @@ class PlainLoop:
             facts["asked"] = len(turnout.asked)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = max(turnout.seconds, default=0.0)
-        if self.config.participation.clients == "stratified" and grouping is not None:
+        if self.config.clients.sampler.name == "stratified" and grouping is not None:
             facts |= {"strata": len(grouping.sizes), "stratum_sizes": grouping.sizes}
             if self.strata.noise is not None:
                 facts["noise_clients"] = self.strata.noise
@@ -1384,7 +1384,7 @@ class PlainLoop:
             assert trainable <= d
             up += one * self.strata.measured
             down += 4 * d * self.strata.measured if part.features != "label-histogram" else 0
-        if t == 0 and config.rebalance.enabled:
+        if t == 0 and config.rebalance is not None:
             up, down = up + 4 * classes * self.n, down + 4 * classes * self.n
         found = {"bytes_client_up": up, "bytes_client_down": down}
         return {key: value for key, value in found.items() if value} | {"bytes_paper_formula": 8 * d * returned}
@@ -1411,7 +1411,7 @@ class PlainLoop:
 
     def _exposed(self, turnout: Turnout, asked: list[int]) -> set[int]:
         """Clients whose n_k the server learns in this round without any noise."""
-        part, weights = self.config.participation, self.config.aggregation.weights
+        part, weights = self.config.participation, self.config.server.weights.name
         by_samples = self.config.aggregation.population == "samples"
         opened = (
             part.clients == "stratified"
@@ -1420,9 +1420,9 @@ class PlainLoop:
         )
         if (
             part.clients == "weighted"
-            or self.config.rebalance.enabled
+            or self.config.rebalance is not None
             or (part.clients == "stratified" and part.features == "label-histogram")
-            or (by_samples and (opened or weights in ("normalised", "unbiased", "literal")))
+            or (by_samples and (opened or weights in ("normalized", "unbiased", "literal")))
         ):
             return set(range(self.n))
         open_answers = {k for k in asked if self.sizes[k] >= self.config.samples.threshold}
@@ -1463,7 +1463,7 @@ class PlainLoop:
         for k, own in rows.items():
             self.used.rows[k][own] += 1
         clients = evenness(self.used.clients.tolist())
-        if self.config.samples.rule == "all":
+        if self.config.samples.sampler.name == "all":
             samples = evenness([count for k, count in enumerate(self.used.clients) for _ in range(self.sizes[k])])
         else:
             samples = evenness(np.concatenate(self.used.rows).tolist())

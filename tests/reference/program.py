@@ -25,12 +25,12 @@ from tests.quick_end import end_quickly
 def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
     """A run of `config` into `folder`; None on ranks other than 0."""
     experiment = Experiment.connect(config)
-    cohorts, rows, factors, normalised, models = [], [], [], [], []
+    cohorts, rows, factors, normalized, models = [], [], [], [], []
     trainer, train = experiment.trainer, experiment.trainer.train
 
     def watched(plan: Plan, *others: Any) -> Any:
         cohorts.append(np.concatenate([[-1 - plan.round], plan.clients]))
-        normalised.append(plan.normalise)
+        normalized.append(plan.normalize)
         for task in trainer.worker.tasks(plan, trainer.worker.members(plan)):
             own = np.arange(experiment.data.sizes[task.client]) if task.rows is None else task.rows
             rows.extend((plan.round, task.client, int(row)) for row in own)
@@ -55,7 +55,7 @@ def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
             "cohorts": np.concatenate(cohorts),
             "rows": np.concatenate([part.reshape(-1, 3) for part in all_rows]),
             "factors": np.concatenate([part.reshape(-1, 3) for part in all_factors]),
-            "normalised": np.array(normalised),
+            "normalized": np.array(normalized),
             "models": np.array(models),
             "records": np.array((folder / "metrics.jsonl").read_text()),
         }

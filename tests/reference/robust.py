@@ -24,7 +24,7 @@ def stream(seed: int, round: int = 0, client: int = 0) -> np.random.Generator:
 
 def attackers(config: Config, clients: int) -> list[int]:
     """The clients that attack, in every round."""
-    if config.attack.kind == "none":
+    if config.attack.name == "none":
         return []
     count = math.floor(config.attack.fraction * clients + 0.5)
     return sorted(stream(config.seed).choice(clients, count, replace=False, shuffle=False).tolist())
@@ -32,16 +32,16 @@ def attackers(config: Config, clients: int) -> list[int]:
 
 def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
     """What an attacker sends instead of its Δ."""
-    if config.attack.kind == "sign-flip":
+    if config.attack.name == "sign-flip":
         return -config.attack.scale * change
-    if config.attack.kind == "noise":
+    if config.attack.name == "noise":
         return config.attack.scale * stream(config.seed, 1 + t, k).standard_normal(len(change))
     return change
 
 
 def combine(config: Config, changes: list[np.ndarray], shares: list[float]) -> np.ndarray:
     """The update that the rule makes of all updates, coordinate after coordinate."""
-    rule, options, m = config.aggregation.rule, config.aggregation.model_extra or {}, len(changes)
+    rule, options, m = config.server.aggregator.name, config.aggregation.model_extra or {}, len(changes)
     columns = [sorted(column) for column in np.transpose(changes).tolist()]
     if rule == "median":
         return np.array([(c[(m - 1) // 2] + c[m // 2]) / 2 for c in columns])

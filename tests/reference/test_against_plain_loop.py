@@ -22,10 +22,10 @@ from tests.reference.program import traced
 
 PROGRAM = Path(__file__).parent / "program.py"
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0", "rounds=3"]
-SMALL = ["data.shards=digits:clients=14,alpha=0.4"]
+SMALL = ["data.source=digits:clients=14,alpha=0.4"]
 SMOOTH = ["model.hidden=[12]", "model.activation=tanh"]
 """A rounding can switch a ReLU on or off."""
-IN_FLOAT64 = [f"model.name={DOUBLE}", "data.normalise=false"]
+IN_FLOAT64 = [f"model.name={DOUBLE}", "data.normalize=false"]
 """Against the sign in Yogi, which a rounding in float32 can turn."""
 STARS = [preset.name for preset in presets() if preset.table.get("topology", {}).get("kind") != "mediators"]
 FEW, MANY = 14, 80
@@ -41,10 +41,10 @@ def preset_config(name: str) -> Config:
     """A preset on fourteen clients of the embedded digits."""
     fitted = [*QUIET, *SMALL, *(IN_FLOAT64 if name == "fedyogi" else SMOOTH), f"preset={name}"]
     given = load_config(None, fitted)
-    fitted += ["participation.count=5"] if given.participation.count else []
-    fitted += ["participation.fraction=0.4"] if given.participation.fraction else []
-    fitted += ["samples.wanted=300"] if given.samples.wanted else []
-    fitted += ["samples.threshold=80"] if given.samples.size_estimate != "exact" else []
+    fitted += ["clients.count=5"] if given.participation.count else []
+    fitted += ["clients.fraction=0.4"] if given.participation.fraction else []
+    fitted += ["samples.budget=300"] if given.samples.wanted else []
+    fitted += ["samples.size.max_size=80"] if given.samples.size_estimate != "exact" else []
     return load_config(None, fitted)
 
 
@@ -62,8 +62,8 @@ def compare(config: Config, folder: Path) -> bool:
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_short_last_batches_are_left_out(engine: str, tmp_path: Path) -> None:
-    more = ["participation.count=6", "local.epochs=2", "local.drop_last=true", f"local.engine={engine}"]
-    more += ["system.clock=true", "system.over_selection=1.5"]
+    more = ["clients.count=6", "local.epochs=2", "local.drop_last=true", f"local.engine={engine}"]
+    more += ["devices=true", "clients.over_selection=1.5"]
     assert compare(load_config(None, [*QUIET, *SMALL, "preset=fedavg", *more]), tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_three_ranks_agree_with_the_plain_loop(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     held = np.load(tmp_path / "out.npz")
     for i, config in enumerate(configs):
-        keys = ("cohorts", "rows", "factors", "normalised", "models", "records")
+        keys = ("cohorts", "rows", "factors", "normalized", "models", "records")
         found = differences(config, {key: held[f"{key}{i}"] for key in keys})
         assert not found, "\n".join([*found[:10], config_toml(config)])
 

@@ -31,8 +31,8 @@ SMALL: dict[str, Any] = {
     "checkpoint.every": 0,
 }
 VIEWED = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.clients_every": 2}
-STRATA = {"participation.strata": 4, "participation.count": 5}
-MEDIATORS = {"participation.count": 10, "topology.clients_per_mediator": 5}
+STRATA = {"clients.sampler.strata": 4, "clients.count": 5}
+MEDIATORS = {"clients.count": 10, "topology.clients_per_mediator": 5}
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 

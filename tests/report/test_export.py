@@ -1,4 +1,4 @@
-"""What an exported file computes on stored samples is what the run's model computes on normalised ones."""
+"""What an exported file computes on stored samples is what the run's model computes on normalized ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path, stored: torch.Tensor) -> np.ndarray:
-    """The run's own model on samples, normalised by hand."""
+    """The run's own model on samples, normalized by hand."""
     run = fedmpi.load_run(folder)
     mean, std = run.summary["data"]["mean"][0], run.summary["data"]["std"][0]
     with torch.inference_mode():
@@ -62,8 +62,8 @@ def test_safetensors_holds_the_models_values(folder: Path, tmp_path: Path) -> No
         export(folder, "safetensors")
 
 
-def test_without_normalisation_bytes_become_shares_of_255(tmp_path: Path) -> None:
-    fedmpi.run("fedavg", SMALL | {"data.normalise": False}, out=tmp_path)
+def test_without_normalization_bytes_become_shares_of_255(tmp_path: Path) -> None:
+    fedmpi.run("fedavg", SMALL | {"data.normalize": False}, out=tmp_path)
     again = torch.jit.load(export(tmp_path, "torchscript")[0])
     with torch.inference_mode():
         right = fedmpi.load_run(tmp_path).model(IMAGES.float() / 255).numpy()

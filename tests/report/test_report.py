@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "cluster.threads": 1,
     "checkpoint.every": 0,
 }
-STRATA = {"participation.strata": 4, "participation.count": 5}
+STRATA = {"clients.sampler.strata": 4, "clients.count": 5}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneR
 def test_what_differs_is_listed_by_key_and_what_does_not_is_common(shown: dict[str, Any]) -> None:
     differences, common = {row[0]: row[1:] for row in shown["differences"]}, dict(shown["common"])
     assert differences["preset"] == ["fedavg", "fedstas-dp"]
-    assert differences["samples.epsilon"][0] == "\u2013" and "seed" not in differences | common
+    assert differences["samples.size.epsilon"][0] == "\u2013" and "seed" not in differences | common
     assert common["rounds"] == "3" and not differences.keys() & common.keys()
 
 
@@ -281,7 +281,7 @@ def test_tables_hold_means_and_deviations_and_no_markup_of_names(shown: dict[str
     page = render_page(shown | {"notes": ["a <note>"]}, "")
     mean, deviation = next(one for one in shown["configurations"] if one["label"] == "fedavg")["final"]["test_accuracy"]
     assert f"<td>{mean:.4g} ± {deviation:.2g}</td>" in page and "Mind: a &lt;note&gt;." in page
-    assert "<td>samples.epsilon</td>" in page and '<td class="text">' in page
+    assert "<td>samples.size.epsilon</td>" in page and '<td class="text">' in page
 
 
 def test_the_library_that_draws_comes_from_the_installed_package() -> None:
@@ -312,7 +312,7 @@ def test_seeds_on_partitions_of_their_own_are_one_configuration_and_other_data_a
     runs = [
         OneRun(
             Path(f"{data}-{seed}"),
-            {"preset": "fedavg", "seed": seed, "data.shards": f"s/{data}-seed{seed}"},
+            {"preset": "fedavg", "seed": seed, "data.source": f"s/{data}-seed{seed}"},
             [],
             {},
             "",

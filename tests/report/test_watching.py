@@ -108,7 +108,7 @@ def test_a_run_that_failed_says_why_until_it_is_begun_again(tmp_path: Path, caps
         raise OSError("no room in here")
 
     for out in (None, tmp_path):
-        with pytest.raises(fedmpi.PartFailure, match="no room in here"):
+        with pytest.raises(fedmpi.ComponentFailure, match="no room in here"):
             fedmpi.run("fedavg", SMALL, out=out, on_round=fails)
     watch(tmp_path)
     first = capsys.readouterr().out

@@ -36,7 +36,7 @@ def write_run(
 ) -> None:
     """The files of a run with these test accuracies; each round uses 10 samples and sends 1,000 bytes up and down."""
     folder.mkdir(parents=True)
-    table = {"preset": "fedavg", "rounds": len(accuracies), "data.shards": "digits", **(config or {})}
+    table = {"preset": "fedavg", "rounds": len(accuracies), "data.source": "digits", **(config or {})}
     (folder / "config.toml").write_text(tomli_w.dumps(nested(table, "test")))
     with open(folder / "metrics.jsonl", "w") as file:
         for round, accuracy in enumerate(accuracies):
@@ -110,15 +110,15 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
 
 
 def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmpis(tmp_path: Path) -> None:
-    own = {"participation.clients": "mine:sampler"}
+    own = {"clients.sampler": "mine:sampler"}
     write_run(tmp_path / "a", [0.1], own)
-    write_run(tmp_path / "b", [0.2], own | {"participation.strata": 10})
-    write_run(tmp_path / "c", [0.3], own | {"participation.strata": "many"})
+    write_run(tmp_path / "b", [0.2], own | {"clients.sampler.strata": 10})
+    write_run(tmp_path / "c", [0.3], own | {"clients.sampler.strata": "many"})
     [(_, rows)] = compared(tmp_path).blocks
-    assert [row.group.label for row in rows] == ["without participation.strata", "strata = 10", "strata = many"]
-    law = {"system.availability": "mine:law"}
+    assert [row.group.label for row in rows] == ["without clients.sampler.strata", "strata = 10", "strata = many"]
+    law = {"clients.availability": "mine:law"}
     write_run(tmp_path / "laws" / "a", [0.1], law)
-    write_run(tmp_path / "laws" / "b", [0.2], law | {"system.drop_out": 0.5})
+    write_run(tmp_path / "laws" / "b", [0.2], law | {"clients.failure_rate": 0.5})
     [(_, rows)] = compared(tmp_path / "laws").blocks
     assert [row.group.label for row in rows] == ["drop_out = 0.0", "drop_out = 0.5"], "fedmpi's with any law"
 
@@ -131,52 +131,52 @@ def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path
     assert [row.group.label for row in rows] == expected
     lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path, by=("run", "rounds"))))))
     assert [(line["run"], line["rounds"]) for line in lines] == [("short", "1"), ("long", "2"), ("", "2")]
-    rates = {"local.lr": 0.2, "aggregation.lr": 0.3}
+    rates = {"local.lr": 0.2, "server.optimizer.lr": 0.3}
     write_run(tmp_path / "rates" / "a", [0.1], rates)
-    write_run(tmp_path / "rates" / "b", [0.1], rates | {"aggregation.lr": 0.4})
-    [(_, [first, _])] = compared(tmp_path / "rates", by=("local.lr", "aggregation.lr")).blocks
-    assert first.group.label == "local.lr = 0.2, aggregation.lr = 0.3"
+    write_run(tmp_path / "rates" / "b", [0.1], rates | {"server.optimizer.lr": 0.4})
+    [(_, [first, _])] = compared(tmp_path / "rates", by=("local.lr", "server.optimizer.lr")).blocks
+    assert first.group.label == "local.lr = 0.2, server.optimizer.lr = 0.3"
 
 
 def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there(tmp_path: Path) -> None:
-    stratified = {"participation.clients": "stratified"}
+    stratified = {"clients.sampler": "stratified"}
     for name, config, labels in (
-        ("two", stratified | {"participation.strata": 2}, {"participation.strata": 2}),
-        ("older", stratified, {"participation.strata": 10}),
-        ("uniform", {"participation.clients": "uniform"}, {}),
-        ("adam", {"participation.clients": "uniform", "local.optimizer": "adam"}, {}),
-        ("gone", {"participation.clients": "no longer there"}, {}),
+        ("two", stratified | {"clients.sampler.strata": 2}, {"clients.sampler.strata": 2}),
+        ("older", stratified, {"clients.sampler.strata": 10}),
+        ("uniform", {"clients.sampler": "uniform"}, {}),
+        ("adam", {"clients.sampler": "uniform", "local.optimizer": "adam"}, {}),
+        ("gone", {"clients.sampler": "no longer there"}, {}),
     ):
         write_run(tmp_path / name, [0.1], config, labels={"run": name, **labels})
     [(_, rows)] = compared(tmp_path).blocks
     expected = ["two, strata = 2", "older, strata = 10", "uniform", "adam", "gone, strata = 10"]
     assert {row.group.label for row in rows} == set(expected)
     for name, config in (("one", ["top-5"]), ("k", ["top-5", "top-k"])):
-        given = {"task.metrics": config} | ({"task.k": 3} if name == "k" else {})
+        given = {"task.metrics": config} | ({"task.metrics.k_XXX": 3} if name == "k" else {})
         write_run(tmp_path / "metrics" / name, [0.1], given, labels={"run": name})
-    [(_, rows)] = compared(tmp_path / "metrics", by=("run", "task.k")).blocks
+    [(_, rows)] = compared(tmp_path / "metrics", by=("run", "task.metrics.k_XXX")).blocks
     assert {row.group.label for row in rows} == {"one", "k, k = 3"}
-    [(_, rows)] = compared(tmp_path, by=("run", "local.beta1")).blocks
+    [(_, rows)] = compared(tmp_path, by=("run", "local.optimizer.beta1")).blocks
     assert [row.group.label for row in rows if "beta1" in row.group.label] == ["adam, beta1 = 0.9"]
 
 
 def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
-    own = {"participation.clients": "mine:sampler", "local.lr": 0.1}
+    own = {"clients.sampler": "mine:sampler", "local.lr": 0.1}
     values = [None, "unset", "a = unset", "strata = b"]
     for number, value in enumerate(values):
-        config = own | ({} if value is None else {"participation.strata": value})
+        config = own | ({} if value is None else {"clients.sampler.strata": value})
         write_run(tmp_path / "own" / str(number), [0.1 * number], config)
     found = compared(tmp_path / "own")
     [(_, rows)] = found.blocks
     assert [row.group.label for row in rows] == [
-        "without participation.strata",
+        "without clients.sampler.strata",
         *(f"strata = {value}" for value in values[1:]),
     ]
     lines = list(csv.DictReader(StringIO(as_csv(found))))
-    assert [line["participation.strata"] for line in lines] == ["", *values[1:]]
+    assert [line["clients.sampler.strata"] for line in lines] == ["", *values[1:]]
     for number, value in enumerate(values[1:]):
-        labels = {"run": "mine", "participation.strata": value}
-        write_run(tmp_path / "swept" / str(number), [0.1], own | {"participation.strata": value}, labels=labels)
+        labels = {"run": "mine", "clients.sampler.strata": value}
+        write_run(tmp_path / "swept" / str(number), [0.1], own | {"clients.sampler.strata": value}, labels=labels)
     write_run(tmp_path / "swept" / "none", [0.1], own, labels={"run": "plain"})
     [(_, rows)] = compared(tmp_path / "swept").blocks
     assert [row.group.label for row in rows] == [*(f"mine, strata = {value}" for value in values[1:]), "plain"]
@@ -193,31 +193,31 @@ def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
 def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Path) -> None:
     for preset in ("fedavg", "fedadam"):
         for number, data in enumerate(("shards/mnist", "shards/emnist")):
-            write_run(tmp_path / f"{preset}{number}", [0.1, 0.6], {"preset": preset, "data.shards": data})
-    write_run(tmp_path / "val", [0.1, 0.6], {"data.shards": "shards/mnist", "evaluation.on": "both"})
+            write_run(tmp_path / f"{preset}{number}", [0.1, 0.6], {"preset": preset, "data.source": data})
+    write_run(tmp_path / "val", [0.1, 0.6], {"data.source": "shards/mnist", "evaluation.on": "both"})
     found = compared(tmp_path)
     assert [(block.title, [row.group.label for row in rows]) for block, rows in found.blocks] == [
-        ("data.shards = shards/mnist, evaluation.on = auto", ["fedadam", "fedavg"]),
-        ("data.shards = shards/emnist, evaluation.on = auto", ["fedadam", "fedavg"]),
-        ("data.shards = shards/mnist, evaluation.on = both", ["fedavg"]),
+        ("data.source = shards/mnist, evaluation.on = auto", ["fedadam", "fedavg"]),
+        ("data.source = shards/emnist, evaluation.on = auto", ["fedadam", "fedavg"]),
+        ("data.source = shards/mnist, evaluation.on = both", ["fedavg"]),
     ]
     assert "are not compared" in rendered(found)
 
 
 def test_a_folder_that_several_seeds_share_keeps_its_name(tmp_path: Path) -> None:
     for seed in (0, 10):
-        write_run(tmp_path / str(seed), [0.1, 0.6], {"seed": seed, "data.shards": "shards/mnist10"})
-        write_run(tmp_path / f"{seed}b", [0.1, 0.6], {"seed": seed, "data.shards": "shards/mnist"})
+        write_run(tmp_path / str(seed), [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist10"})
+        write_run(tmp_path / f"{seed}b", [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist"})
     assert [(block.title, rows[0].final.n) for block, rows in compared(tmp_path).blocks] == [
-        ("data.shards = shards/mnist10", 2),
-        ("data.shards = shards/mnist", 2),
+        ("data.source = shards/mnist10", 2),
+        ("data.source = shards/mnist", 2),
     ]
 
 
 def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None:
     for seed in range(3):
         for preset in ("fedavg", "fedadam"):
-            config = {"preset": preset, "seed": seed, "data.shards": f"shards/mnist-dir0.1-{seed}"}
+            config = {"preset": preset, "seed": seed, "data.source": f"shards/mnist-dir0.1-{seed}"}
             write_run(tmp_path / f"{preset}{seed}", [0.1, 0.6], config)
     [(_, rows)] = compared(tmp_path).blocks
     assert [(row.group.label, sorted(row.group.runs)) for row in rows] == [
@@ -228,7 +228,7 @@ def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None
 
 def test_a_key_that_an_older_run_lacks_has_its_default(tmp_path: Path) -> None:
     write_run(tmp_path / "old", [0.1, 0.6])
-    write_run(tmp_path / "new", [0.1, 0.6], {"seed": 1, "task.loss": "cross-entropy", "system.speed_rates": []})
+    write_run(tmp_path / "new", [0.1, 0.6], {"seed": 1, "task.loss": "cross-entropy", "devices.speed.rates": []})
     write_run(tmp_path / "other", [0.1, 0.6], {"seed": 1, "task.loss": "focal"})
     [(_, rows)] = compared(tmp_path).blocks
     assert [(row.group.label, row.final.n) for row in rows] == [("loss = cross-entropy", 2), ("loss = focal", 1)]
@@ -249,10 +249,10 @@ def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
 
 def test_labels_are_as_few_keys_as_tell_groups_apart(tmp_path: Path) -> None:
     for number, (preset, lr, count) in enumerate((("fedavg", 0.1, 5), ("fedavg", 0.2, 6), ("fedadam", 0.1, 7))):
-        write_run(tmp_path / str(number), [0.5], {"preset": preset, "local.lr": lr, "participation.count": count})
+        write_run(tmp_path / str(number), [0.5], {"preset": preset, "local.lr": lr, "clients.count": count})
     [(_, rows)] = compared(tmp_path).blocks
     assert [row.group.label for row in rows] == ["fedavg, lr = 0.1", "fedavg, lr = 0.2", "fedadam, lr = 0.1"]
-    [(_, rows)] = compared(tmp_path, by=["participation.count"]).blocks
+    [(_, rows)] = compared(tmp_path, by=["clients.count"]).blocks
     assert [row.group.label for row in rows] == ["count = 5", "count = 6", "count = 7"]
     with pytest.raises(UserError, match=r"--by preset puts runs together that differ in local.lr \(0.1, 0.2\)"):
         compared(tmp_path, by=["preset"])
@@ -498,7 +498,7 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
 
 
 def test_csv_holds_values_without_their_keys(tmp_path: Path) -> None:
-    heat = "participation.temperature"
+    heat = "clients.sampler.temperature"
     for name, own in (("plain", {}), ("soft", {heat: 0.2}), ("soft", {heat: 1.0})):
         for seed in (0, 1):
             labels = {"run": name, "seed": seed, **own}
@@ -537,7 +537,7 @@ def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_s
     for name, lr, labels in (
         ("published", 0.1, {"run": "published", "preset": "fedavg"}),
         ("other", 0.2, {"run": "published", "preset": "fedadam"}),
-        ("mine", 0.3, {"run": "Mine", "preset": "fedavg", "participation.patience": 2.0}),
+        ("mine", 0.3, {"run": "Mine", "preset": "fedavg", "clients.sampler.patience": 2.0}),
     ):
         write_run(tmp_path / name, [lr], {"local.lr": lr}, labels=labels)
     wanted = "published,FedAvg"
@@ -545,7 +545,7 @@ def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_s
     names = {"published, fedavg", "published, fedadam", "Mine, fedavg, patience = 2.0"}
     assert {row.group.label for row in rows} == names
     assert {row.reference.label for row in rows if row.reference is not None} == {"published, fedavg"}
-    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, without participation.patience"):
+    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, without clients.sampler.patience"):
         [(_, rows)] = compared(tmp_path, reference=asked).blocks
         assert any(row.reference is not None for row in rows)
     with pytest.raises(UserError, match="every other group differs in more than this part"):
@@ -582,7 +582,7 @@ def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     """After a rule or the end of a row "[" and "*" begin an option; a comment ends with its line."""
     for number, name in enumerate(("[200]", "* one", "100 %\n&")):
         for data in ("c", "a\\input{b}\nc"):
-            config = {"local.lr": 0.1 * (number + 1), "data.shards": data}
+            config = {"local.lr": 0.1 * (number + 1), "data.source": data}
             write_run(tmp_path / f"{number}{data[0]}", [0.5], config, labels={"run": name})
     lines = as_latex(compared(tmp_path)).splitlines()
     for line in ("{}[200] & 1", "{}* one & 1", r"100 \% \& & 1"):

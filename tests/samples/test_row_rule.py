@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import PartFailure, UserError, row_rule
+from fedmpi import ComponentFailure, UserError, data_sampler
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config.loading import given_config
@@ -20,7 +20,7 @@ SIZES = np.array([len(labels) for labels in LABELS])
 
 
 def asked(rule: Any, wanted: int | None = None, seed: int = 0, **options: Any) -> RowRule:
-    return RowRule(resolve("row rule", rule), options, Streams(seed), wanted, lambda client: LABELS[client].copy())
+    return RowRule(resolve("data sampler", rule), options, Streams(seed), wanted, lambda client: LABELS[client].copy())
 
 
 def rows_of(chosen: RowRule, clients: list[int], round: int = 0) -> dict[int, list[int]]:
@@ -29,12 +29,12 @@ def rows_of(chosen: RowRule, clients: list[int], round: int = 0) -> dict[int, li
     return {clients[place]: rows.tolist() for place, rows in drawn}
 
 
-@row_rule
+@data_sampler
 def ones(client: RowClient) -> np.ndarray:
     return np.flatnonzero(client.labels == 1)
 
 
-@row_rule
+@data_sampler
 def some(client: RowClient, *, most: int = 2) -> np.ndarray:
     return np.sort(client.generator.choice(len(client.labels), min(most, len(client.labels)), replace=False))
 
@@ -55,7 +55,7 @@ def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None
 def test_a_rule_is_given_how_many_rows_are_wanted_of_a_client() -> None:
     expected_rows: list[float] = []
 
-    @row_rule
+    @data_sampler
     def listening(client: RowClient) -> list[int]:
         expected_rows.append(client.expected)
         return [0]
@@ -68,12 +68,12 @@ def test_a_rule_is_given_how_many_rows_are_wanted_of_a_client() -> None:
 
 
 def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
-    @row_rule
+    @data_sampler
     def careless(client: RowClient) -> list[int]:
         client.labels[0] = 9
         return [0]
 
-    with pytest.raises(PartFailure, match="read-only"):
+    with pytest.raises(ComponentFailure, match="read-only"):
         rows_of(asked(careless), [0])
 
 
@@ -93,11 +93,11 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
     ],
 )
 def test_what_are_no_rows_is_refused_naming_part_client_and_round(answer: Any, reason: str) -> None:
-    @row_rule
+    @data_sampler
     def wrong(client: RowClient) -> Any:
         return answer
 
-    with pytest.raises(PartFailure, match=reason) as caught:
+    with pytest.raises(ComponentFailure, match=reason) as caught:
         rows_of(asked(wrong), [0], round=7)
     assert "test_row_rule" in str(caught.value)
     assert "round 7" in str(caught.value) and "client 0" in str(caught.value)
@@ -105,7 +105,7 @@ def test_what_are_no_rows_is_refused_naming_part_client_and_round(answer: Any, r
 
 @pytest.mark.parametrize("answer", [[], np.empty(0), (), range(2), (0, 3), np.array([1, 2], np.int32)])
 def test_rows_may_be_any_sorted_whole_numbers(answer: Any) -> None:
-    @row_rule
+    @data_sampler
     def given(client: RowClient) -> Any:
         return answer
 
@@ -125,11 +125,11 @@ def test_the_built_in_rules_draw_what_they_say() -> None:
 
 @pytest.mark.parametrize("answer, reason", [([8, 9], "position 8, outside 2 … 7"), ([5, 3], "positions that are not")])
 def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int], reason: str) -> None:
-    @row_rule(pooled=True)
+    @data_sampler(pooled=True)
     def wrong(pool: Pool) -> list[int]:
         return answer
 
-    with pytest.raises(PartFailure, match=reason):
+    with pytest.raises(ComponentFailure, match=reason):
         asked(wrong).positions(0, np.array([10]), 1.0, 2, 8)
 
 
@@ -139,22 +139,22 @@ def test_a_pooled_rule_has_generators_by_block() -> None:
 
 
 def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
-    @row_rule(pooled=True)
+    @data_sampler(pooled=True)
     def every_second(pool: Pool) -> np.ndarray:
         return np.arange(pool.start + pool.start % 2, pool.stop, 2)
 
-    private = {"participation.clients": "all", "aggregation.weights": "uniform", "privacy.clip_norm": 1.0}
+    private = {"clients.sampler": "all", "server.weights": "uniform", "privacy.clip_norm": 1.0}
     noisy = {**private, "privacy.noise_multiplier": 1.0}
     with pytest.raises(UserError, match="every_second.* sees the sizes of the whole cohort"):
-        given_config({"samples.rule": every_second, **noisy}, {})
-    given_config({"samples.rule": every_second, **private}, {})
-    given_config({"samples.rule": ones, **noisy}, {})
+        given_config({"samples.sampler": every_second, **noisy}, {})
+    given_config({"samples.sampler": every_second, **private}, {})
+    given_config({"samples.sampler": ones, **noisy}, {})
 
 
 def test_a_pooled_rule_is_given_the_share_that_is_wanted_of_all_samples_that_are_there() -> None:
     shares: set[float] = set()
 
-    @row_rule(pooled=True)
+    @data_sampler(pooled=True)
     def listening(pool: Pool) -> np.ndarray:
         shares.add(pool.probability)
         return np.arange(pool.start, pool.stop)
@@ -164,11 +164,11 @@ def test_a_pooled_rule_is_given_the_share_that_is_wanted_of_all_samples_that_are
 
     def shares_in(**settings: Any) -> set[float]:
         shares.clear()
-        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2, "samples.rule": listening} | settings, data=data)
+        fedmpi.run("fedavg", {"rounds": 1, "clients.count": 2, "samples.sampler": listening} | settings, data=data)
         return set(shares)
 
     x, y, owner = np.ones((66, 2), np.float32), np.arange(66) % 2, np.repeat(np.arange(6), 11)
     data = fedmpi.ClientArrays(x, y, owner, test=(x, y))
-    assert shares_in(**{"samples.wanted": 11}) == {11 / 66}
-    assert shares_in(**{"samples.wanted": 11, "system.availability": odd_ones}) == {11 / 33}
-    assert shares_in(**{"samples.wanted": 100}) == shares_in() == {1.0}
+    assert shares_in(**{"samples.budget": 11}) == {11 / 66}
+    assert shares_in(**{"samples.budget": 11, "clients.availability": odd_ones}) == {11 / 33}
+    assert shares_in(**{"samples.budget": 100}) == shares_in() == {1.0}

@@ -126,12 +126,12 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """MNIST, 100 clients of 600 images, where its files are at hand; else the embedded digits."""
     raw = Path(os.environ.get("FEDMPI_DATA", REPOSITORY.parent / "shared" / "data")) / "mnist"
     if not raw.is_dir():
-        return choices("data.shards=digits", "participation.count=5")
+        return choices("data.source=digits", "clients.count=5")
     shards = tmp_path_factory.mktemp("shards") / "mnist-iid"
     words = "--partition iid --clients 100 --shards 10 --seed 0"
     made = run_alone(["-m", "data_prep", "mnist", "--raw", raw, *words.split(), "--out", shards], timeout=SECONDS)
     assert made.returncode == 0, made.stderr
-    return choices(f"data.shards={shards}")
+    return choices(f"data.source={shards}")
 
 
 @pytest.fixture(scope="module")

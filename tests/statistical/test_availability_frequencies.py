@@ -19,12 +19,15 @@ STREAMS = Streams(5)
 @pytest.mark.parametrize(
     ("law", "named"),
     [
-        (Availability("bernoulli", 0.3), "bernoulli system.probability=0.3"),
+        (Availability("bernoulli", 0.3), "bernoulli clients.availability.probability=0.3"),
         (
             Availability("time-of-day", 0.9, 0.2, period=24),
-            "time-of-day system.probability=0.9 system.lowest=0.2 system.period=24",
+            "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 clients.availability.period=24",
         ),
-        (Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)), "label-group system.by_label=[0.2,0.4,0.6,0.8]"),
+        (
+            Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+            "label-group clients.availability.by_label=[0.2,0.4,0.6,0.8]",
+        ),
     ],
 )
 def test_clients_are_available_as_often_as_their_law_says(law: Availability, named: str) -> None:
@@ -44,7 +47,7 @@ def test_drop_outs_are_as_frequent_as_stated_and_independent_of_availability() -
     stayed, present = np.zeros((ROUNDS, CLIENTS)), np.zeros((ROUNDS, CLIENTS))
     for round in range(ROUNDS):
         stayed[round, survivors(STREAMS, round, cohort, CLIENTS, 0.25).clients] = 1
-        present[round, there("bernoulli system.probability=0.5", STREAMS, round, CLIENTS)] = 1
+        present[round, there("bernoulli clients.availability.probability=0.5", STREAMS, round, CLIENTS)] = 1
     number = stayed.size
     assert abs(stayed.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / number)
     assert abs(np.corrcoef(stayed.ravel(), present.ravel())[0, 1]) < 5 / np.sqrt(number)

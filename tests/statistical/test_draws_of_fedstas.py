@@ -160,7 +160,7 @@ def test_the_sampling_probability_converges_as_more_clients_take_part() -> None:
         wanted = 20 * clients
         truth = sampling_probability(wanted, float(sizes.sum()))
         answers = (streams.generator(Purpose.SIZE_ANSWER, round, clients) for round in range(600))
-        estimates = [estimate_total("randomised-response", sizes, 3.0, 100, generator).total for generator in answers]
+        estimates = [estimate_total("randomized-response", sizes, 3.0, 100, generator).total for generator in answers]
         return float(np.mean([(sampling_probability(wanted, total) - truth) ** 2 for total in estimates]))
 
     errors = [squared_error(clients) for clients in (50, 800, 12_800)]

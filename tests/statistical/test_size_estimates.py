@@ -26,7 +26,7 @@ from fedmpi.privacy.sizes import (
 )
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
-PRIVATE = ("randomised-response", "duchi", "piecewise")
+PRIVATE = ("randomized-response", "duchi", "piecewise")
 STREAMS = Streams(21)
 
 
@@ -64,7 +64,7 @@ def test_the_worst_ratio_of_two_likelihoods_of_an_answer_is_exactly_e_to_the_eps
     assert ratio.max() == pytest.approx(math.exp(epsilon), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["randomised-response", "duchi"])
+@pytest.mark.parametrize("name", ["randomized-response", "duchi"])
 def test_the_probabilities_of_all_answers_sum_to_one_and_decode_to_the_size(name: str):
     """Σ P = 1 and E[decoded] = n for every size, from the probabilities (Eq 5, 7)."""
     mechanism = make_mechanism(name, 2.0, 30)
@@ -152,8 +152,8 @@ def test_at_equal_epsilon_the_best_mechanism_errs_ten_times_less_than_randomised
         name: np.sqrt(np.mean((raw_estimates(name, sizes, 3.0, 300, 60) - sizes.sum()) ** 2)) / sizes.sum()
         for name in PRIVATE
     }
-    assert min(error["duchi"], error["piecewise"]) <= error["randomised-response"] / 10
-    assert error["randomised-response"] > 1  # the published mechanism drowns the total at this setting
+    assert min(error["duchi"], error["piecewise"]) <= error["randomized-response"] / 10
+    assert error["randomized-response"] > 1  # the published mechanism drowns the total at this setting
 
 
 def test_the_toy_of_figure_1_is_sampled_evenly_and_independently():
@@ -172,7 +172,7 @@ def test_the_toy_of_figure_1_is_sampled_evenly_and_independently():
 
 def test_a_tiny_estimate_is_floored_at_one_sample_per_client():
     found = [
-        estimate_total("randomised-response", np.full(50, 2), 0.5, 300, answer_stream(STREAMS, t, False))
+        estimate_total("randomized-response", np.full(50, 2), 0.5, 300, answer_stream(STREAMS, t, False))
         for t in range(40)
     ]
     assert any(one.floored for one in found) and not all(one.floored for one in found)
@@ -194,7 +194,7 @@ def test_unclipped_randomised_response_is_unbiased_but_gives_large_clients_away(
     """z-test over 400 rounds at 1e-6."""
     sizes = np.array([5] * 90 + [1000] * 10)
     found = [
-        estimate_total("randomised-response", sizes, 3.0, 50, answer_stream(STREAMS, t, False), clip=False)
+        estimate_total("randomized-response", sizes, 3.0, 50, answer_stream(STREAMS, t, False), clip=False)
         for t in range(400)
     ]
     z = (np.mean([one.raw for one in found]) - sizes.sum()) / (found[0].standard_deviation / 20)
@@ -229,10 +229,10 @@ def test_exact_sizes_are_summed_as_they_are_empty_clients_included():
     assert sampling_probability(2, found.total) == 2 / 5
 
 
-@pytest.mark.parametrize("mechanism", ["randomised-response", "duchi", "piecewise"])
+@pytest.mark.parametrize("mechanism", ["randomized-response", "duchi", "piecewise"])
 @pytest.mark.parametrize("clip", [True, False])
 def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mechanism: str, clip: bool):
-    if not clip and mechanism != "randomised-response":
+    if not clip and mechanism != "randomized-response":
         pytest.skip("answers unclipped in no case")
 
     def answered(sizes: list[int]) -> float:
@@ -258,7 +258,7 @@ def test_variances_hold_at_every_epsilon(epsilon: float, threshold: int):
             second = alpha * n * n + (1 - alpha) * m * (2 * m - 1) / 6
             t, unit = (n - m / 2) / (m / 2 - 1), (m / 2 - 1) ** 2
             expected = {
-                "randomised-response": (second - mean * mean) / (alpha * alpha),
+                "randomized-response": (second - mean * mean) / (alpha * alpha),
                 "duchi": (((e + 1) / (e - 1)) ** 2 - t * t) * unit,
                 "piecewise": (t * t / (root - 1) + (root + 3) / (3 * (root - 1) ** 2)) * unit,
             }
@@ -270,12 +270,12 @@ def test_variances_hold_at_every_epsilon(epsilon: float, threshold: int):
 
 def test_a_saturated_run_names_which_setting_to_change():
     """FedSTaS's own setting: 600 samples per client, M = 100, K = 2048: p is 1 and every client is clipped."""
-    found = estimate_total("randomised-response", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
+    found = estimate_total("randomized-response", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     by_kind = {one.kind: one.message for one in saturations(found, 2048, 100)}
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
-    assert "raise samples.threshold (now 100)" in by_kind["probability"] and "threshold" in by_kind["clipping"]
-    assert "lower samples.wanted" in saturations(found, 6000, 100)[0].message
+    assert "raise samples.size.max_size (now 100)" in by_kind["probability"] and "threshold" in by_kind["clipping"]
+    assert "lower samples.budget" in saturations(found, 6000, 100)[0].message
     well = estimate_total("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     assert saturations(well, 2048, 100) == ()
 
@@ -284,11 +284,11 @@ def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_th
     """2,000 estimates: the share told has a standard error of 0.01, five of which are allowed (false alarms: 1e-6)."""
     sizes, rounds = np.full(20, 72), 2000
     totals = [
-        estimate_total("randomised-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)
+        estimate_total("randomized-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)
     ]
     low = [found for found in totals if sampling_probability(256, found.total) == 1]
     (one,) = saturations(low[0], 256, 150)
-    assert one.kind == "probability" and "raise samples.epsilon, ask more clients" in one.message
+    assert one.kind == "probability" and "raise samples.size.epsilon, ask more clients" in one.message
     share = float(one.message.split("about ")[1].split("%")[0]) / 100
     assert share == pytest.approx(len(low) / rounds, abs=0.05) and 0.15 < share < 0.4
 

@@ -41,7 +41,7 @@ def every_cohort(count: int) -> list[tuple[float, Cohort]]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("kind", ["literal", "unbiased", "normalised"])
+@pytest.mark.parametrize("kind", ["literal", "unbiased", "normalized"])
 def test_the_stratified_average_is_unbiased(count: int, kind: str) -> None:
     """Eq 12: E[Σ ω_k(S_t) w_k] = Σ ρ_k w_k, by enumeration of all cohorts, for clients of equal size."""
     models = np.random.default_rng(0).normal(size=(7, 3))
@@ -49,18 +49,18 @@ def test_the_stratified_average_is_unbiased(count: int, kind: str) -> None:
     expected = np.zeros(3)
     for probability, cohort in every_cohort(count):
         weights = coefficients(kind, cohort, sizes)
-        if kind == "normalised":
+        if kind == "normalized":
             weights = weights / weights.sum()
         expected += probability * weights @ models[cohort.clients]
     assert expected == pytest.approx(models.mean(axis=0), abs=1e-12)
 
 
-def test_horvitz_thompson_weights_stay_unbiased_for_unequal_sizes_and_normalised_ones_do_not() -> None:
+def test_horvitz_thompson_weights_stay_unbiased_for_unequal_sizes_and_normalized_ones_do_not() -> None:
     models, sizes = np.arange(7.0), np.array([1, 9, 2, 2, 30, 1, 5])
     truth = sizes @ models / sizes.sum()
     unbiased = sum(p * (coefficients("unbiased", c, sizes) @ models[c.clients]) for p, c in every_cohort(3))
     ratio = sum(
-        p * np.average(models[c.clients], weights=coefficients("normalised", c, sizes)) for p, c in every_cohort(3)
+        p * np.average(models[c.clients], weights=coefficients("normalized", c, sizes)) for p, c in every_cohort(3)
     )
     assert unbiased == pytest.approx(truth, abs=1e-12)
     assert abs(ratio - truth) > 0.01
@@ -145,8 +145,10 @@ def descend(preset: str) -> float:
     weighted means are, and converges to where they pull it on average.
     """
     labels = np.repeat(np.arange(CLUSTERS), MEMBERS)
-    settings = [f"preset={preset}", "seed=4", "rounds=600", f"participation.fraction={BETA}"]
-    config = load_config(None, [*settings, "system.availability=label-group", f"system.by_label={list(BY_LABEL)}"])
+    settings = [f"preset={preset}", "seed=4", "rounds=600", f"clients.fraction={BETA}"]
+    config = load_config(
+        None, [*settings, "clients.availability=label-group", f"clients.availability.by_label={list(BY_LABEL)}"]
+    )
     sizes, streams = np.full(len(labels), 600), Streams(config.seed)
     cohorts = CohortDraw(config, sizes, np.eye(CLUSTERS, dtype=np.int64)[labels], streams, values=1)
     planner, strata, x = Planner(config, sizes, streams, cohorts), make_strata(labels), 0.0
@@ -154,7 +156,7 @@ def descend(preset: str) -> float:
         plan = planner.plan(t, strata if preset == "fedsso" else None)
         weights = plan.coefficients * (sizes[plan.clients] if plan.per_sample else 1)
         change = float(weights @ (-2 * (x - labels[plan.clients]) / (2 * (t + 2))))
-        x += change / weights.sum() if plan.normalise else change
+        x += change / weights.sum() if plan.normalize else change
     return x
 
 

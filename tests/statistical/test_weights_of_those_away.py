@@ -18,11 +18,11 @@ from fedmpi.core.plan import Planner
 
 LABELS = np.repeat(np.arange(10), 10)
 EQUAL = np.full(100, 600, np.int64)
-BY_CLASS = "system.availability=label-group"
+BY_CLASS = "clients.availability=label-group"
 
 
 def by_label(probabilities: np.ndarray) -> str:
-    return f"system.by_label={[round(float(p), 4) for p in probabilities]}"
+    return f"clients.availability.by_label={[round(float(p), 4) for p in probabilities]}"
 
 
 def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABELS) -> Planner:
@@ -35,7 +35,7 @@ def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABE
 def weights(plan: Plan, sizes: np.ndarray) -> np.ndarray:
     """What each participant's update counts in the server's step."""
     c = plan.coefficients * (sizes[plan.clients] if plan.per_sample else 1)
-    return c / c.sum() if plan.normalise and c.size else c
+    return c / c.sum() if plan.normalize and c.size else c
 
 
 def rounds(
@@ -72,7 +72,7 @@ def test_fedsso_gives_every_stratum_its_share_whoever_of_it_is_there() -> None:
 def test_fedsso_gives_every_stratum_its_share_of_the_samples() -> None:
     """Unequal n_k, up to half of a stratum away: a stratum weighs Σ n_k of all its clients, not of those there.
 
-    Un-normalised Σ c_k of the stratum over 1,500 rounds within five standard errors (false alarm 6e-6 in all).
+    Un-normalized Σ c_k of the stratum over 1,500 rounds within five standard errors (false alarm 6e-6 in all).
     """
     sizes = np.random.default_rng(1).integers(1, 1000, 100)
     made = planner("preset=fedsso", "seed=5", "rounds=5000", BY_CLASS, by_label(np.linspace(0.5, 1, 10)), sizes=sizes)
@@ -91,20 +91,24 @@ THREE = np.repeat(np.arange(3), [15, 9, 6])
 STRATA = make_strata(THREE, np.array([1.0, 0.0, 2.0]), np.random.default_rng(3).lognormal(0, 0.7, 30))
 UPDATES = np.random.default_rng(4).normal(1, 1, 30) + THREE
 AWAY = {
-    "bernoulli": ["system.availability=bernoulli", "system.probability=0.5"],
-    "time-of-day": ["system.availability=time-of-day", "system.lowest=0.2", "system.probability=0.9"],
+    "bernoulli": ["clients.availability=bernoulli", "clients.availability.probability=0.5"],
+    "time-of-day": [
+        "clients.availability=time-of-day",
+        "clients.availability.lowest=0.2",
+        "clients.availability.probability=0.9",
+    ],
     "label-group": [BY_CLASS, by_label(np.linspace(0.25, 1, 10))],
 }
 DRAWS = {
-    "all": ["participation.clients=all"],
-    "uniform": ["preset=fedavg", "participation.count=8"],
-    "with replacement": ["preset=fedavg-weighted", "participation.count=8"],
-    "without replacement": ["preset=fedavg-weighted", "participation.count=8", "participation.replace=false"],
-    "importance": ["participation.clients=importance", "participation.count=8"],
-    "fedsso": ["preset=fedsso", "participation.fraction=0.25"],
-    "fedsts, m < H": ["preset=fedsts", "participation.count=2"],
-    "fedsts, strata may be left out": ["preset=fedsts", "participation.count=3", "participation.every_stratum=false"],
-    "fedsts, drop-outs": ["preset=fedsts", "participation.count=8", "system.drop_out=0.3"],
+    "all": ["clients.sampler=all"],
+    "uniform": ["preset=fedavg", "clients.count=8"],
+    "with replacement": ["preset=fedavg-weighted", "clients.count=8"],
+    "without replacement": ["preset=fedavg-weighted", "clients.count=8", "clients.sampler.replace=false"],
+    "importance": ["clients.sampler=importance", "clients.count=8"],
+    "fedsso": ["preset=fedsso", "clients.fraction=0.25"],
+    "fedsts, m < H": ["preset=fedsts", "clients.count=2"],
+    "fedsts, strata may be left out": ["preset=fedsts", "clients.count=3", "clients.sampler.every_stratum=false"],
+    "fedsts, drop-outs": ["preset=fedsts", "clients.count=8", "clients.failure_rate=0.3"],
 }
 
 
@@ -120,7 +124,7 @@ def assert_mean(values: np.ndarray, expected: float) -> None:
 def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> None:
     """E[Σ c_k] = 1 and E[Σ c_k y_k] = Σ ρ_k y_k over presence, draws and drop-outs, for samples and for clients."""
     population = "clients" if draw.startswith("fedsts") else "samples"
-    settings = ["aggregation.weights=unbiased", f"aggregation.population={population}", "rounds=500", "seed=3"]
+    settings = ["server.weights=unbiased", f"server.weights.population={population}", "rounds=500", "seed=3"]
     made = planner(*DRAWS[draw], *AWAY[law], *settings, sizes=THIRTY, labels=np.arange(30) % 10)
     found = np.array([(c.sum(), c @ UPDATES[plan.clients]) for plan, c in rounds(made, 400, STRATA)])
     rho = np.full(30, 1 / 30) if population == "clients" else THIRTY / THIRTY.sum()
@@ -138,7 +142,7 @@ def test_the_opening_step_is_the_same_mean_whoever_is_there() -> None:
         shares = np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10)
         assert plan.one_step and len(plan.clients) < 100 and (shares > 0).all()
         assert shares == pytest.approx(share / share.sum(), abs=1e-9)
-        of_clients = planner("preset=fedsso", f"seed={seed}", *law, "aggregation.weights=stratified", sizes=made.sizes)
+        of_clients = planner("preset=fedsso", f"seed={seed}", *law, "server.weights=stratified", sizes=made.sizes)
         plan = of_clients.plan(0, make_strata(LABELS))
         assert np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10) == pytest.approx(0.1, abs=1e-9)
 
@@ -146,17 +150,17 @@ def test_the_opening_step_is_the_same_mean_whoever_is_there() -> None:
 @pytest.mark.parametrize(
     "settings, key",
     [
-        (["system.availability=time-of-day", "system.period=10"], "system.lowest = 0"),
-        ([BY_CLASS, "system.by_label=[0.5, 0.0]"], "system.by_label"),
+        (["clients.availability=time-of-day", "clients.availability.period=10"], "clients.availability.lowest = 0"),
+        ([BY_CLASS, "clients.availability.by_label=[0.5, 0.0]"], "clients.availability.by_label"),
     ],
 )
 def test_unbiased_weights_are_refused_where_some_are_never_there(settings: list[str], key: str) -> None:
     with pytest.raises(UserError, match=key):
-        load_config(None, ["preset=fedavg", "aggregation.weights=unbiased", *settings])
-    load_config(None, ["preset=fedavg", "aggregation.weights=normalised", *settings])
+        load_config(None, ["preset=fedavg", "server.weights=unbiased", *settings])
+    load_config(None, ["preset=fedavg", "server.weights=normalized", *settings])
 
 
-FIRST = ["system.clock=true", "system.over_selection=1.3", "participation.count=10"]
+FIRST = ["devices=true", "clients.over_selection=1.3", "clients.count=10"]
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedsso"])
@@ -165,8 +169,8 @@ def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
 
     No frequency is five standard errors off (false alarm 6e-5).
     """
-    count = FIRST[:2] + (["participation.fraction=0.1"] if preset == "fedsso" else FIRST[2:])
-    made = planner(f"preset={preset}", *count, "seed=1", "system.speed=constant", "rounds=1000")
+    count = FIRST[:2] + (["clients.fraction=0.1"] if preset == "fedsso" else FIRST[2:])
+    made = planner(f"preset={preset}", *count, "seed=1", "devices.speed=constant", "rounds=1000")
     cohorts, used = made.cohorts, np.zeros(100)
     strata = make_strata(np.repeat(np.arange(3), [50, 30, 20]))
     for t in range(1, 1001):
@@ -178,33 +182,47 @@ def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
 
 @pytest.mark.parametrize(
     "unlike",
-    [["system.speed=lognormal"], ["system.speed=constant", "system.bandwidth_sigma=1.0"], ["system.speed=constant"]],
+    [
+        ["devices.speed=lognormal"],
+        ["devices.speed=constant", "devices.bandwidth_sigma_XXX=1.0"],
+        ["devices.speed=constant"],
+    ],
     ids=["speeds", "bandwidths", "sizes"],
 )
 def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unlike: list[str]) -> None:
-    sizes = EQUAL + (np.arange(100) if unlike == ["system.speed=constant"] else 0)
+    sizes = EQUAL + (np.arange(100) if unlike == ["devices.speed=constant"] else 0)
     settings = ["preset=fedavg", *FIRST, *unlike]
     with pytest.raises(UserError, match='"unbiased".*over_selection'):
-        planner(*settings, "aggregation.weights=unbiased", sizes=sizes)
-    planner(*settings, "aggregation.weights=normalised", sizes=sizes)
-    equal = ["preset=fedavg", *FIRST, "system.speed=constant"]
-    planner(*equal, "aggregation.weights=unbiased")
-    asked = ["preset=fedavg", *unlike, "system.clock=true", "participation.count=10"]
-    planner(*asked, "aggregation.weights=unbiased", sizes=sizes)
-    steps = [*equal, "local.steps=3", "local.batch_size=10", "aggregation.weights=unbiased"]
+        planner(*settings, "server.weights=unbiased", sizes=sizes)
+    planner(*settings, "server.weights=normalized", sizes=sizes)
+    equal = ["preset=fedavg", *FIRST, "devices.speed=constant"]
+    planner(*equal, "server.weights=unbiased")
+    asked = ["preset=fedavg", *unlike, "devices=true", "clients.count=10"]
+    planner(*asked, "server.weights=unbiased", sizes=sizes)
+    steps = [*equal, "local.steps=3", "local.batch_size=10", "server.weights=unbiased"]
     planner(*steps, sizes=EQUAL + np.arange(100))  # as many samples pass, whatever the sizes
     with pytest.raises(UserError, match="over_selection"):
         planner(*steps, sizes=np.where(np.arange(100) == 99, 9, 600))
 
 
 def test_an_opening_step_waits_for_everybody() -> None:
-    made = planner("preset=fedsso", *FIRST[:2], "participation.fraction=0.1", "system.speed=lognormal")
+    made = planner("preset=fedsso", *FIRST[:2], "clients.fraction=0.1", "devices.speed=lognormal")
     turnout = made.cohorts.draw(0, None)
     assert len(turnout.cohort.clients) == len(turnout.asked) == 100
     assert turnout.seconds is not None and len(turnout.seconds) == 100
-    slow = ["preset=fedsso", "system.clock=true", "system.speed_median=1", "system.upload=1e12", "system.download=1e12"]
+    slow = [
+        "preset=fedsso",
+        "devices=true",
+        "devices.speed.median=1",
+        "devices.upload.median=1e12",
+        "devices.download.median=1e12",
+    ]
     for probe, rows in (("full", EQUAL), ("batch", np.full(100, 20)), ("sample", np.ones(100))):
-        seen = planner(*slow, f"participation.probe={probe}", "local.batch_size=20").cohorts.draw(0, None).seconds
+        seen = (
+            planner(*slow, f"clients.sampler.features.probe={probe}", "local.batch_size=20")
+            .cohorts.draw(0, None)
+            .seconds
+        )
         assert seen == pytest.approx(rows)
 
 
@@ -219,8 +237,8 @@ EXPECTED = {"proportional": [1, 0.6, 0.4], "equal": [2 / 3] * 3, "neyman": [10 /
 def test_stratified_means_are_unbiased_with_fewer_participants_than_strata(allocation: str) -> None:
     """Strata of 5, 3, 2 and m = 2: every round weighs N_h/N (1/E m_h) where m_h is 0 or 1; the mean, 1.1, is hit."""
     made = planner(
-        "preset=fedsts", "participation.count=2", "participation.draw=uniform",
-        f"participation.allocation={allocation}", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+        "preset=fedsts", "clients.count=2", "clients.sampler.within_stratum=uniform",
+        f"clients.sampler.allocation={allocation}", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     strata, found = make_strata(SMALL, SPREADS), []
     for plan, c in rounds(made, 600, strata):
@@ -233,7 +251,7 @@ def test_stratified_means_are_unbiased_with_fewer_participants_than_strata(alloc
 @pytest.mark.parametrize("count", [2, 5])
 def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> None:
     made = planner(
-        "preset=fedsts", f"participation.count={count}", "participation.draw=uniform", "system.drop_out=0.4",
+        "preset=fedsts", f"clients.count={count}", "clients.sampler.within_stratum=uniform", "clients.failure_rate=0.4",
         "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     strata = make_strata(SMALL, SPREADS)
@@ -243,8 +261,8 @@ def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> Non
 def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
     """Σ N_h mean_h over those there, over Σ N_h of the strata of which somebody is: unbiased for it in every round."""
     made = planner(
-        "preset=fedsts", "participation.count=1", "participation.draw=uniform", "system.availability=bernoulli",
-        "system.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+        "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.availability=bernoulli",
+        "clients.availability.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     strata, errors = make_strata(SMALL, SPREADS), []
     for plan, c in rounds(made, 600, strata):
@@ -259,8 +277,8 @@ def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
 def test_one_participant_counts_whole_whichever_strata_are_there() -> None:
     """Proportional draws of one: E m_h is N_h over the clients of the strata that are there, which cancels N_h."""
     made = planner(
-        "preset=fedsts", "participation.count=1", "participation.draw=uniform", "participation.allocation=proportional",
-        "system.availability=bernoulli", "system.probability=0.3", "rounds=1000", sizes=np.ones(10, np.int64),
+        "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.sampler.allocation=proportional",
+        "clients.availability=bernoulli", "clients.availability.probability=0.3", "rounds=1000", sizes=np.ones(10, np.int64),
         labels=SMALL,
     )  # fmt: skip
     for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
@@ -270,38 +288,38 @@ def test_one_participant_counts_whole_whichever_strata_are_there() -> None:
 def test_proportional_draws_leave_small_strata_out_with_more_participants_than_strata_too() -> None:
     """Strata of 5, 3, 2 and m = 3: E m_h = 1.5, 0.9, 0.6, so that the means of the last two count more, undivided."""
     made = planner(
-        "preset=fedsts", "participation.count=3", "participation.draw=uniform", "participation.allocation=proportional",
+        "preset=fedsts", "clients.count=3", "clients.sampler.within_stratum=uniform", "clients.sampler.allocation=proportional",
         "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
         found = np.bincount(SMALL[plan.clients], c, 3)
-        assert not plan.normalise
+        assert not plan.normalize
         assert found == pytest.approx((found > 0) * SHARES / np.array([1, 0.9, 0.6]), abs=1e-9)
 
 
 @pytest.mark.parametrize("replace", ["true", "false"])
 def test_nobody_is_drawn_by_size_where_those_there_hold_no_sample(replace: str) -> None:
     made = planner(
-        "preset=fedavg-weighted", "participation.count=2", f"participation.replace={replace}",
-        "system.availability=bernoulli", "system.probability=0.3", sizes=np.array([5, 0, 0, 0]),
+        "preset=fedavg-weighted", "clients.count=2", f"clients.sampler.replace={replace}",
+        "clients.availability=bernoulli", "clients.availability.probability=0.3", sizes=np.array([5, 0, 0, 0]),
     )  # fmt: skip
     found = [(made.cohorts.draw(t, None).present, made.plan(t).clients.tolist()) for t in range(20)]
     assert {tuple(clients) for _, clients in found} == {(), (0,)}
     assert all((clients == [0]) == (0 in np.atleast_1d(there)) for there, clients in found)
 
 
-@pytest.mark.parametrize("size_estimate", ["exact", "randomised-response"])
+@pytest.mark.parametrize("size_estimate", ["exact", "randomized-response"])
 def test_a_round_of_nobody_is_no_reason_to_want_fewer_samples(
     size_estimate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = ("system.availability=bernoulli", "system.probability=1e-9")
-    made = planner("preset=fedsampling", f"samples.size_estimate={size_estimate}", *away)
-    assert not len(made.plan(0).clients) and "samples.wanted" not in caplog.text
+    away = ("clients.availability=bernoulli", "clients.availability.probability=1e-9")
+    made = planner("preset=fedsampling", f"samples.size.estimate={size_estimate}", *away)
+    assert not len(made.plan(0).clients) and "samples.budget" not in caplog.text
 
 
 def test_the_weights_of_strata_that_surely_have_a_participant_add_up_to_one() -> None:
-    whole = planner("preset=fedsts", "participation.count=10", "participation.strata=10").plan(1, TEN)
-    assert not whole.normalise and weights(whole, EQUAL).sum() == pytest.approx(1)
+    whole = planner("preset=fedsts", "clients.count=10", "clients.sampler.strata=10").plan(1, TEN)
+    assert not whole.normalize and weights(whole, EQUAL).sum() == pytest.approx(1)
 
 
 def test_fedsts_weighs_the_strata_of_a_round_such_that_all_have_their_share_in_the_mean() -> None:
@@ -309,12 +327,12 @@ def test_fedsts_weighs_the_strata_of_a_round_such_that_all_have_their_share_in_t
 
     The preset's own weights; within five standard errors over 2,000 rounds (false alarm 2e-6).
     """
-    settings = ["participation.count=3", "participation.draw=uniform", "participation.every_stratum=false"]
+    settings = ["clients.count=3", "clients.sampler.within_stratum=uniform", "clients.sampler.every_stratum=false"]
     made = planner("preset=fedsts", "rounds=3000", *settings, sizes=THIRTY, labels=np.arange(30) % 10)
     drawn, shares = [], []
     for t in range(1, 2001):
         plan = made.plan(t, STRATA)
-        assert not plan.normalise
+        assert not plan.normalize
         drawn.append(np.bincount(THREE[plan.clients], minlength=3))
         shares.append(np.bincount(THREE[plan.clients], plan.coefficients, 3))
     wanted = 3 * np.array([15, 9, 12]) / 36  # a stratum without spread has the smallest of the others
@@ -326,31 +344,31 @@ def test_fedsts_weighs_the_strata_of_a_round_such_that_all_have_their_share_in_t
 TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 
-@pytest.mark.parametrize("weighting", ["normalised", "unbiased", "literal"])
+@pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
 def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_left_out(weighting: str) -> None:
     """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and stand for the 60 alone."""
     labels = np.where(np.arange(100) < 60, np.arange(100) // 40, -1)
-    made = planner("preset=fedsso", "participation.noise=drop", f"aggregation.weights={weighting}")
+    made = planner("preset=fedsso", "clients.sampler.clustering.outliers=drop", f"server.weights={weighting}")
     for t in range(1, 30):
         plan = made.plan(t, make_strata(labels))
         assert np.bincount(labels[plan.clients]).tolist() == [4, 2]
         assert plan.coefficients == pytest.approx(1 / 6, abs=1e-9)
-    six = planner("preset=fedsso", "participation.fraction=0.5", "participation.noise=drop")
+    six = planner("preset=fedsso", "clients.fraction=0.5", "clients.sampler.clustering.outliers=drop")
     few = make_strata(np.where(np.arange(100) < 10, 0, -1))
     assert len(six.plan(1, few).clients) == 5
-    more = planner("preset=fedsts", "participation.count=30", "participation.draw=uniform")
+    more = planner("preset=fedsts", "clients.count=30", "clients.sampler.within_stratum=uniform")
     assert len(more.plan(1, few).clients) == 10
 
 
 @pytest.mark.parametrize("counted", ["augmented", "original"])
-@pytest.mark.parametrize("weighting", ["normalised", "unbiased", "literal"])
+@pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
 def test_weights_of_an_augmented_population_count_copies_or_do_not(weighting: str, counted: str) -> None:
     """ρ_k by the samples with their copies or without, from an experiment's own planner; uniform draws, π = 4/12."""
     experiment = Experiment.connect(
         load_config(
             None,
-            ["data.shards=digits:clients=12,alpha=0.3", "participation.count=4", "rebalance.enabled=true",
-             "rebalance.alpha=1.0", f"rebalance.weights={counted}", f"aggregation.weights={weighting}",
+            ["data.source=digits:clients=12,alpha=0.3", "clients.count=4", "rebalance=true",
+             "rebalance.alpha=1.0", f"rebalance.weights={counted}", f"server.weights={weighting}",
              "cluster.threads=1"],
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from fedmpi.clients.cohort import StrataSummary, full_participation
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Streams
 from fedmpi.samples.built_in_rules import bernoulli_rows, used_counts
-from tests.statistical.weighed import KINDS, coefficients, is_normalised
+from tests.statistical.weighed import KINDS, coefficients, is_normalized
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
 UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])
@@ -23,7 +23,7 @@ WEIGHTED_MEAN = float(SIZES @ UPDATES / SIZES.sum())
 def aggregate(kind: str, cohort: Cohort, sizes: np.ndarray = SIZES, **options) -> float:
     c = coefficients(kind, cohort, sizes, **options)
     total = float(c @ UPDATES[cohort.clients])
-    return total / c.sum() if is_normalised(kind, cohort) else total
+    return total / c.sum() if is_normalized(kind, cohort) else total
 
 
 def uniform_cohorts(count: int) -> list[Cohort]:
@@ -100,9 +100,9 @@ def test_the_naive_ratio_with_uniform_weights_favours_small_clients():
     assert per_sample[0] * 2 == pytest.approx(per_sample[1]) == pytest.approx(per_sample[2])
 
 
-def test_normalised_weights_are_the_shares_of_samples_where_inclusion_is_equal():
+def test_normalized_weights_are_the_shares_of_samples_where_inclusion_is_equal():
     cohort = uniform_cohorts(3)[7]
-    c = coefficients("normalised", cohort, SIZES)
+    c = coefficients("normalized", cohort, SIZES)
     assert c / c.sum() == pytest.approx(SIZES[cohort.clients] / SIZES[cohort.clients].sum())
 
 
@@ -115,7 +115,7 @@ def test_the_literal_weights_of_fedsso_sum_to_one_only_for_equal_sizes():
     assert coefficients("literal", twice, SIZES) == pytest.approx(6 / 3 * np.array([2 * 1, 9]) / 24)
 
 
-@pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalised"])
+@pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalized"])
 def test_the_weight_total_has_the_same_bits_in_any_order(kind: str):
     clients = 5000
     sizes = Streams(3).generator(0).integers(1, 1000, clients)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_impossible_weights_are_refused():
 def test_the_sum_over_strata_is_never_divided(middle: float):
     summary = StrataSummary(np.full(3, 2), np.array([1, 0, 1]), np.zeros(3), np.array([1.0, middle, 1.0]))
     cohort = Cohort(np.array([0, 4]), np.full(2, 0.5), stratum=np.array([0, 2]), strata=summary)
-    assert not is_normalised("stratified", cohort)
+    assert not is_normalized("stratified", cohort)
     assert coefficients("stratified", cohort, SIZES) == pytest.approx(np.full(2, 1 / (3 if middle else 2)))
 
 
@@ -173,7 +173,7 @@ def test_stratified_means_are_unbiased_where_participants_have_no_sampled_row(dr
             used = np.array(having) * SIZES[clients]
             c = coefficients("stratified", cohort, SIZES, used)
             p = np.prod(np.where(having, chance[clients], 1 - chance[clients]))
-            divisor = c.sum() if is_normalised("stratified", cohort) and c.any() else 1.0
+            divisor = c.sum() if is_normalized("stratified", cohort) and c.any() else 1.0
             expected.append(p * c @ UPDATES[clients] / divisor)
     found = np.sum(expected) / math.prod(math.comb(3, m) for m in draws)
     whole = chance * UPDATES / 6

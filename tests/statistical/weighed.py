@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi import Cohort, parts
+from fedmpi import Cohort, components
 from fedmpi.aggregation.weighing import Weighing
 from fedmpi.clients.turnout import ClientAvailability
 from fedmpi.clients.view import View
@@ -40,14 +40,14 @@ def coefficients(
     return found * used if chosen.per_sample else found * ((used > 0) | chosen.averages_models)
 
 
-def is_normalised(kind: str, cohort: Cohort) -> bool:
+def is_normalized(kind: str, cohort: Cohort) -> bool:
     """Whether the sum is divided by the total weight."""
-    return weighing(kind).normalises(cohort)
+    return weighing(kind).normalizes(cohort)
 
 
 def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Ints:
-    """The clients that are there in a round by a law such as "bernoulli system.probability=0.3"."""
-    config = load_config(None, f"participation.clients=all system.availability={law}".split())
+    """The clients that are there in a round by a law such as "bernoulli clients.availability.probability=0.3"."""
+    config = load_config(None, f"clients.sampler=all clients.availability={law}".split())
     counts = None if labels is None else lambda: np.eye(labels.max() + 1, dtype=np.int64)[labels]
     view = View(round, clients, np.ones(clients, np.int64), clients, streams, counts=counts)
     present = ClientAvailability(config, streams).present(view)

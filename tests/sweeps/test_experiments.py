@@ -93,7 +93,7 @@ def test_fedsampling_has_the_numbers_of_its_section_4() -> None:
     for name in ("table1", "table1-toys", "table1-beauty", "fig3", "fig4", "fig5"):
         for run in runs(f"fedsampling-{name}"):
             if run.labels["run"] in ("Centralization", "FedSampling"):
-                assert (run.config.samples.wanted, run.config.aggregation.lr) == (2048, 0.05)
+                assert (run.config.samples.budget, run.config.aggregation.lr) == (2048, 0.05)
             if run.labels["run"] == "FedSampling":
                 assert (run.config.samples.threshold, run.config.samples.epsilon) == (300, 3.0)
     table = [*runs("fedsampling-table1"), *runs("fedsampling-table1-toys"), *runs("fedsampling-table1-beauty")]
@@ -129,7 +129,11 @@ def test_fedstas_has_the_numbers_of_its_section_3() -> None:
 def test_astraea_has_the_numbers_of_its_section_4() -> None:
     for name in ("fig4", "fig6", "fig8", "table3"):
         for run in runs(f"astraea-{name}"):
-            assert (run.config.local.optimizer, run.config.local.lr, run.config.local.batch_size) == ("adam", 0.001, 20)
+            assert (run.config.local.optimizer.name, run.config.local.lr, run.config.local.batch_size) == (
+                "adam",
+                0.001,
+                20,
+            )
             assert run.data is not None and "230752" in run.data.words and "500" in run.data.words
     first = runs("astraea-fig1")[0].config
     assert (first.participation.count, first.local.epochs, first.local.batch_size) == (25, 10, 20)

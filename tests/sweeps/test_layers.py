@@ -22,11 +22,11 @@ partition = "iid"
 [prepare.skewed]
 partition = "dirichlet"
 alpha = 0.1
-[participation]
+[clients]
 count = 5
 [sweep]
 seed = [0, 1, 2]
-data.shards = ["even", "skewed"]
+data.source = ["even", "skewed"]
 [[sweep.run]]
 name = "A"
 preset = "fedavg"
@@ -44,7 +44,7 @@ hidden = [8]
 alpha = 0.5
 [sweep]
 seed = [7]
-data.shards = ["skewed"]
+data.source = ["skewed"]
 [[sweep.run]]
 name = "P"
 local.proximal_mu = 0.3
@@ -71,7 +71,7 @@ def test_a_small_variant_says_what_is_smaller_and_nothing_else(folder: Path) -> 
     assert set(runs) == {"A,skewed,lr=0.1,seed=7", "A,skewed,lr=0.2,seed=7", "P,skewed,seed=7", "Y,skewed,seed=7"}
     prox = runs["P,skewed,seed=7"]
     assert (prox.config.rounds, prox.config.preset, prox.config.local.proximal_mu) == (10, "fedprox", 0.3)
-    assert prox.config.model.options == {"hidden": [8]} and prox.config.participation.count == 5
+    assert prox.config.model.options == {"hidden": [8]} and prox.config.clients.count == 5
     assert prox.data is not None, "a set of the base that no run uses any more is left out"
     assert prox.data.words == ("digits", "--clients", "20", "--partition", "dirichlet", "--alpha", "0.5")
     assert sweep.origin == str(folder / "small.toml") and len(plan_sweep(folder / "whole.toml").runs) == 18
@@ -111,12 +111,12 @@ def test_a_list_of_which_not_all_have_names_is_replaced_as_a_whole() -> None:
             "{}: seed = 7 would change no run, for [sweep] of the file below has a list of it",
         ),
         (
-            'base = "whole.toml"\n[data]\nshards = "even"',
-            "{}: data.shards = 'even' would change no run, for [sweep] of the file below has a list of it",
+            'base = "whole.toml"\n[data]\nsource = "even"',
+            "{}: data.source = 'even' would change no run, for [sweep] of the file below has a list of it",
         ),
         (
             'base = "whole.toml"\n[prepare.more]\npartition = "iid"',
-            '{}: [prepare.more] is used by no run: write data.shards = "more" where it is',
+            '{}: [prepare.more] is used by no run: write data.source = "more" where it is',
         ),
         (
             'base = "whole.toml"\n[[sweep.run]]\nname = "B"\ndrop = true',

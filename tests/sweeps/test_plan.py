@@ -15,12 +15,12 @@ from fedmpi.config import load_config
 from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
 
 REPOSITORY = Path(__file__).parents[2]
-COUNT = {"participation": {"count": 5}}
+COUNT = {"clients": {"count": 5}}
 
 
 def planned(text: str, folder: Path, settings: tuple[str, ...] = (), ranks: int | None = None) -> Sweep:
     path = folder / "mine.toml"
-    path.write_text("participation.count = 5\n" + text)
+    path.write_text("clients.count = 5\n" + text)
     return plan_sweep(path, folder / "out", settings, ranks)
 
 
@@ -39,7 +39,7 @@ def test_lists_are_crossed_and_seeds_go_round_outermost(tmp_path: Path) -> None:
     assert sweep.runs[0].name == "fedavg,lr=0.1,seed=3"
     assert sweep.runs[0].folder == tmp_path / "out" / "fedavg,lr=0.1,seed=3"
     assert sweep.runs[5].labels == {"preset": "fedavg", "seed": 1, "local.lr": 0.5}
-    given = ["preset=fedadam", "rounds=7", "seed=1", "local.lr=0.5", "participation.count=5"]
+    given = ["preset=fedadam", "rounds=7", "seed=1", "local.lr=0.5", "clients.count=5"]
     assert sweep.runs[7].config == load_config(None, given), "as fedmpi train would have it"
 
 
@@ -85,7 +85,7 @@ def test_variants_take_the_place_of_lists_and_cross_their_own(tmp_path: Path) ->
 def test_several_lists_of_variants_are_crossed(tmp_path: Path) -> None:
     sweep = plan_sweep(
         {
-            "participation.count": 5,
+            "clients.count": 5,
             "sweep": {
                 "run": [{"name": "A", "preset": "fedavg"}, {"name": "P", "preset": "fedprox"}],
                 "size": [{"name": "small", "model.hidden": [[8]]}, {"name": "large", "model": {"hidden": [[64, 64]]}}],
@@ -119,8 +119,8 @@ def test_names_are_fit_for_folders(tmp_path: Path) -> None:
     assert short == "FedAvg-E-2-α" and len(long.encode()) <= 200 and long.startswith("α" * 70)
     many = plan_sweep({**COUNT, "sweep": {"run": [{"name": "漢" * 140}]}}, tmp_path).runs[0].name
     assert many.startswith("漢" * 50) and len(many.encode()) <= 200, "bytes count, not signs"
-    both = plan_sweep({**COUNT, "sweep": {"local.lr": [0.1, 1e-5], "aggregation.lr": [1.0]}}, tmp_path)
-    assert [run.name for run in both.runs] == [f"local.lr={lr},aggregation.lr=1.0" for lr in ("0.1", "1e-05")]
+    both = plan_sweep({**COUNT, "sweep": {"local.lr": [0.1, 1e-5], "server.optimizer.lr": [1.0]}}, tmp_path)
+    assert [run.name for run in both.runs] == [f"local.lr={lr},server.optimizer.lr=1.0" for lr in ("0.1", "1e-05")]
 
 
 SHARDS = """
@@ -145,7 +145,7 @@ def test_shards_are_described_once_and_named_by_what_they_depend_on(tmp_path: Pa
     skewed = shards["fedprox,skewed,seed=1"]
     assert skewed is not None and skewed.folder == tmp_path / "out" / "shards" / "skewed,seed=1"
     assert skewed.words == ("digits", "--clients", "8", "--partition", "dirichlet", "--alpha", "0.3", "--seed", "1")
-    assert named(sweep)["fedprox,skewed,seed=1"].config.data.shards == str(skewed.folder)
+    assert named(sweep)["fedprox,skewed,seed=1"].config.data.source.choice == str(skewed.folder)
     alone = 'seed = 1\n[prepare]\ndataset = "digits"\npartition = "iid"\nseed = "{seed}"\n'
     [run] = planned(alone, tmp_path, ("seed=7",)).runs
     assert run.data is not None and run.data.words[-2:] == ("--seed", "7") and run.data.folder.name == "digits,seed=7"
@@ -187,7 +187,7 @@ WRONG: list[tuple[str, str]] = [
     ("local = 2\n'local.lr' = 3", "local is a table of keys, and cannot be 2 too"),
     ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha means nothing: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
-    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run: write data.shards = "a"'),
+    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run: write data.source = "a"'),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\n[sweep]\ndata.shards = ['digits']", "is used by no run"),
     ("[prepare.digits]\npartition = 'iid'", "has the name of the embedded data"),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\nout = 3", "give the folder of the shards as a text"),
@@ -229,7 +229,7 @@ def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
     many = list(range(1, 1001))
     crossed = {"seed": many, "local.lr": many, "local.epochs": many, "local.batch_size": many}
     with pytest.raises(UserError, match="describes more than 100,000 runs"):
-        plan_sweep({"participation": {"count": 3}, "sweep": crossed})
+        plan_sweep({"clients": {"count": 3}, "sweep": crossed})
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,7 @@ def test_a_model_that_cannot_be_is_refused_before_any_run_starts(table: str, sai
 
 def test_a_run_that_a_key_of_all_runs_does_not_suit_is_named(tmp_path: Path) -> None:
     variants = "".join(f'[[sweep.run]]\nname = "{p}"\npreset = "{p}"\n' for p in ("fedavg", "fedsampling"))
-    with pytest.raises(
-        UserError, match=r"^run fedsampling,seed=3: participation.count \(from .*mine.toml\) means noth"
-    ):
+    with pytest.raises(UserError, match=r"^run fedsampling,seed=3: clients.count \(from .*mine.toml\) means noth"):
         planned(f"[sweep]\nseed = [3]\n{variants}", tmp_path)
 
 
@@ -265,7 +263,7 @@ def test_a_run_is_named_once_and_with_its_file_whatever_the_words_of_the_error(t
             planned(text, tmp_path, settings)
         assert str(refused.value).count("run lr=") == 1
     (tmp_path / "run a").mkdir()
-    with pytest.raises(UserError, match=r"^run a: participation.count \(from .*mine.toml\) means nothing"):
+    with pytest.raises(UserError, match=r"^run a: clients.count \(from .*mine.toml\) means nothing"):
         planned('[[sweep.run]]\nname = "a"\npreset = "fedsampling"\n', tmp_path / "run a")
 
 
@@ -282,14 +280,14 @@ def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, m
 def test_of_several_runs_with_one_wrong_model_the_first_is_named(tmp_path: Path) -> None:
     variants = [{"name": name, "model": {"name": "mlp", option: 3}} for name, option in zip("abc", "xyx", strict=True)]
     with pytest.raises(UserError, match="run a: model.x is unknown to mlp"):
-        plan_sweep({"participation": {"count": 5}, "sweep": {"run": variants}}, tmp_path)
+        plan_sweep({"clients": {"count": 5}, "sweep": {"run": variants}}, tmp_path)
 
 
 def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: Path) -> None:
     from torch import nn
 
     tables = {
-        "participation": {"count": 5},
+        "clients": {"count": 5},
         "model": {"name": nn.Sequential(nn.Linear(64, 10))},
         "sweep": {"seed": [0]},
     }
@@ -302,21 +300,21 @@ def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: 
 def test_arrays_in_memory_are_refused_before_any_run_starts(tmp_path: Path) -> None:
     x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
     tables = {
-        "participation": {"count": 1},
-        "data": {"shards": ClientArrays(x, y, y, test=(x, y))},
+        "clients": {"count": 1},
+        "data": {"source": ClientArrays(x, y, y, test=(x, y))},
         "sweep": {"seed": [0]},
     }
-    with pytest.raises(UserError, match="started from files, and data.shards are arrays in memory: name a function"):
+    with pytest.raises(UserError, match="started from files, and data.source are arrays in memory: name a function"):
         plan_sweep(tables, tmp_path)
 
 
 def test_options_are_looked_at_with_every_model_that_has_others(tmp_path: Path) -> None:
     variants = [{"name": "a", "model": {"hidden": [[3]]}}, {"name": "b", "model": {"hiden": [[3]]}}]
     with pytest.raises(UserError, match="run b.*hiden.*did you mean hidden"):
-        plan_sweep({"participation": {"count": 5}, "model": {"name": "mlp"}, "sweep": {"run": variants}}, tmp_path)
+        plan_sweep({"clients": {"count": 5}, "model": {"name": "mlp"}, "sweep": {"run": variants}}, tmp_path)
 
 
 def test_small_matrices_are_no_option_of_the_model(tmp_path: Path) -> None:
     model = {"name": "mlp", "lora": {"rank": 2}}
-    tables = {"participation": {"count": 5}, "model": model, "sweep": {"seed": [0]}}
+    tables = {"clients": {"count": 5}, "model": model, "sweep": {"seed": [0]}}
     assert plan_sweep(tables, tmp_path).runs[0].config.model.lora is not None

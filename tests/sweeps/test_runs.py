@@ -38,7 +38,7 @@ from tests.mpi.launch import LIMIT, end_job, run_alone, start_job
 
 COMMON = {
     "rounds": 3,
-    "participation": {"count": 5},
+    "clients": {"count": 5},
     "logging": {"tensorboard": False},
     "cluster": {"threads": 1},
     "checkpoint": {"every": 1},
@@ -200,7 +200,7 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     (held / "something").touch()
     common = {"dataset": "mnist", "partition": "iid", "clients": 5, "seed": "{seed}"}
     data = {path.name: {**common, "raw": str(path)} for path in (held, here, there)}
-    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": list(data)}}
+    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.source": list(data)}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
     words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
     asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"], "started": words}
@@ -306,7 +306,7 @@ def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monk
     tables = {
         **COMMON,
         "prepare": dict.fromkeys("abc", part),
-        "sweep": {"data.shards": ["a", "b", "c"], "seed": [0, 1]},
+        "sweep": {"data.source": ["a", "b", "c"], "seed": [0, 1]},
     }
     planned = plan_sweep(tables, tmp_path)
     for name, said in (("a", "^a failed$"), ("b", "^2 of 3 cannot be prepared: a failed; b failed$")):
@@ -326,7 +326,7 @@ def test_what_failed_to_be_prepared_before_a_stop_is_said(
 
     monkeypatch.setattr(runner, "ensure_shards", fails)
     part = {"dataset": "digits", "partition": "iid", "clients": 6}
-    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
+    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.source": ["a", "b", "c"]}}
     planned = plan_sweep(tables, tmp_path)
     with pytest.raises(kind, match=f"^2 of 3 cannot be prepared: a: {ending}; b: {ending}$") as raised:
         runner.prepare_shards(planned.runs, print, lambda: False)
@@ -415,7 +415,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
 def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     """The shards of the second of three are not there at first."""
     shards = {"a": "digits", "b": f"{tmp_path}/no", "c": "digits:clients=6"}
-    variants = [{"name": name, "data.shards": where} for name, where in shards.items()]
+    variants = [{"name": name, "data.source": where} for name, where in shards.items()]
     (tmp_path / "mine.toml").write_text(tomli_w.dumps({**COMMON, "rounds": 2, "sweep": {"run": variants}}))
     words = ["-m", "fedmpi", "sweep", tmp_path / "mine.toml", "--out", tmp_path / "out", "--jobs", "2"]
     done = run_alone(words, timeout=300)

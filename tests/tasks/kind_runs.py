@@ -14,10 +14,10 @@ import fedmpi
 from tests.quick_end import end_quickly
 from tests.tasks.worlds import BASE, WORLDS
 
-EXACT = {"aggregation.exact": True}
+EXACT = {"server.exact": True}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("fedavg", {**BASE, **world, **EXACT}) for name, world in WORLDS.items()},
-    "strata": ("fedstas", {"rounds": 2, **WORLDS["tokens"], **EXACT, "participation.count": 4}),
+    "strata": ("fedstas", {"rounds": 2, **WORLDS["tokens"], **EXACT, "clients.count": 4}),
     "lora": (
         "fedavg",
         {
@@ -51,7 +51,7 @@ def outcomes() -> dict[str, np.ndarray]:
 
 def main() -> int:
     found = outcomes()
-    if fedmpi.run({"rounds": 1, "participation.clients": "all", "cluster.threads": 1}).records:  # rank 0
+    if fedmpi.run({"rounds": 1, "clients.sampler": "all", "cluster.threads": 1}).records:  # rank 0
         np.savez(sys.argv[1], **found)
     return 0
 

@@ -40,7 +40,7 @@ def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
 
 def test_the_run_says_which_engine_trains_tokens_and_why():
     engine = run("tokens", **{"aggregation__exact": True}).summary["engine"]
-    assert engine.startswith("auto: sequential (aggregation.exact") and "nothing is merged: aggregation.exact" in engine
+    assert engine.startswith("auto: sequential (server.exact") and "nothing is merged: server.exact" in engine
     merged = one_step("tokens").summary["engine"]
     assert merged.startswith("auto: one-step clients are merged") and f"{2 * worlds.CLIENTS} merged" in merged
 
@@ -173,14 +173,17 @@ TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
 
 
 REFUSED = {
-    "astraea": ({}, "rebalance.enabled copies the samples of scarce classes"),
+    "astraea": ({}, "rebalance copies the samples of scarce classes"),
     "astraea-mediator": ({}, 'topology.scheduling = "greedy" groups clients by their class counts'),
     "fedstas": (
-        {"participation.features": "label-histogram", "participation.draw": "uniform"},
+        {"clients.sampler.features": "label-histogram", "clients.sampler.within_stratum": "uniform"},
         '"label-histogram" makes strata of the clients',
     ),
-    "fedavg": ({"attack.kind": "label-flip"}, '"label-flip" turns class y'),
-    "fedprox": ({"system.availability": "label-group", "system.by_label": [0.5]}, "most frequent class of a client"),
+    "fedavg": ({"attack": "label-flip"}, '"label-flip" turns class y'),
+    "fedprox": (
+        {"clients.availability": "label-group", "clients.availability.by_label": [0.5]},
+        "most frequent class of a client",
+    ),
 }
 
 
@@ -194,7 +197,7 @@ def test_parts_that_need_a_class_a_sample_refuse_other_tasks_by_name(preset: str
 
 
 def test_what_needs_an_accuracy_is_refused_where_there_is_none():
-    for further in ({"evaluation.target_accuracy": 0.5}, {"participation.clients": by_accuracy}):
+    for further in ({"evaluation.target_accuracy": 0.5}, {"clients.sampler": by_accuracy}):
         with pytest.raises(UserError, match="accuracy"):
             given_config("fedavg", {"task.kind": "regression", **further})
 
@@ -205,7 +208,7 @@ def by_accuracy(view: Any) -> fedmpi.Cohort:
 
 
 def test_a_sampler_may_draw_by_what_clients_measure_of_tokens():
-    settings = {**TOKENS, "participation.clients": measured, "participation.count": 2}
+    settings = {**TOKENS, "clients.sampler": measured, "clients.count": 2}
     assert len(fedmpi.run("fedavg", settings).records) == 2
     assert ACCURACIES and all(0 <= value <= 1 for value in ACCURACIES)
 
@@ -224,12 +227,12 @@ class measured:
 
 
 def test_rows_may_be_chosen_by_targets_of_any_shape():
-    settings = {**TOKENS, "participation.clients": "all", "samples.rule": fullest}
+    settings = {**TOKENS, "clients.sampler": "all", "samples.sampler": fullest}
     done = fedmpi.run("fedavg", settings)
     assert 0 < done.records[0]["samples"] < len(worlds.tokens().x)
 
 
-@fedmpi.row_rule
+@fedmpi.data_sampler
 def fullest(client: Any) -> np.ndarray:
     assert client.labels.shape[1:] == (worlds.LENGTH,)
     return np.flatnonzero((client.labels >= 0).all(axis=1))

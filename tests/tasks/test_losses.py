@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
@@ -164,17 +164,17 @@ def test_the_focal_loss_has_a_gradient_where_the_answer_is_certain(gamma: float)
     ],
 )
 def test_what_is_no_loss_per_sample_is_refused_before_the_first_round(loss: str, words: str):
-    with pytest.raises(PartFailure, match=f"the loss tests.tasks.own_losses:{loss} .*{words}"):
+    with pytest.raises(ComponentFailure, match=f"the loss tests.tasks.own_losses:{loss} .*{words}"):
         forward_traits(model_of(task_loss(f"tests.tasks.own_losses:{loss}")), SMALL_IMAGES)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("label-smoothing", {"smoothing": 1.5}, "task.smoothing = 1.5: a share of the weight lies in"),
-        ("focal", {"gamma": -1}, "task.gamma = -1: the exponent"),
+        ("label-smoothing", {"smoothing": 1.5}, "task.loss.smoothing = 1.5: a share of the weight lies in"),
+        ("focal", {"gamma": -1}, "task.loss.gamma = -1: the exponent"),
         ("focal", {"gama": 1}, "task.gama is unknown to focal: did you mean gamma"),
-        ("cross-entropy", {"smoothing": 0.1}, "task.smoothing is unknown to cross-entropy"),
+        ("cross-entropy", {"smoothing": 0.1}, "task.loss.smoothing is unknown to cross-entropy"),
         ("tests.tasks.own_losses:squared", {"scale": "wide"}, "task.scale = 'wide' does not suit"),
         ("cross-entrpy", {}, "did you mean 'cross-entropy'"),
     ],
@@ -190,7 +190,7 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
     source.y[:] = 0
     source.y[source.offsets[3] + 2] = 4
     kind, rule = ENGINES[engine]
-    with pytest.raises(PartFailure, match=r"own_losses.py:\d+\) failed in client 3: ValueError: a label 4"):
+    with pytest.raises(ComponentFailure, match=r"own_losses.py:\d+\) failed in client 3: ValueError: a label 4"):
         summed(kind(model, source, STREAMS), model, tasks_of(source), rule)
 
 

@@ -7,7 +7,7 @@ from sklearn.metrics import f1_score, log_loss, recall_score, top_k_accuracy_sco
 from torch import nn
 
 import fedmpi
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.tasks.evaluation import BUILT_IN, evaluate
 from fedmpi.tasks.metrics import Metric, MetricTally, macro_f1
@@ -134,16 +134,18 @@ def test_ones_own_metric_sees_copies_and_leaves_generators_alone():
     ],
 )
 def test_a_metric_that_goes_wrong_is_named(name: str, words: str):
-    with pytest.raises(PartFailure, match=f"metric tests.tasks.own_metrics:{name} .*{words}"):
+    with pytest.raises(ComponentFailure, match=f"metric tests.tasks.own_metrics:{name} .*{words}"):
         found(of(name), 200, 11)
 
 
 def test_what_a_run_records_by_every_metric():
     settings = {"rounds": 2, "model.hidden": [6], "evaluation.every": 1, "local.engine": "sequential"}
-    settings |= {"task.loss": "focal", "task.gamma": 1.0}
+    settings |= {"task.loss": "focal", "task.loss.gamma": 1.0}
     plain = fedmpi.run("fedavg", settings, data="digits")
     chosen = ["tests.tasks.own_metrics:entropy", "accuracy", "top-k", own_metrics.Recall]
-    more = fedmpi.run("fedavg", {**settings, "task.metrics": chosen, "task.k": 2, "task.of": 4}, data="digits")
+    more = fedmpi.run(
+        "fedavg", {**settings, "task.metrics": chosen, "task.metrics.k_XXX": 2, "task.of": 4}, data="digits"
+    )
     own = {f"test_{name}" for name in ("entropy", "one", "top_2_accuracy", "least_recall", "recall_of_4")}
     for one, other in zip(plain.records, more.records, strict=True):
         assert {key for key in other if key.startswith("test_")} - one.keys() == own
@@ -156,9 +158,9 @@ def test_what_a_run_records_by_every_metric():
     [
         ({"task.metrics": "top-q"}, "did you mean 'top-k'"),
         ({"task.metrics": ["top-k", "top-k"]}, "top-k is listed twice"),
-        ({"task.k": 3}, 'it needs task.metrics = "top-k"'),
-        ({"task.metrics": "top-k", "task.kk": 3}, "did you mean task.k"),
-        ({"task.metrics": "top-k", "task.k": 0}, "task.k = 0: at least"),
+        ({"task.metrics.k_XXX": 3}, 'it needs task.metrics = "top-k"'),
+        ({"task.metrics": "top-k", "task.kk": 3}, "did you mean task.metrics.k_XXX"),
+        ({"task.metrics": "top-k", "task.metrics.k_XXX": 0}, "task.metrics.k_XXX = 0: at least"),
         ({"task.metrics": ["tests.tasks.own_metrics:Recall"], "task.of": "x"}, "does not suit tests.tasks.own_metrics"),
     ],
 )

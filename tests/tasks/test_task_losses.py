@@ -97,5 +97,5 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_error_at_which_huber_cannot_bend_is_refused():
-    with pytest.raises(UserError, match="task.delta = 0"):
+    with pytest.raises(UserError, match="task.loss.delta = 0"):
         task_loss("huber", {"delta": 0.0}, "regression").per_sample(drawn(2, 1), drawn(2))

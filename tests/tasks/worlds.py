@@ -56,7 +56,7 @@ def three_numbers() -> fedmpi.ClientArrays:
 
 BASE: dict[str, Any] = {
     "rounds": 2,
-    "participation.clients": "all",
+    "clients.sampler": "all",
     "local.epochs": 1,
     "local.batch_size": 8,
     "local.lr": 0.05,
@@ -65,26 +65,26 @@ BASE: dict[str, Any] = {
 }
 WORLDS: dict[str, dict[str, Any]] = {
     "tokens": {
-        "data.shards": "tests.tasks.worlds:tokens",
+        "data.source": "tests.tasks.worlds:tokens",
         "task.kind": "tokens",
         "model.name": "char-lstm",
         "model.units": 12,
         "local.lr": 0.5,
     },
     "multilabel": {
-        "data.shards": "tests.tasks.worlds:labels",
+        "data.source": "tests.tasks.worlds:labels",
         "task.kind": "multilabel",
         "model.name": "mlp",
         "model.hidden": [9],
     },
     "regression": {
-        "data.shards": "tests.tasks.worlds:numbers",
+        "data.source": "tests.tasks.worlds:numbers",
         "task.kind": "regression",
         "model.name": "mlp",
         "model.hidden": [9],
     },
     "regression of three": {
-        "data.shards": "tests.tasks.worlds:three_numbers",
+        "data.source": "tests.tasks.worlds:three_numbers",
         "task.kind": "regression",
         "task.loss": "huber",
         "model.name": "mlp",

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from data_prep.raw import RawDataset
-from fedmpi import ClientArrays, Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi import (
+    ClientArrays,
+    Cohort,
+    LocalAlgorithm,
+    aggregator,
+    client_sampler,
+    data_sampler,
+    server_optimizer,
+    weights,
+)
 
 
 def processes() -> int:
@@ -111,33 +120,33 @@ def by_processes(view) -> Cohort:
     return Cohort(np.sort(np.roll(view.available, -processes())[: view.count]))
 
 
-@row_rule
+@data_sampler
 def half(client) -> np.ndarray:
     count = (len(client.labels) + 1) // 2
     return np.sort(client.generator.choice(len(client.labels), count, replace=False))
 
 
-@row_rule
+@data_sampler
 def shuffled(client) -> np.ndarray:
     return client.generator.permutation(len(client.labels))
 
 
-@row_rule
+@data_sampler
 def beyond(client) -> np.ndarray:
     return half(client) + 1
 
 
-@row_rule
+@data_sampler
 def repeated(client) -> np.ndarray:
     return np.sort(client.generator.choice(len(client.labels), len(client.labels)))
 
 
-@row_rule
+@data_sampler
 def global_rows(client) -> np.ndarray:
     return np.array(sorted(random.sample(range(len(client.labels)), 1)))
 
 
-@row_rule
+@data_sampler
 class Alternating:
     def __init__(self) -> None:
         self.asked = 0
@@ -147,32 +156,32 @@ class Alternating:
         return np.arange(len(client.labels) if self.asked % 2 else 0)
 
 
-@row_rule
+@data_sampler
 def first_by_processes(client) -> np.ndarray:
     return np.arange(min(len(client.labels), 2 + 3 * processes()))
 
 
-@row_rule(pooled=True)
+@data_sampler(pooled=True)
 def pooled_third(pool) -> np.ndarray:
     return np.arange(pool.start + -pool.start % 3, pool.stop, 3)
 
 
-@row_rule(pooled=True)
+@data_sampler(pooled=True)
 def pooled_from_its_start(pool) -> np.ndarray:
     return np.arange(pool.start, pool.stop, 3)
 
 
-@weights(normalised=True)
+@weights(normalized=True)
 def root(cohort, sizes) -> np.ndarray:
     return np.sqrt(sizes[cohort.clients])
 
 
-@weights(normalised=True)
+@weights(normalized=True)
 def negative(cohort, sizes) -> np.ndarray:
     return sizes[cohort.clients] - sizes.mean()
 
 
-@weights(normalised=False)
+@weights(normalized=False)
 def infinite(cohort, sizes) -> np.ndarray:
     return 1.0 / (cohort.clients % 3)
 
@@ -197,22 +206,22 @@ def jittered(cohort, sizes) -> np.ndarray:
     return sizes[cohort.clients] * np.random.random(len(cohort.clients))  # noqa: NPY002
 
 
-@combiner
+@aggregator
 def midrange(updates, coefficients) -> Tensor:
     return (updates.max(0).values + updates.min(0).values) / 2
 
 
-@combiner
+@aggregator
 def shortest(updates, coefficients) -> Tensor:
     return updates[updates.square().sum(1).argmin()]
 
 
-@combiner
+@aggregator
 def one_number(updates, coefficients) -> Tensor:
     return updates.mean()
 
 
-@combiner
+@aggregator
 def dropped_out(updates, coefficients) -> Tensor:
     return (updates * (torch.rand(len(updates), 1) < 0.8)).mean(0)
 

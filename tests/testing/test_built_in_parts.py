@@ -10,7 +10,7 @@ import pytest
 import fedmpi
 import fedmpi.testing
 from data_prep.__main__ import run as prepare
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import Component
 from fedmpi.testing import Check, checks
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import CONTRACTS, part_of
@@ -18,18 +18,18 @@ from fedmpi.testing.started import Starts, started_checks
 from tests.testing.made_up import raw_of
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "row rule bernoulli": {"samples.wanted": 200},
-    "row rule exact": {"samples.wanted": 200},
-    "row rule ratio": {"samples.ratio": 0.3},
-    "weights gradient-sum": {"samples.rule": "bernoulli", "samples.wanted": 200},
-    "weights gradient-sum-squared": {"samples.rule": "bernoulli", "samples.wanted": 200},
-    "weights stratified": {"participation.clients": "stratified", "participation.strata": 3},
-    "client sampler stratified": {"participation.strata": 3},
-    "combiner krum": {"aggregation.byzantine": 1},
-    "combiner norm-clip": {"aggregation.bound": 0.5},
-    "local algorithm feddyn": {"aggregation.weights": "uniform"},
-    "weights q-ffl": {"aggregation.q": 1.0},
-    "availability label-group": {"system.by_label": [0.9, 0.5]},
+    "row rule bernoulli": {"samples.budget": 200},
+    "row rule exact": {"samples.budget": 200},
+    "row rule ratio": {"samples.sampler.ratio": 0.3},
+    "weights gradient-sum": {"samples.sampler": "bernoulli", "samples.budget": 200},
+    "weights gradient-sum-squared": {"samples.sampler": "bernoulli", "samples.budget": 200},
+    "weights stratified": {"clients.sampler": "stratified", "clients.sampler.strata": 3},
+    "client sampler stratified": {"clients.sampler.strata": 3},
+    "combiner krum": {"server.aggregator.byzantine": 1},
+    "combiner norm-clip": {"server.aggregator.bound": 0.5},
+    "local algorithm feddyn": {"server.weights": "uniform"},
+    "weights q-ffl": {"server.weights.q": 1.0},
+    "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},
     "partition dirichlet": {"alpha": 0.5},
     "partition inner-dirichlet": {"alpha": 0.5},
     "partition label-sorted": {"size": 20},
@@ -39,12 +39,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     "partition pachinko": {"clients": 2, "size": 20},
 }
 """What a part cannot do without, and choices that go with it."""
-WRITTEN = {part.name: part for part in fedmpi.parts("data set") if part.name != "digits"}
+WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
 OF_FILES = ("user", "user-groups", "pachinko")
 """Partitions that go by what only some data sets have."""
-PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.parts() if part.name not in WRITTEN]
-LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.parts("partition") if p.name not in OF_FILES]}
+PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.components() if part.name not in WRITTEN]
+LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.components("partition") if p.name not in OF_FILES]}
 """Those of some kinds that are tried in started runs together with the others; the rest wants files first."""
 LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
 """Checks that take seconds."""
@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """The data set on which each model is trained in started runs, and what makes it small."""
 
 
-def long(part: Part, check: Check) -> bool:
+def long(part: Component, check: Check) -> bool:
     return check.name.startswith(LONG.get(part.name, "nothing"))
 
 
@@ -98,7 +98,7 @@ def test_every_model_gives_the_same_on_any_number_of_ranks_and_resumed(tmp_path:
         raw = [] if data == "digits" else ["--raw", str(raw_of(data, tmp_path))]
         if not (shards := tmp_path / f"{data}-shards").exists():
             assert prepare([data, *raw, "--partition", "iid", "--clients", "5", "--out", str(shards)]) == 0
-        subjects.append(Subject(part_of(name, "model"), settings | {"data.shards": str(shards)}))
+        subjects.append(Subject(part_of(name, "model"), settings | {"data.source": str(shards)}))
     starts = Starts(subjects)
     for subject in subjects:
         for check in started_checks(subject, starts):

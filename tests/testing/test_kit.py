@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedmpi.testing
-from fedmpi import PartFailure, UserError
+from fedmpi import ComponentFailure, UserError
 from fedmpi.cli import app
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
@@ -56,11 +56,11 @@ BAD = [
     (bad_parts.Alternating, "rows do not depend on who else is asked", "asked in another order"),
     (bad_parts.pooled_from_its_start, "rows do not depend on who else is asked", "parts of the axis"),
     (bad_parts.jittered, GLOBAL, "of numpy"),
-    (bad_parts.negative, "finite weights of the stated normalisation", "a coefficient is negative"),
-    (bad_parts.infinite, "finite weights of the stated normalisation", "not finite"),
+    (bad_parts.negative, "finite weights of the stated normalization", "a coefficient is negative"),
+    (bad_parts.infinite, "finite weights of the stated normalization", "not finite"),
     (
         bad_parts.of_everybody,
-        "finite weights of the stated normalisation",
+        "finite weights of the stated normalization",
         "30.* for 9 participants.*sizes.cohort.clients",
     ),
     (bad_parts.times_their_chances, "same weights of the same cohort", r"\(30,\) \(9,\): .*sizes.cohort.clients"),
@@ -148,16 +148,16 @@ def test_parts_whose_kind_is_named_pass_or_are_caught(kind: str) -> None:
         assert all(check() for check in checks(part, kind=kind, runs=False))
     for part, name, words in bad:
         [check] = [check for check in checks(part, kind=kind, runs=False) if check.name == name]
-        with pytest.raises((CheckFailed, PartFailure), match=words):
+        with pytest.raises((CheckFailed, ComponentFailure), match=words):
             check()
 
 
 def test_a_model_is_tried_on_the_data_that_its_settings_name() -> None:
     x, y = np.ones((6, 7), np.float32), np.arange(6) % 3
     data = fedmpi.ClientArrays(x, y, y, test=(x, y))
-    given = {"data.shards": data}
+    given = {"data.source": data}
     assert all(check() for check in checks(bad_parts.for_seven_features, given, kind="model", runs=False))
-    with pytest.raises(CheckFailed, match="by the setting data.shards .*seven features"):
+    with pytest.raises(CheckFailed, match="by the setting data.source .*seven features"):
         [check() for check in checks(bad_parts.for_seven_features, kind="model", runs=False)]
 
 
@@ -182,7 +182,7 @@ def test_a_good_part_passes(check) -> None:
 @pytest.mark.parametrize(("part", "name", "words"), BAD, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_contract_is_caught_by_the_check_meant_for_it(part: Any, name: str, words: str) -> None:
     [check] = [check for check in checks(part, runs=False) if check.name == name]
-    with np.errstate(divide="ignore"), pytest.raises((CheckFailed, PartFailure), match=words):
+    with np.errstate(divide="ignore"), pytest.raises((CheckFailed, ComponentFailure), match=words):
         check()
 
 
@@ -190,13 +190,13 @@ def test_what_a_part_raises_itself_is_reported_with_its_name_and_line() -> None:
     first, second, third, _ = checks(bad_parts.undecided, runs=False)
     for check in (first, second, third):
         said = r"the weights .*undecided \(.*bad_parts.py:\d+\) failed.*: ValueError: no opinion on this cohort$"
-        with pytest.raises(PartFailure, match=said):
+        with pytest.raises(ComponentFailure, match=said):
             check()
 
 
 def test_a_part_that_asks_its_view_for_what_there_is_not_reads_what_there_is() -> None:
     for check in checks(bad_parts.asks_for_everybody, runs=False):
-        with pytest.raises(PartFailure) as failed:
+        with pytest.raises(ComponentFailure) as failed:
             check()
         assert "asks_for_everybody" in str(failed.value) and "bad_parts.py:" in str(failed.value)
         assert "'View' object has no attribute 'everybody' (it has age, available, class_counts, " in str(failed.value)
@@ -301,13 +301,13 @@ def test_the_command_prints_a_line_a_check_and_tells_by_its_exit_code(capsys: py
     assert len(lines) == 4 and all(line.startswith("ok ") for line in lines)
     assert app(["check", "tests.testing.bad_parts:negative", "--quick"], standalone_mode=False) == 1
     assert sum(line.startswith("FAILED ") for line in capsys.readouterr().out.splitlines()) == 1
-    named = ["check", "focal", "--quick", "--set", "task.gamma=-1"]
+    named = ["check", "focal", "--quick", "--set", "task.loss.gamma=-1"]
     assert app(named, standalone_mode=False) == 1
-    assert "task.gamma = -1" in capsys.readouterr().out
+    assert "task.loss.gamma = -1" in capsys.readouterr().out
 
 
 def test_an_option_that_is_missing_is_asked_for() -> None:
-    with pytest.raises(UserError, match="'krum' needs aggregation.byzantine"):
+    with pytest.raises(UserError, match="'krum' needs server.aggregator.byzantine"):
         checks("krum")
 
 

@@ -16,7 +16,7 @@ UPDATE = torch.linspace(-1, 1, 20_000)
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.25, 3), (0.24, 2), (1.0, 10)])
 def test_a_share_of_the_clients_attacks_rounded_half_up(fraction: float, count: int) -> None:
-    config = load_config(None, ["participation.clients=all", "attack.kind=noise", f"attack.fraction={fraction}"])
+    config = load_config(None, ["clients.sampler=all", "attack=noise", f"clients.attack_fraction={fraction}"])
     found = attackers(config, STREAMS, 10)
     assert len(set(found.tolist())) == count and found.tolist() == sorted(found.tolist())
 

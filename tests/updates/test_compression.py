@@ -209,7 +209,7 @@ def test_what_is_clipped_is_what_arrived():
 
 
 def run(*settings: str) -> tuple[Tensor, dict]:
-    small = ["preset=fedavg", "participation.count=4", "rounds=3", "logging.tensorboard=false"]
+    small = ["preset=fedavg", "clients.count=4", "rounds=3", "logging.tensorboard=false"]
     experiment = Experiment.connect(load_config(None, [*small, *settings]))
     records: list[dict] = []
     simulation = Simulation(experiment, on_round=records.append)
@@ -221,7 +221,7 @@ def run(*settings: str) -> tuple[Tensor, dict]:
 @pytest.mark.parametrize("kind, share", [("float16", 0.5), ("int8", 0.252), ("topk", 0.15)])
 def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind: str, share: float):
     plain, plain_record = run()
-    settings = [f"transport.kind={kind}", *(["transport.fraction=0.1"] if kind == "topk" else [])]
+    settings = [f"compression={kind}", *(["compression.fraction=0.1"] if kind == "topk" else [])]
     model, record = run(*settings)
     assert 0 < float((model - plain).norm() / plain.norm()) < (0.1 if kind == "topk" else 0.005)
     assert record["bytes_client_up"] == pytest.approx(share * plain_record["bytes_client_up"], rel=0.01)
@@ -231,11 +231,11 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
 @pytest.mark.parametrize(
     "settings, words",
     [
-        (["preset=astraea", "transport.kind=int8"], "mediators"),
-        (["preset=fedavg", "local.engine=merged", "transport.kind=int8"], "transport.kind"),
-        (["preset=fedavg", "transport.fraction=0.1"], "means nothing here"),
+        (["preset=astraea", "compression=int8"], "mediators"),
+        (["preset=fedavg", "local.engine=merged", "compression=int8"], "compression"),
+        (["preset=fedavg", "compression.fraction=0.1"], "means nothing here"),
         (
-            ["preset=fedavg", "transport.kind=topk", "transport.error_feedback=true", "topology.placement=shared"],
+            ["preset=fedavg", "compression=top-k", "compression.error_feedback=true", "cluster.placement=shared"],
             "owner",
         ),
     ],

@@ -77,7 +77,7 @@ def plan_of(t: int, participants: int, **facts: int) -> Plan:
 
 
 def test_rebalancing_is_agreed_on_before_the_first_round_alone() -> None:
-    config = load_config(None, ["preset=fedavg", "rebalance.enabled=true"])
+    config = load_config(None, ["preset=fedavg", "rebalance=true"])
     first, second = (round_links(config, MODEL, 20, 10, plan_of(t, 4), 0) for t in (0, 1))
     assert first == second + rebalancing(20, 10) and second == star_models(100, 4, 4)
 

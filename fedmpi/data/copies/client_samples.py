@@ -64,7 +64,7 @@ class ClientSamples:
 
 def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
     """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on."""
-    data, part = ClientData(store, device, standardise=config.data.normalise), config.rebalance
+    data, part = ClientData(store, device, standardise=config.data.normalize), config.rebalance
     if not part.enabled:
         return ClientSamples(data)
     check_images(store.description)
@@ -72,7 +72,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         return ClientSamples.rebalanced(data, stored_rebalancing(part, store), part)
     if ORIGINAL_COUNTS in store.extras:
         raise UserError(
-            f"{config.data.shards} holds augmented copies already and would be augmented twice: set rebalance.mode = "
+            f"{config.data.source.choice} holds augmented copies already and would be augmented twice: set rebalance.mode = "
             '"stored"'
         )
     rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
@@ -85,13 +85,13 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
     if ORIGINAL_COUNTS not in store.extras:
         raise UserError(
             'rebalance.mode = "stored" trains on copies written by `python -m data_prep.augment SHARDS --out OTHER`, '
-            'but data.shards holds none: augment it and set data.shards = "OTHER", or set rebalance.mode = "virtual"'
+            'but data.source holds none: augment it and set data.source = "OTHER", or set rebalance.mode = "virtual"'
         )
     written = store.manifest.partition_options
     for key, wanted in (("alpha", part.alpha), ("copies", part.copies)):
         if written.get(f"augment_{key}") != wanted:
             raise UserError(
-                f"data.shards was augmented with {key} = {written.get(f'augment_{key}')}, but rebalance.{key} = "
+                f"data.source was augmented with {key} = {written.get(f'augment_{key}')}, but rebalance.{key} = "
                 f"{wanted}: set the same, or augment again"
             )
     original = store.extras[ORIGINAL_COUNTS]

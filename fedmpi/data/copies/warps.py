@@ -55,8 +55,8 @@ def check_images(description: DataDescription) -> None:
     """Refuse data that cannot be warped."""
     if description.task != "image" or len(description.feature_shape) != 3:
         raise UserError(
-            f"rebalance.enabled = true makes copies of images by warping them, but the data have task "
-            f"{description.task!r}: set rebalance.enabled = false"
+            f"rebalance = true makes copies of images by warping them, but the data have task "
+            f"{description.task!r}: set rebalance = false"
         )
 
 
@@ -201,7 +201,7 @@ class AugmentedData:
     def load_positions(self, positions: Ints) -> Tensors:
         """Samples at effective global positions: client k's row i lies at sizes[:k].sum() + i."""
         x, y = self._rows.read(positions)
-        return self.data.normalise(x), torch.from_numpy(y).to(self.device)
+        return self.data.normalize(x), torch.from_numpy(y).to(self.device)
 
     def test(self, start: int = 0, stop: int | None = None) -> Tensors:
         """Rows start ... stop - 1 of the test part, which is never augmented."""

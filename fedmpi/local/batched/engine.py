@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure
+from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
@@ -177,7 +177,7 @@ class BatchedEngine:
             stack.begin_step(step)
             try:
                 net.step(*weights.of(step, net.clients, net.rows))
-            except PartFailure:
+            except ComponentFailure:
                 self._name_failing_client(net, tasks, timetable.counts[step])
                 raise
             for block in stack.blocks(net.clients) if finishes else ():

@@ -16,10 +16,10 @@ from tests.data_prep.command import main as prepare
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
-    "participation.count": 3,
-    "participation.strata": 3,
-    "participation.levels": 40,
-    "data.normalise": False,
+    "clients.count": 3,
+    "clients.sampler.strata": 3,
+    "clients.sampler.features.codebook_size": 40,
+    "data.normalize": False,
     "model.hidden": [],
     "local.steps": 2,
     "local.batch_size": 20,
@@ -89,9 +89,9 @@ def test_updates_and_norms_are_those_of_softmax_regression(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"participation.strata": 4}, "not one client a stratum"),
-        ({"participation.draw": "uniform"}, "not one client a stratum"),
-        ({"data.normalise": True}, "plain SGD"),
+        ({"clients.sampler.strata": 4}, "not one client a stratum"),
+        ({"clients.sampler.within_stratum": "uniform"}, "not one client a stratum"),
+        ({"data.normalize": True}, "plain SGD"),
         ({"local.steps": 20}, "samples for its steps"),
     ],
 )

@@ -14,7 +14,12 @@ from tests.data_prep.command import main
 def test_a_runs_clusters_are_found_again_and_drawn(tmp_path: Path) -> None:
     words = "digits --partition shards --classes-per-client 1 --clients 20 --out"
     assert main([*words.split(), str(tmp_path / "shards")]) == 0
-    settings = {"rounds": 1, "participation.noise": "drop", "model.hidden": [16], "logging.tensorboard": False}
+    settings = {
+        "rounds": 1,
+        "clients.sampler.clustering.outliers": "drop",
+        "model.hidden": [16],
+        "logging.tensorboard": False,
+    }
     fedmpi.run("fedsso", settings, data=str(tmp_path / "shards"), out=tmp_path / "run")
     found = look(tmp_path / "run")
     assert (found.name, found.recorded, found.clusters, found.alone, found.shared_sets) == ("run", 10, 10, 0, 10)
