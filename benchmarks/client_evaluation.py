@@ -140,7 +140,7 @@ def seconds_of_fedmpi(ranks: int, folder: Path, model: str, out: Path) -> float:
     keys = {
         "preset": "fedavg",
         "data.source": str(folder),
-        "model.name": model,
+        "model": model,
         **{f"model.{name}": value for name, value in OPTIONS[model].items()},
         "rounds": EVALUATIONS,
         "clients.count": 1,

@@ -155,7 +155,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
         "preset": "fedsampling" if workload.wanted else "fedavg",
         "rounds": workload.rounds,
         "data.source": home,
-        "model.name": workload.model_name(own=module != "layers"),
+        "model": workload.model_name(own=module != "layers"),
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
         "logging.tensorboard": "false",

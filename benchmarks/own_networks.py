@@ -1,6 +1,6 @@
 """Networks as users write them, in the style of public tutorials: classes with custom forward passes.
 
-The lower-case functions build each network for a data set, as in `model.name = "benchmarks.own_networks:lenet"`.
+The lower-case functions build each network for a data set, as in `model = "benchmarks.own_networks:lenet"`.
 """
 
 from __future__ import annotations

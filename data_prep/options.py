@@ -170,7 +170,7 @@ def _about_law(law: Law) -> list[str]:
 def _changes(kind: str) -> dict[str, list[str]]:
     return {
         part.name: [part.title, *(f"{flag(o.name)}: {o.doc} (default {o.default})" for o in part.options)]
-        for part in parts(kind)
+        for part in components(kind)
     }
 
 
@@ -211,7 +211,7 @@ def parse_options(
     )
     of_reader = {option.name: option for option in (data.own.options if data.own else ())}
     known = {option.name: (option.kind is bool, option.help) for entry in laws for option in entry.options}
-    others = [option for part in (*parts(SHIFT), *parts(LABEL_NOISE)) for option in part.options]
+    others = [option for part in (*components(SHIFT), *components(LABEL_NOISE)) for option in part.options]
     for option in (*others, *of_shift.values(), *of_noise.values(), *of_reader.values()):
         known[option.name] = option.annotation is bool, option.doc
     named = {option.name for option in (own.options if own else ())} | {*of_shift, *of_noise}

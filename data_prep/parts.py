@@ -1,4 +1,4 @@
-"""Built-in partitions and data sets as components, so that `fedmpi components` lists them and `fedmpi check` checks them.
+"""Built-in partitions and data sets as components, listed by `fedmpi components` and checked by `fedmpi check`.
 
 Each is a function with the signature of a custom component: (labels, clients, generator, *, options) -> the client of
 every row, and (raw, *, options) -> `RawDataset`. A partition scheme that uses more than labels takes the other data of

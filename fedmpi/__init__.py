@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmpi.api import Run, load_run, run
     from fedmpi.clients.cohort import Cohort
-    from fedmpi.common.decorators import client_sampler, combiner, row_rule, server_optimizer, weights
+    from fedmpi.common.decorators import (
+        aggregator,
+        availability,
+        client_sampler,
+        data_sampler,
+        partitioner,
+        server_optimizer,
+        weights,
+    )
     from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError
-    from fedmpi.common.registry import parts
+    from fedmpi.common.registry import components
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
@@ -36,12 +44,14 @@ __all__ = [
     "__version__",
     "client_sampler",
     "aggregator",
+    "availability",
+    "components",
+    "data_sampler",
     "frame",
     "load_run",
     "load_runs",
-    "parts",
     "presets",
-    "row_rule",
+    "partitioner",
     "run",
     "server_optimizer",
     "sweep",
@@ -56,10 +66,11 @@ _HOMES = {
     **dict.fromkeys(("ClientFailure", "ComponentFailure", "UserError"), "fedmpi.common.errors"),
     **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
     **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
-    "parts": "fedmpi.common.registry",
+    "components": "fedmpi.common.registry",
     "sweep": "fedmpi.sweeps.display",
     **dict.fromkeys(
-        ("client_sampler", "aggregator", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
+        ("aggregator", "availability", "client_sampler", "data_sampler", "partitioner", "server_optimizer", "weights"),
+        "fedmpi.common.decorators",
     ),
 }
 """Module of each public name."""

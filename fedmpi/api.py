@@ -378,7 +378,7 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         except (TypeError, ValueError) as error:
             raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
         try:
-            module = build(config.model.name, config.model.options, description, config.seed)
+            module = build(config.model.choice, config.model.options, description, config.seed)
         except UserError as error:
             raise UserError(
                 f"{error}. If the run was given a network itself, no folder can build it again: load the values of "

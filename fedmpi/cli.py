@@ -1,5 +1,5 @@
-"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, parts, show,
-inspect, estimate.
+"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, components,
+config, inspect, estimate.
 
 Exit codes: 0 done, 1 other failure, 2 wrong user input (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -285,7 +285,7 @@ def list_presets() -> None:
     for preset in presets():
         screen.print(Text(paragraph(preset.title, f"{preset.name}  ", "    "), style="bold"), soft_wrap=True)
         print(paragraph(preset.paper, "    paper: "))
-        print(paragraph(_listed(preset.table), "    parts: "))
+        print(paragraph(_listed(preset.table), "    components: "))
         if preset.digits:
             print(paragraph(f"{_listed(preset.digits)} (on the embedded digits instead)", "    digits: "))
         print(paragraph(preset.example, "    try:   "), end="\n\n")
@@ -296,26 +296,30 @@ def _listed(table: dict[str, Any]) -> str:
     return ", ".join(f"{part}.{key} = {value}" for part, keys in tables.items() for key, value in keys.items())
 
 
-@app.command()
-def parts(
-    choice: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One part: a name or module:object.")] = None,
+@app.command("components")
+def list_all_components(
+    choice: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One component: a name or module:object.")
+    ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "data sampler".')] = None,
 ) -> None:
     """List all components that a configuration can choose: kind, name, options with their defaults, source.
 
     Example: fedmpi components --kind "client sampler"
     """
-    from fedmpi.describe.parts import list_parts, show_part
+    from fedmpi.describe.components import list_components, show_component
 
     if choice is not None:
-        show_part(choice, kind)
+        show_component(choice, kind)
     else:
-        list_parts(kind)
+        list_components(kind)
 
 
 @app.command()
 def check(
-    choice: Annotated[str, typer.Argument(metavar="NAME", help="A part: module:object of yours, or a built-in name.")],
+    choice: Annotated[
+        str, typer.Argument(metavar="NAME", help="A component: module:object of yours, or a built-in name.")
+    ],
     settings: Settings = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without runs on 1, 2, 3 ranks and a resumed one.")] = False,
@@ -333,17 +337,17 @@ def check(
     return int(failed)
 
 
-@app.command()
-def show(
+@app.command("config")
+def show_config(
     config: ConfigFile = None,
     settings: Settings = None,
-    help_fields: Annotated[bool, typer.Option("--help-keys", help="Explain every key instead.")] = False,
+    help_keys: Annotated[bool, typer.Option("--help-keys", help="Explain every key instead.")] = False,
 ) -> None:
     """Print the complete configuration after preset, file and --set, as TOML.
 
     Example: fedmpi config --set preset=fedsampling --set samples.size.epsilon=1
     """
-    if help_fields:
+    if help_keys:
         for key, default, description in key_descriptions():
             if key.startswith("["):
                 print("\n" + paragraph(description, f"{key}  ", "    "))

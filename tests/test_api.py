@@ -135,7 +135,7 @@ def test_a_configuration_is_filled_by_its_preset():
     assert config.local.proximal_mu == fedmpi.Config.exactly({**preset_table("fedprox")}).local.proximal_mu > 0
     assert config.local.lr == 0.5
     share = fedmpi.Config(preset="fedavg", clients={"fraction": 0.5})
-    assert share.participation.count is None and share.participation.fraction == 0.5
+    assert share.clients.count is None and share.clients.fraction == 0.5
 
 
 def preset_table(name: str) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.run("fedavg", {3: 0}), "the overrides: keys are texts like local.lr, not 3"),
         (lambda: fedmpi.run({3: 0}), "the configuration: keys are texts like local.lr, not 3"),
         (lambda: fedmpi.run("fedavg", data="nowhere"), "the shard folder nowhere does not exist"),
-        (lambda: fedmpi.run("fedavg", model="mlpp"), "model.name = 'mlpp' is unknown: did you mean 'mlp'"),
-        (lambda: fedmpi.run("fedavg", model=7), "model.name = 7"),
+        (lambda: fedmpi.run("fedavg", model="mlpp"), "model = 'mlpp' is unknown: did you mean 'mlp'"),
+        (lambda: fedmpi.run("fedavg", model=7), "model = 7"),
         (lambda: fedmpi.run("fedavg", resume=True), "resume needs out"),
         (lambda: fedmpi.run(None), "a TOML file, a dict or a fedmpi.Config, not NoneType"),
         (lambda: fedmpi.run(["fedavg"]), "a TOML file, a dict or a fedmpi.Config, not list"),
@@ -215,7 +215,7 @@ def test_a_function_and_a_network_are_models(plain: fedmpi.Run):
 def test_what_the_configuration_says_of_objects_is_their_names(tmp_path: Path):
     run = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run")
     written = (tmp_path / "run" / "config.toml").read_text()
-    assert f'name = "{own_net.__module__}:own_net"' in written and 'shards = "ClientArrays:arrays-' in written
+    assert f'model = "{own_net.__module__}:own_net"' in written and 'source = "ClientArrays:arrays-' in written
     again = fedmpi.load_run(tmp_path / "run")
     assert same_values(again.model, run.model) if own_net.__module__ in sys.modules else True
     more = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run", resume=True)

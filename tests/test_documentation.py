@@ -14,6 +14,7 @@ import typer
 
 from fedmpi import presets
 from fedmpi.cli import app
+from fedmpi.common.registry import KINDS
 from fedmpi.config.keys import all_keys
 from fedmpi.config.layers import assignments
 from fedmpi.privacy.sizes import make_mechanism
@@ -21,7 +22,7 @@ from fedmpi.privacy.sizes import make_mechanism
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "jobs" / "README.md"])
 BLOCK = re.compile(r"^```sh.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OPTIONS_OF_PARTS = ("model.", "participation.", "samples.", "local.", "aggregation.", "system.", "topology.")
+OPTIONS_OF_PARTS = tuple(f"{kind.key}." for kind in KINDS.values())
 
 
 def commands(page: Path) -> list[list[str]]:

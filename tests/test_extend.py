@@ -31,22 +31,22 @@ LONGEST = 30
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sampler:loudest": ("clients.sampler", {"clients.sampler.keep": 0.8}),
     "two_stage_sampler:Steepest": ("clients.sampler", {"clients.sampler.candidates": 7}),
-    "row_rule:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),
+    "rare_first:rare_first": ("samples.sampler", {"samples.sampler.share": 0.3}),
     "algorithm:Scaffold": ("local.algorithm", {}),
     "local_optimizer:nesterov": ("local.optimizer", {"local.optimizer.momentum": 0.9}),
     "loss:squared": ("task.loss", {}),
-    "weights:power": ("server.weights", {"server.aggregator.exponent": 0.25}),
-    "combiner:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
-    "server_optimizer:Averaged": ("server.optimizer", {"server.aggregator.beta": 0.3}),
+    "weights:power": ("server.weights", {"server.weights.exponent": 0.25}),
+    "signs:signs": ("server.aggregator", {"server.aggregator.length": 0.01}),
+    "server_optimizer:Averaged": ("server.optimizer", {"server.optimizer.beta": 0.3}),
     "availability:in_turns": ("clients.availability", {"clients.availability.others": 0.6}),
-    "scheduling:dealt": ("topology.scheduling", {"topology.apart": False}),
+    "scheduling:dealt": ("topology.scheduling", {"topology.scheduling.apart": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "scheduling:dealt": {"topology": "mediators", "topology.clients_per_mediator": 2},
 }
 """What a part means nothing without."""
-METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.least": 0.2}}
+METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"least": 0.2}}
 PREPARED: dict[str, dict[str, Any]] = {
     "data_set:waves": {"noise": 0.1},
     "partition:home_class": {"share": 0.9},
@@ -118,7 +118,7 @@ def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> Non
 
 def test_the_pages_metric_is_recorded(examples: None) -> None:
     [sure, surer] = [
-        fedmpi.run("fedavg", {**SMALL, "task.metrics": "metric:coverage", "task.least": least}).records[-1]
+        fedmpi.run("fedavg", {**SMALL, "task.metrics": [{"name": "metric:coverage", "least": least}]}).records[-1]
         for least in (0.2, 0.4)
     ]
     assert 1 >= sure["test_sure"] > surer["test_sure"] >= surer["test_sure_and_right"] > 0

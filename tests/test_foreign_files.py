@@ -204,8 +204,13 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, r"clients.sampler.k.* put a star before"),
     ("samples.sampler", data_sampler(lambda client, labels: labels), {}, r"called with client, .*missing .*'labels'"),
     ("server.weights", weights(lambda cohort: [1.0]), {}, r"is called with cohort, sizes, which it does not take"),
-    ("server.aggregator", combiner(one_argument), {}, r"write def one_argument\(updates, coefficients, \*, options\)"),
-    ("server.aggregator", combiner(Merges), {}, r"has no method combine\(updates, coefficients\)"),
+    (
+        "server.aggregator",
+        aggregator(one_argument),
+        {},
+        r"write def one_argument\(updates, coefficients, \*, options\)",
+    ),
+    ("server.aggregator", aggregator(Merges), {}, r"has no method combine\(updates, coefficients\)"),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     (
         "local.algorithm",
@@ -499,8 +504,8 @@ def test_decorators_know_their_words() -> None:
     with pytest.raises(fedmpi.UserError, match="normalized = 1 is neither"):
         weights(normalized=1)  # type: ignore[call-overload]
     with pytest.raises(fedmpi.UserError, match="pooled = 2 is neither"):
-        row_rule(pooled=2)  # type: ignore[call-overload]
-    for decorator in (weights, row_rule, combiner, server_optimizer):
+        data_sampler(pooled=2)  # type: ignore[call-overload]
+    for decorator in (weights, data_sampler, aggregator, server_optimizer):
         with pytest.raises(TypeError, match="unexpected keyword argument 'blocks'"):
             decorator(blocks=True)  # type: ignore[call-overload]
 

@@ -77,7 +77,7 @@ def linear(description, *, bias: bool = True):
 """
 PRESET = """
 rounds = 2
-participation = {clients = "uniform", fraction = 0.4}
+clients = {sampler = "uniform", fraction = 0.4}
 local = {lr = 0.1, epochs = 2}
 
 [about]
@@ -87,7 +87,7 @@ example = "fedmpi train --set preset=own"
 """
 CHOSEN: dict[str, dict[str, Any]] = {
     "A sampler of clients": {"clients.sampler": "own:in_turn"},
-    "A rule for samples": {"samples.sampler": "own:every_second", "samples.start": 1},
+    "A rule for samples": {"samples.sampler": "own:every_second", "samples.sampler.start": 1},
     "Weights": {"server.weights": "own:root"},
     "How updates become one": {"server.aggregator": "own:middle"},
     "local work with state": {"local.algorithm": "own:Halfway"},

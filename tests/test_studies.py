@@ -197,7 +197,7 @@ def test_a_sweep_asks_before_it_mixes_sources(home: Path, command: Callable[...,
     Path("study.toml").write_text(tomli_w.dumps(SWEEP))
     common = {**{key: value for key, value in SWEEP.items() if key != "sweep"}, **SWEEP["sweep"]["run"][0]}
     del common["name"]
-    common["participation"] = {"count": 3, "clients": common.pop("clients.sampler")}
+    common["clients"] = {"count": 3, "sampler": common.pop("clients.sampler")}
     fedmpi.run(common, out="runs/study/own,seed=0")
     (home / "own_study/late.py").write_text("")
     with forgotten(), pytest.raises(fedmpi.ComponentFailure, match="FACTOR"):
@@ -291,7 +291,7 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
     shutil.copytree(shards / "digits", "study/shards/digits")
     os.symlink("study", "link")
     place = {"absolute": home / "study", "relative": "study", "link": home / "link"}[written]
-    own = {**NET, "data.source": f"{place}/shards/digits", "model.name": "own_net:net"}
+    own = {**NET, "data.source": f"{place}/shards/digits", "model": "own_net:net"}
     own["clients.sampler"] = "own_study.sampler:first"
     del own["model.hidden"]
     whole = fedmpi.run("fedavg", own, out="study/runs/whole")
@@ -388,7 +388,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
     keys = {key: value for key, value in OWN.items() if key != "model.hidden"}
     run = fedmpi.run(
         "fedavg",
-        {**keys, "model.name": "own_net:net"},
+        {**keys, "model": "own_net:net"},
         out="runs/a",
     )
     assert not capsys.readouterr().out, "nothing is printed without progress"
@@ -627,7 +627,7 @@ def test_one_of_two_keys_takes_the_place_of_the_presets_or_of_a_default(
     monkeypatch.chdir(tmp_path)
     small = {key: value for key, value in SMALL.items() if key != "clients.count"}
     half = fedmpi.run("fedavg", {**small, "clients.fraction": 0.5, "local.steps": 2}).config
-    assert half.participation.count is half.local.epochs is None
+    assert half.clients.count is half.local.epochs is None
     fedmpi.run("fedavg", {"rounds": 1, "model.hidden": [4]}, out="RUN")
     said = command("train", "RUN/config.toml", "--set", "local.steps=2", "--out", "AGAIN")
     assert said.code == 0, "a run's own config.toml repeats the preset's values"
@@ -683,5 +683,5 @@ def test_every_option_has_a_description_of_its_own(command: Callable[..., Said])
     for part in fedmpi.components():
         words = [option.doc for option in part.options]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)
-    said = command("parts", "--kind", "model").text
+    said = command("components", "--kind", "model").text
     assert "heads (int, default: 20) Heads of the attention. head_size (int, default: 20) Values of a head." in said

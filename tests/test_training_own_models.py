@@ -475,9 +475,9 @@ def test_an_algorithm_that_changes_the_update_in_finish_is_rejected(engine: str,
     plain = {key: value for key, value in more.items() if key != "local.algorithm"}
     for how in ("scales", "clips", "a part", "a view"):
         with pytest.raises(fedmpi.ComponentFailure, match=r"finish changed work.delta in place.*work.delta.clone\(\)"):
-            run(built, arrays(), {**more, "local.how": how})
+            run(built, arrays(), {**more, "local.algorithm.how": how})
     for how in ("reads", "a copy"):
-        done = run(built, arrays(), {**more, "local.how": how})
+        done = run(built, arrays(), {**more, "local.algorithm.how": how})
         torch.testing.assert_close(values(done), values(run(built, arrays(), plain)), rtol=1e-5, atol=1e-6)
 
 

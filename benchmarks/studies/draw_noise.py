@@ -59,7 +59,7 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     ):
         raise SystemExit(f"{folder} does not take a number of plain SGD steps on batches of images in [0, 1]")
     store, start = (
-        open_store(run.config.data.source.choice),
+        open_store(run.config.data.source.choice, run.config.data.source.options),
         parameters_to_vector(network.parameters()).detach().clone(),
     )
     generator = np.random.default_rng(run.config.seed)

@@ -1,4 +1,4 @@
-"""A custom model: model.name = "model:narrow"."""
+"""A custom model: model = "model:narrow"."""
 
 import math
 

@@ -73,11 +73,11 @@ class Keys(Made):
                 yield f"| `{key}` | {f'`{_cell(default)}`' if default else ''} | {_cell(description)} |"
 
 
-class Parts(Made):
-    """Every built-in part with its options."""
+class Components(Made):
+    """Every built-in component with its options."""
 
     def lines(self) -> Iterator[str]:
-        found = parts()
+        found = components()
         for kind in dict.fromkeys(part.kind for part in found):
             yield from ("", f"## {kind}", "", "| name | | options |", "|---|---|---|")
             for part in found:
@@ -130,7 +130,7 @@ def _led_inside(text: str, place: Path, docs: Path) -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """The directives, and links out of docs."""
-    for name, made in (("commands", Commands), ("keys", Keys), ("parts", Parts)):
+    for name, made in (("commands", Commands), ("keys", Keys), ("components", Components)):
         app.add_directive(f"fedmpi-{name}", made)
     app.connect("source-read", _read)
     app.connect("include-read", _included)

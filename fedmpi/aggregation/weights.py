@@ -43,7 +43,6 @@ from pydantic import Field
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.decorators import weights
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import resolve
 from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -283,7 +282,7 @@ class QFFL:
             return None
         return (
             "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
-            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.aggregator.lipschitz'
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.weights.lipschitz'
         )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:

@@ -14,9 +14,12 @@ from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.config.server_tables import ConstantRate, LognormalRate, RateClasses
 
 SpeedLaw = Literal["constant", "lognormal", "classes"]
 
+RATES = (1e3, 1e6, 4e6)
+"""Default medians: samples per second, bytes per second from and to a client."""
 SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE
 DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
 
@@ -36,13 +39,21 @@ class RateLaw:
     def __post_init__(self) -> None:
         rates = self.rates if self.law == "classes" else (self.median,)
         if not rates or not all(0 < rate < float("inf") for rate in rates):
-            raise UserError(f"system: rates must be positive numbers, not {list(rates)}")
+            raise UserError(f"devices: rates must be positive numbers, not {list(rates)}")
         if self.sigma < 0:
-            raise UserError(f"system: sigma = {self.sigma} must not be negative")
+            raise UserError(f"devices: sigma = {self.sigma} must not be negative")
         if self.law == "classes" and (
             len(self.shares) != len(self.rates) or min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6
         ):
-            raise UserError("system: classes of devices need as many shares as rates, and shares that sum to 1")
+            raise UserError("devices: classes of devices need as many shares as rates, and shares that sum to 1")
+
+    @classmethod
+    def of(cls, table: ConstantRate | LognormalRate | RateClasses, median: float) -> RateLaw:
+        """Return the distribution of a configuration's table; `median` is the default of its median."""
+        if isinstance(table, RateClasses):
+            return cls(table.name, rates=table.rates, shares=table.shares)
+        sigma = table.sigma if isinstance(table, LognormalRate) else 0.0
+        return cls(table.name, median if table.median is None else table.median, sigma)
 
     def draw(self, clients: int, generator: np.random.Generator) -> Floats:
         """Return the rate of each client, float64 (N,)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -122,7 +121,7 @@ class ClientSampler:
 
     def _method(self, name: str) -> Callable[[View], Any]:
         method = getattr(self._made, name, None)
-        if inspect.isclass(self.part.object) and callable(method):
+        if callable(method):
             found: Callable[[View], Any] = method
             return found
         raise UserError(

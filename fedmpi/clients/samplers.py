@@ -15,6 +15,7 @@ from fedmpi.clients.strata import stratified
 from fedmpi.clients.view import View
 from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import only_with
 from fedmpi.common.types import Floats, Ints
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -68,9 +69,9 @@ def stratified_clients(
     view: View,
     *,
     allocation: Literal["proportional", "neyman", "equal"] = "neyman",
-    every_stratum: bool = True,
-    draw: Literal["uniform", "importance"] = "importance",
-    design: Literal["systematic", "sequential"] = "systematic",
+    every_stratum: Annotated[bool, only_with("allocation", "neyman")] = True,
+    within_stratum: Literal["uniform", "importance"] = "importance",
+    design: Annotated[Literal["systematic", "sequential"], only_with("within_stratum", "importance")] = "systematic",
 ) -> Cohort:
     """Draw from every stratum separately (FedSSO, FedSTS, FedSTaS).
 
@@ -81,7 +82,7 @@ def stratified_clients(
         Division of the m draws among the strata.
     every_stratum : bool
         Neyman: at least one selected client from every stratum while m >= H.
-    draw : str
+    within_stratum : str
         Draw inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
     design : str
         Importance draws: systematic PPS, whose inclusion probabilities are known, or sequential drawing (as worded in
@@ -98,7 +99,7 @@ def stratified_clients(
         view.round,
         allocation=allocation,
         every_stratum=every_stratum,
-        draw=draw,
+        draw=within_stratum,
         design=design,
         over_selection=view.over_selection,
     )

@@ -31,6 +31,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.config.stratification import CompressedGradient, LabelHistogram, OpticsClustering, stratification
 from fedmpi.mpi import Cluster
 
 Matrix = NDArray[np.floating]
@@ -126,8 +127,8 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
     if noise == "drop":
         if alone.all() and len(alone):
             raise UserError(
-                f'OPTICS finds no cluster among {len(alone)} clients and clients.sampler.clustering.outliers = "drop" would drop them '
-                'all: use noise = "nearest", a smaller xi, or probe = "full"'
+                f'OPTICS finds no cluster among {len(alone)} clients, and clients.sampler.clustering.outliers = "drop" would '
+                'drop them all: use outliers = "nearest", a smaller xi, or probe = "full"'
             )
         labels[~alone] = _numbered(labels[~alone])
         return labels
@@ -168,7 +169,8 @@ class Stratifier:
         probe: ClientProbe,
         streams: Streams,
     ):
-        self.part = config.participation
+        self.table = stratification(config)
+        self.allocation = config.clients.sampler.options.get("allocation", "neyman")
         self.cluster = cluster
         self.owned = owned
         self.clients = clients
@@ -183,16 +185,16 @@ class Stratifier:
         self._needs = config.clients.sampler.component.marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
-        if self.wanted and self.part.features != "label-histogram":
+        if self.wanted and not isinstance(features := self.table.features, LabelHistogram):
             self.plan = plan_features(
-                self.part.features,
+                features.name,
                 clients,
                 values,
                 streams,
-                levels=self.part.levels,
-                restored=self.part.restore,
+                levels=features.codebook_size if isinstance(features, CompressedGradient) else 0,
+                restored=not isinstance(features, CompressedGradient) or features.decompress,
                 lr=config.local.lr,
-                project_above=self.part.projection_above,
+                project_above=self.table.projection_above,
             )
             log.info("strata: %s", self.plan.description)
 
@@ -203,7 +205,7 @@ class Stratifier:
 
     def observe(self, t: int, model: Tensor) -> None:
         """Measure and cluster again if round t is due. Collective, with the same arguments on every rank."""
-        refresh = self.part.refresh
+        refresh = self.table.refresh
         self.measured, self.noise = 0, None
         if not self.wanted or not (self._first or (refresh > 0 and t % refresh == 0)):
             return
@@ -216,19 +218,19 @@ class Stratifier:
     def _due(self) -> Ints:
         """Return this rank's clients to measure: all, or those selected in the previous round."""
         first, last = self.owned
-        if self._first or self.part.refresh_who == "all":
+        if self._first or self.table.refresh_clients == "all":
             return np.arange(first, last, dtype=np.int64)
         latest = self.cluster.broadcast([self.latest] if self.cluster.is_server else None)[0]
         return latest[(latest >= first) & (latest < last)]
 
     def _features(self, t: int, model: Tensor, due: Ints) -> Features:
-        if self.part.features == "label-histogram":
+        if isinstance(self.table.features, LabelHistogram):
             return label_histogram(due, self.class_counts(due))
         return gradient_features(self.plan, self.probe(t, model, due))
 
     def _complete(self, parts: list[Features]) -> Features:
         """Complete the features of all clients with earlier ones of those not measured now."""
-        if self.part.refresh_who == "all":
+        if self.table.refresh_clients == "all":
             return merge(parts)
         if self._kept is None:
             self._kept = merge(parts)
@@ -249,24 +251,24 @@ class Stratifier:
         ]
 
     def _grouped(self, t: int, features: Features) -> Strata:
-        part, matrix = self.part, features.matrix
+        table, matrix = self.table, features.matrix
         if "strata" not in self._needs:
             return make_strata(np.zeros(self.clients, np.int64), None, features.norms)
-        if part.clustering == "optics":
-            found = optics(matrix, part.min_samples, part.xi)
-            self._report_noise(t, int((found < 0).sum()))
-            labels = strata_of_clusters(found, matrix, part.noise)
+        if isinstance(table.clustering, OpticsClustering):
+            found = optics(matrix, table.clustering.min_samples, table.clustering.xi)
+            self._report_noise(t, int((found < 0).sum()), table.clustering.outliers)
+            labels = strata_of_clusters(found, matrix, table.clustering.outliers)
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
-            labels = kmeans(matrix, min(part.strata, self.clients), generator)
-        spreads = stratum_spreads(matrix, labels, part.spread) if part.allocation == "neyman" else None
+            labels = kmeans(matrix, min(table.strata, self.clients), generator)
+        spreads = stratum_spreads(matrix, labels, table.spread) if self.allocation == "neyman" else None
         strata = make_strata(labels, spreads, features.norms)
         log.info("round %d: %d strata of sizes %s", t, len(strata.sizes), strata.sizes.tolist())
         return strata
 
-    def _report_noise(self, t: int, noise: int) -> None:
+    def _report_noise(self, t: int, noise: int, rule: Noise) -> None:
         """Record the number of clients in no cluster; warn once if there are many."""
-        self.noise, rule = noise, self.part.noise
+        self.noise = noise
         log.info(
             'round %d: OPTICS puts %d clients in no cluster; clients.sampler.clustering.outliers = "%s"', t, noise, rule
         )

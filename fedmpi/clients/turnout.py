@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation
-from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.clients.devices import RATES, RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.view import ClientNumbers, View, asked_count
@@ -24,6 +24,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import further_vectors
+from fedmpi.config.stratification import probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
 
@@ -112,9 +113,7 @@ class Turnout:
 
 def opens_with_a_step(config: Config, t: int) -> bool:
     """Return whether round t is every client's initial probing step, w_1^k, for the strata (FedSSO, Algorithm 1)."""
-    if t or not config.participation.opening:
-        return False
-    return "strata" in config.clients.sampler.component.marks.get("needs", ())
+    return t == 0 and stratification(config).initial_step
 
 
 class CohortDraw:
@@ -136,24 +135,20 @@ class CohortDraw:
         self.sizes = sizes
         self._views: dict[int, View] = {}
         self.streams = streams
-        system = config.system
-        bits = upload_bits(config.compression.name, config.compression.fraction, values)
+        bits = upload_bits(config.compression, values)
         down, up, numbers = further_vectors(config)
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.availability = ClientAvailability(config, streams)
         if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
-        if system.clock:
-            sigma = system.bandwidth_sigma
-            self._devices = draw_devices(
-                streams,
-                len(sizes),
-                RateLaw(system.speed, system.speed_median, system.speed_sigma, system.speed_rates, system.speed_shares),
-                RateLaw("lognormal", system.upload, sigma),
-                RateLaw("lognormal", system.download, sigma),
+        if (devices := config.devices) is not None:
+            laws = (
+                RateLaw.of(table, default)
+                for table, default in zip((devices.speed, devices.upload, devices.download), RATES, strict=True)
             )
-        if system.clock and system.over_selection > 1 and config.server.weights.name == "unbiased":
+            self._devices = draw_devices(streams, len(sizes), *laws)
+        if devices is not None and config.clients.over_selection > 1 and config.server.weights.name == "unbiased":
             self._check_arrival()
 
     def _check_arrival(self) -> None:
@@ -179,7 +174,7 @@ class CohortDraw:
             asked = self.sampler.draw(view)
         asked = replace(asked, presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
-        if not self.config.devices is not None:
+        if self.config.devices is None:
             return Turnout(arrived, asked.clients, present)
         seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
         if self.config.clients.over_selection > 1 and not opening:
@@ -257,7 +252,7 @@ class CohortDraw:
 
     def _wanted_of(self, clients: int) -> int:
         """Return m, if a share β is one of so many clients."""
-        part = self.config.participation
+        part = self.config.clients
         return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
     def _seconds(self, clients: Ints, pool: Ints, opening: bool) -> Floats:
@@ -267,7 +262,7 @@ class CohortDraw:
         """
         local = self.config.local
         if opening:
-            probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[self.config.participation.probe]
+            probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[probe_of(self.config)]
             passed: Floats = np.minimum(self.sizes[clients], np.inf if probed == "all" else probed)
         else:
             rows = self._used(clients, pool)
@@ -282,17 +277,17 @@ class CohortDraw:
         """Return the sizes of the clients that share the sample budget K: those that answer the size query, as if their
         total were known; if exactly K samples are drawn, the selected clients themselves."""
         part = self.config.samples
-        if part.rule == "exact":
+        if part.sampler.name == "exact":
             return self.sizes[arrived.clients]
-        if part.asked == "participants":
+        if part.size.query == "selected":
             return self.sizes[asked.clients]
         return self.sizes if isinstance(present, int) else self.sizes[present]
 
     def _used(self, clients: Ints, pool: Ints) -> Floats:
         """Return the expected number of samples used by each client: if samples are drawn, its share of the budget."""
         part, sizes = self.config.samples, self.sizes[clients].astype(np.float64)
-        if part.rule == "ratio":
-            return sizes * (part.ratio or 1.0)
-        if part.rule == "all" or part.wanted is None:
+        if part.sampler.name == "ratio":
+            return np.asarray(sizes * part.sampler.options["ratio"])
+        if part.sampler.name == "all" or part.budget is None:
             return sizes
-        return sizes * min(1.0, part.wanted / max(1, int(pool.sum())))
+        return sizes * min(1.0, part.budget / max(1, int(pool.sum())))

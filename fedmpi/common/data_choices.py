@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedmpi.common.errors import UserError
+
 DIGITS = "digits"
 """Name of the embedded data set."""
 
@@ -16,6 +18,14 @@ ARRAYS = "ClientArrays"
 def is_digits(choice: Any) -> bool:
     """Check whether a value of `data.source` names the embedded digits: "digits" or "digits:key=value,..."."""
     return isinstance(choice, str) and choice.partition(":")[0] == DIGITS
+
+
+def options_in_name(choice: str) -> dict[str, str]:
+    """Return the options in a name such as "digits:clients=50,partition=iid"."""
+    items = [item.strip().partition("=") for item in choice.partition(":")[2].split(",") if item.strip()]
+    if wrong := [key for key, equals, _ in items if not equals]:
+        raise UserError(f"{wrong[0]!r} in data.source = {choice!r} is not key=value: write e.g. digits:clients=50")
+    return {key.strip(): value.strip() for key, _, value in items}
 
 
 def in_memory(where: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Decorators that register components: `@client_sampler`, `@data_sampler`, `@weights`, `@aggregator`, `@server_optimizer`.
+"""Decorators that register components, such as `@client_sampler`, `@data_sampler` and `@aggregator`.
 
 Each works with and without parentheses and returns the function or class unchanged.
 """
@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, overload
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Chosen, register
+from fedmpi.common.registry import Marked, register
 
 NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
 """Numbers about clients that the server can keep for a sampler, or measure for its candidates."""
@@ -23,15 +23,15 @@ MEASURABLE = ("loss", "accuracy", "gradient_norm")
 
 
 @overload
-def client_sampler(chosen: Chosen, /) -> Chosen: ...
+def client_sampler(chosen: Marked, /) -> Marked: ...
 @overload
 def client_sampler(
     *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
-) -> Callable[[Chosen], Chosen]: ...
+) -> Callable[[Marked], Marked]: ...
 def client_sampler(
-    chosen: Chosen | None = None, /, *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
+    chosen: Marked | None = None, /, *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
 ) -> Any:
-    """Make a function `(view, *, options) -> Cohort` a choice for `participation.clients`.
+    """Make a function `(view, *, options) -> Cohort` a choice for `clients.sampler`.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ def client_sampler(
 
 
 @overload
-def row_rule(chosen: Chosen, /) -> Chosen: ...
+def data_sampler(chosen: Marked, /) -> Marked: ...
 @overload
-def row_rule(*, pooled: bool = False, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
-def row_rule(chosen: Chosen | None = None, /, *, pooled: bool = False, name: str | None = None) -> Any:
-    """Make a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`.
+def data_sampler(*, pooled: bool = False, name: str | None = None) -> Callable[[Marked], Marked]: ...
+def data_sampler(chosen: Marked | None = None, /, *, pooled: bool = False, name: str | None = None) -> Any:
+    """Make a function `(client, *, options) -> sorted local rows` a choice for `samples.sampler`.
 
     Parameters
     ----------
@@ -71,30 +71,30 @@ def row_rule(chosen: Chosen | None = None, /, *, pooled: bool = False, name: str
     name : str, optional
         Name of a built-in component.
     """
-    _yes_or_no("row_rule", pooled=pooled)
-    return _decorated("row rule", chosen, name, **({"pooled": True} if pooled else {}))
+    _yes_or_no("data_sampler", pooled=pooled)
+    return _decorated("data sampler", chosen, name, **({"pooled": True} if pooled else {}))
 
 
 @overload
-def weights(chosen: Chosen, /) -> Chosen: ...
+def weights(chosen: Marked, /) -> Marked: ...
 @overload
 def weights(
     *,
     per_sample: bool | int = False,
-    normalised: bool | Callable[[Any], bool] = True,
+    normalized: bool | Callable[[Any], bool] = True,
     averages_models: bool = False,
     name: str | None = None,
-) -> Callable[[Chosen], Chosen]: ...
+) -> Callable[[Marked], Marked]: ...
 def weights(
-    chosen: Chosen | None = None,
+    chosen: Marked | None = None,
     /,
     *,
     per_sample: bool | int = False,
-    normalised: bool | Callable[[Any], bool] = True,
+    normalized: bool | Callable[[Any], bool] = True,
     averages_models: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
+    """Make a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `server.weights`.
 
     A class is called in the same way. Its optional method `after(work)` is called when a client's update is available
     (`fedmpi.aggregation.weights`).
@@ -104,7 +104,7 @@ def weights(
     per_sample : bool or 2
         True if a coefficient is the factor of one sample used, False if it is that of the client's update. 2: the
         factor of a pair of samples, so that a client counts by the square of the samples used.
-    normalised : bool or callable
+    normalized : bool or callable
         True divides the weighted sum by the total weight; a function of the cohort if that depends on the cohort.
     averages_models : bool
         True makes the next model Σ c_k w_k, the sum of the models, instead of w + Σ c_k (w_k − w).
@@ -114,36 +114,54 @@ def weights(
     if per_sample != 2:
         _yes_or_no("weights", per_sample=per_sample)
     _yes_or_no("weights", averages_models=averages_models)
-    if not callable(normalised):
-        _yes_or_no("weights", normalised=normalised)
+    if not callable(normalized):
+        _yes_or_no("weights", normalized=normalized)
     marks = {"averages_models": True} if averages_models else {}
-    return _decorated("weights", chosen, name, per_sample=per_sample, normalised=normalised, **marks)
+    return _decorated("weights", chosen, name, per_sample=per_sample, normalized=normalized, **marks)
 
 
 @overload
-def combiner(chosen: Chosen, /) -> Chosen: ...
+def aggregator(chosen: Marked, /) -> Marked: ...
 @overload
-def combiner(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
-def combiner(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
-    """Make a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`.
+def aggregator(*, name: str | None = None) -> Callable[[Marked], Marked]: ...
+def aggregator(chosen: Marked | None = None, /, *, name: str | None = None) -> Any:
+    """Make a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `server.aggregator`.
 
     A class may instead have `combine(updates, coefficients, measured)` and `measure(updates)`, whose results are summed
     over all coordinates first (`fedmpi.aggregation.combiners`).
     """
-    return _decorated("combiner", chosen, name)
+    return _decorated("aggregator", chosen, name)
 
 
 @overload
-def server_optimizer(chosen: Chosen, /) -> Chosen: ...
+def server_optimizer(chosen: Marked, /) -> Marked: ...
 @overload
-def server_optimizer(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
-def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
-    """Make a function `(w (d,), update (d,), *, options)` a choice for `aggregation.optimizer`: the server's step.
+def server_optimizer(*, name: str | None = None) -> Callable[[Marked], Marked]: ...
+def server_optimizer(chosen: Marked | None = None, /, *, name: str | None = None) -> Any:
+    """Make a function `(w (d,), update (d,), *, options)` a choice for `server.optimizer`: the server's step.
 
     It changes w in place or returns its next value. A class does this in its method `step`, and names the values that
     it keeps in `state` (`fedmpi.aggregation.server_optimizers`).
     """
     return _decorated("server optimizer", chosen, name)
+
+
+@overload
+def availability(chosen: Marked, /) -> Marked: ...
+@overload
+def availability(*, name: str | None = None) -> Callable[[Marked], Marked]: ...
+def availability(chosen: Marked | None = None, /, *, name: str | None = None) -> Any:
+    """Make a function `(view, *, options) -> probabilities (N,)` a choice for `clients.availability`."""
+    return _decorated("availability", chosen, name)
+
+
+@overload
+def partitioner(chosen: Marked, /) -> Marked: ...
+@overload
+def partitioner(*, name: str | None = None) -> Callable[[Marked], Marked]: ...
+def partitioner(chosen: Marked | None = None, /, *, name: str | None = None) -> Any:
+    """Make a function `(labels, clients, generator, *, options) -> owners (n,)` a choice for `--partition`."""
+    return _decorated("partition", chosen, name)
 
 
 def _yes_or_no(decorator: str, **marks: Any) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.made_with import OBJECT
-from fedmpi.common.own_code import innermost
+from fedmpi.common.own_code import OBJECT, innermost
 
 
 def load(path: str, key: str) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from fedmpi.common.truth_values import mistaken
 
@@ -24,6 +27,94 @@ class _Required:
 
 
 REQUIRED = _Required()
+
+
+OWN = "package.module:object"
+"""Custom component, among the values of an `only_with`."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Condition on another key, without which a key has no effect; an annotation of the key's type."""
+
+    key: str  # a key of the same table, or the full name of another
+    values: tuple[Any, ...]
+    included: bool = True  # True if the other key must have one of the values, False if none of them
+
+    def within(self, table: str, names: Collection[str]) -> Condition:
+        """Return the condition with the full name of the other key, which may be one of the names in the table."""
+        return replace(self, key=f"{table}.{self.key}") if self.key in names else self
+
+    def holds(self, value: Any) -> bool:
+        """Check the condition for a value of the other key."""
+        value = getattr(value, "name", value)
+        own = isinstance(value, str) and ":" in value
+        return any(own if known is OWN else known == value for known in self.values) is self.included
+
+    def __str__(self) -> str:
+        if self.values == (None,):
+            return self.key
+        alternatives = " or ".join("one of your own" if value is OWN else _in_toml(value) for value in self.values)
+        return f"{self.key} {'=' if self.included else 'other than'} {alternatives}"
+
+
+def only_with(key: str, *values: Any) -> Condition:
+    """Return the condition that another key has one of these values."""
+    return Condition(key, values)
+
+
+def not_with(key: str, *values: Any) -> Condition:
+    """Return the condition that another key has none of these values."""
+    return Condition(key, values, included=False)
+
+
+def _in_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def location(error: ErrorDetails, given: Any) -> list[str]:
+    """Return the keys that lead to the value of an error, without the tags that pydantic adds for unions."""
+    found: list[str] = []
+    for step in map(str, error["loc"]):
+        if isinstance(given, Mapping) and step in given:
+            found.append(step)
+            given = given[step]
+    if error["type"] == "missing":
+        found.append(str(error["loc"][-1]))
+    return found
+
+
+def tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the tables that a type allows: one, or its variants; none for a value or a component."""
+    if isinstance(annotation, type):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+    elif typing.get_origin(annotation) is not tuple:
+        for inner in typing.get_args(annotation):
+            yield from tables_in(inner)
+
+
+def names_of(table: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names of a variant; () if the table is the only one."""
+    return typing.get_args(table.model_fields["name"].annotation) if "name" in table.model_fields else ()
+
+
+def names_with(annotation: Any, key: str) -> str:
+    """Return the names of the variants that have a key, in words; "" if none has it."""
+    found = [
+        name for table in dict.fromkeys(tables_in(annotation)) if key in table.model_fields for name in names_of(table)
+    ]
+    return " or ".join(f'"{name}"' for name in found)
+
+
+class WrongOption(ValueError):
+    """Error about the value of an option, or of a key in its table."""
+
+    def __init__(self, reason: str, within: Sequence[str] = (), value: Any = None, needs: str = ""):
+        super().__init__(reason)
+        self.within, self.value, self.needs = within, value, needs
 
 
 @dataclass(frozen=True)
@@ -43,13 +134,25 @@ class Option:
     def converted(self, value: Any) -> Any:
         """Return the value as the component receives it: 1 as 1.0 for a float, a list as a tuple."""
         if reason := mistaken(self.annotation, value):
-            raise ValueError(reason)
+            raise WrongOption(reason, value=value)
         if self._adapter is None:
             return value
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            raise ValueError(error.errors(include_url=False)[0]["msg"]) from None
+            first = error.errors(include_url=False)[0]
+            within = location(first, value)
+            needs = names_with(self.annotation, within[0]) if first["type"] == "extra_forbidden" and within else ""
+            message = first["msg"].removeprefix("Value error, ")
+            raise WrongOption(message, within, first["input"] if within else value, needs) from None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Conditions on other options of the component."""
+        metadata = (
+            typing.get_args(self.annotation)[1:] if typing.get_origin(self.annotation) is typing.Annotated else ()
+        )
+        return tuple(item for item in metadata if isinstance(item, Condition))
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any] | None:
@@ -62,6 +165,8 @@ class Option:
 
 def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
     """Return the options of a function or class, and whether it accepts others of any name (**options)."""
+    if not callable(found):
+        return (), False
     try:
         parameters = list(inspect.signature(found).parameters.values())
     except Exception:  # callables in C have no signature, others fail: the call itself reports that
@@ -129,6 +234,16 @@ def parameter_docs(found: Any) -> dict[str, str]:
             elif line.strip():
                 docs |= {name: f"{docs.get(name, '')} {line.strip()}".strip() for name in names}
     return docs
+
+
+def one_line(text: str | None) -> str:
+    """Return a text without line breaks; "" for None."""
+    return " ".join((text or "").split())
+
+
+def field_type(field: FieldInfo) -> Any:
+    """Return the annotation of a field of a table, its bounds and conditions included."""
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
 def first_sentence(text: str) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from traceback import FrameSummary
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any
 
+OBJECT = "(...)"
+"""End of the name of an object with values that no file holds."""
 LAMBDA = "<lambda>"
 """Python's name of every lambda."""
 
@@ -105,3 +108,28 @@ def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_
             theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
         found = f"{frame.filename}:{frame.lineno}" if theirs else found
     return found
+
+
+def holds_values(chosen: Any) -> bool:
+    """Check whether a choice has values that its name does not restore: an object, a partial, a function in one."""
+    if isinstance(chosen, partial | MethodType):
+        return True
+    if not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
+        return True
+    return bool(getattr(chosen, "__closure__", None)) and not _leads_to(chosen)
+
+
+def found_by_name(chosen: Any) -> bool:
+    """Check whether the name of a function leads to it, unlike a lambda's; a partial has the name of its function.
+
+    For objects, the name of the class counts.
+    """
+    named = chosen.func if isinstance(chosen, partial) else chosen
+    return not hasattr(named, "__code__") or _leads_to(named)
+
+
+def _leads_to(chosen: Any) -> bool:
+    found: Any = sys.modules.get(chosen.__module__)
+    for step in chosen.__qualname__.split("."):
+        found = getattr(found, step, None)
+    return found is chosen

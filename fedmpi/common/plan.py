@@ -75,17 +75,3 @@ class Plan:
             coming=coming,
             balance=balance,
         )
-
-
-def learning_rate(schedule: str, lr: float, round: int, rounds: int, every: int = 1, factor: float = 1.0) -> float:
-    """Return the local learning rate of a round.
-
-    constant; inverse: η/(1 + t) (FedSSO, section 4); cosine: η/2 (1 + cos(π t/T)); step: η · factor^⌊t/every⌋.
-    """
-    if schedule == "inverse":
-        return lr / (1 + round)
-    if schedule == "cosine":
-        return lr * 0.5 * (1 + float(np.cos(np.pi * round / rounds)))
-    if schedule == "step":
-        return lr * factor ** (round // every)
-    return lr

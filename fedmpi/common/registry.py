@@ -6,6 +6,7 @@ key that chooses it. Built-in and custom components are resolved, checked and ca
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import inspect
@@ -17,12 +18,23 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
-from fedmpi.common.errors import UserError
+from pydantic import BaseModel
+
+from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits, makes_data, options_in_name
+from fedmpi.common.errors import UserError, shown
 from fedmpi.common.imported import load
-from fedmpi.common.made_with import noting
-from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
-from fedmpi.common.own_code import NOT_THEIRS, as_written, object_name, own_text
+from fedmpi.common.options import (
+    REQUIRED,
+    Option,
+    WrongOption,
+    docstring,
+    field_type,
+    first_sentence,
+    one_line,
+    options_of,
+    positional,
+)
+from fedmpi.common.own_code import NOT_THEIRS, OBJECT, as_written, holds_values, object_name, own_text
 
 MARKS = "__fedmpi__"
 """Attribute of a decorated object with its kind, its built-in name and its marks."""
@@ -30,7 +42,7 @@ MARKS = "__fedmpi__"
 SOURCE = "data source"
 """Kind of components that make the data of a run."""
 
-Chosen = TypeVar("Chosen", bound=Callable[..., Any])
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -38,36 +50,32 @@ class Kind:
     """Kind of component, chosen by one key of the configuration."""
 
     name: str  # common nouns, used in messages
-    key: str  # key of the configuration that chooses the component; its options are in the same table
+    key: str  # key of the configuration, whose table has the options of the component
     modules: tuple[str, ...] = ()  # modules that register the built-in ones; imported on demand
     # True checks options when the component is made instead of with the configuration (its import takes long)
     late: bool = False
     several: bool = False  # True if the key lists any number of components
     given: tuple[str, ...] = ()  # keyword-only parameters that are no options: the caller of the component sets them
 
-    @property
-    def table(self) -> str:
-        """Return the table of the options; "" for choices on the command line of data_prep."""
-        return "" if self.key.startswith("--") else self.key.partition(".")[0]
-
     def option_key(self, name: str) -> str:
-        """Return the name of an option as the user sets it: "samples.share", or "--share"."""
-        return f"{self.table}.{name}" if self.table else "--" + name.replace("_", "-")
+        """Return the name of an option as the user sets it: "samples.sampler.share", or "--share"."""
+        return "--" + name.replace("_", "-") if self.key.startswith("--") else f"{self.key}.{name}"
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("client sampler", "participation.clients", ("fedmpi.clients.samplers",)),
-        Kind("row rule", "samples.rule", ("fedmpi.samples.built_in_rules",)),
-        Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights",)),
-        Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
-        Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
+        Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers",)),
+        Kind("data sampler", "samples.sampler", ("fedmpi.samples.built_in_rules",)),
+        Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
+        Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.combiners",)),
+        Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
+        Kind("schedule", "local.schedule", ("fedmpi.local.learning_rates",)),
         Kind(
             "model",
-            "model.name",
+            "model",
             tuple(
                 f"fedmpi.models.{family}"
                 for family in (
@@ -80,10 +88,10 @@ KINDS = {
             ),
             late=True,
         ),
-        Kind(SOURCE, "data.shards", ("fedmpi.data.digits_options",)),
+        Kind(SOURCE, "data.source", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
-        Kind("availability", "system.availability", ("fedmpi.clients.availability",)),
+        Kind("availability", "clients.availability", ("fedmpi.clients.availability",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", ("data_prep.parts",)),
         Kind("data set", "--dataset", ("data_prep.parts",)),
@@ -93,12 +101,15 @@ KINDS = {
 }
 """All kinds by name."""
 
+SERVICES: dict[str, type[BaseModel]] = {}
+"""What a client sampler can need of the server, by name → its options, which stand beside the sampler's own."""
+
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Chosen component."""
+class Component:
+    """Marked component."""
 
     kind: str  # key of `KINDS`
     name: str  # built-in name, or "module:object"
@@ -143,13 +154,29 @@ class Part:
 
     def option(self, name: str) -> Option | None:
         """Return the option of that name, if there is one."""
-        return next((option for option in self.options if option.name == name), None)
+        return next((option for option in (*self.options, *self.service_options) if option.name == name), None)
+
+    @property
+    def services(self) -> type[BaseModel] | None:
+        """Return the table of options for what the server measures for this sampler."""
+        return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
+
+    @cached_property
+    def service_options(self) -> tuple[Option, ...]:
+        """Return the options in `services`."""
+        own = {option.name for option in self.options}
+        fields = {} if self.services is None else self.services.model_fields
+        return tuple(
+            Option(name, field.get_default(), field_type(field), one_line(field.description))
+            for name, field in fields.items()
+            if name not in own
+        )
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options converted to their types."""
         required = [option.name for option in self.options if option.default is REQUIRED]
-        if any(self._key_of(name) == self.key for name in (*options, *required)):
-            raise UserError(f"{self.key} = {self.name!r} has an option of the name of this key: give it another one")
+        if self.option("name") is not None:
+            raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name: rename it")
         found = {}
         for name, value in options.items():
             option = self.option(name)
@@ -157,10 +184,13 @@ class Part:
                 raise UserError(self.unknown(name))
             try:
                 found[name] = value if option is None else option.converted(value)
-            except ValueError as error:
-                reason = str(error)
+            except WrongOption as error:
+                key, reason = ".".join((self._key_of(name), *error.within)), str(error)
+                if error.needs:
+                    needed = f"{self._key_of(name)} = {error.needs}"
+                    raise UserError(f"{key} has no effect here: it needs {needed}: remove it or change that") from None
                 raise UserError(
-                    f"{self._key_of(name)} = {value!r} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
+                    f"{key} = {shown(error.value, repr)} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
                 ) from None
         missing = [name for name in required if name not in found]
         if missing:
@@ -173,7 +203,8 @@ class Part:
         """Return the component ready for use: a function with its options bound, or an instance of the class."""
         bound = self.checked(options)
         if not inspect.isclass(self.object):
-            return partial(self.object, **bound)
+            made = self.object if inspect.isroutine(self.object) else copy.deepcopy(self.object)
+            return partial(made, **bound) if bound else made
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
             advice = f"options stand after a star, def __init__(self, *, {', '.join(unset)})"
@@ -186,7 +217,7 @@ class Part:
 
     def unknown(self, name: str) -> str:
         """Return the error text about an option that this component does not have."""
-        names = [option.name for option in self.options]
+        names = [option.name for option in (*self.options, *self.service_options)]
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         if name in positional(self.object):
             advice = f"put a star before the parameter, (*, {name})"
@@ -194,6 +225,9 @@ class Part:
                 advice = f"write a function that hands it over, with a star before it, (…, *, {name})"
             return f"{self._key_of(name)} is no option of {self.name}: {advice}"
         listed = f"its options are {', '.join(names)}" if names else "it has no options"
+        others = [f'"{other.name}"' for other in components(self.kind) if other.option(name) is not None]
+        if others:
+            return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
         hint = f"did you mean {near[0]}?" if near else listed
         return f"{self._key_of(name)} is unknown to {self.name}: {hint}"
 
@@ -201,22 +235,124 @@ class Part:
         return KINDS[self.kind].option_key(option)
 
 
-def resolve(kind: str, choice: Any) -> Part:
+class Chosen:
+    """Component as a configuration chooses it: a built-in name, "module:object" or an object, and options."""
+
+    def __init__(self, kind: str, choice: Any, given: Mapping[str, Any] | None = None):
+        self.kind = kind  # key of `KINDS`
+        self.choice = choice
+        self.given: Mapping[str, Any] = {} if given is None else given  # options that the user set
+
+    @classmethod
+    def read(cls, kind: str, value: Any, default: str) -> Chosen:
+        """Return what a value of the configuration chooses: a name, an object, or a table of name and options."""
+        if isinstance(value, Chosen):
+            return value
+        table = dict(value) if isinstance(value, Mapping) else {"name": value}
+        choice = table.pop("name", default)
+        if isinstance(choice, Path):
+            choice = str(choice)
+        elif isinstance(choice, partial) and not choice.args:
+            bound: partial[Any] = choice
+            _refuse_bound(kind, bound)
+            choice, table = bound.func, {**bound.keywords, **table}
+        if kind == SOURCE and is_digits(choice):
+            choice, table = DIGITS, {**options_in_name(choice), **table}
+        if type(choice).__module__ == "builtins" and not (isinstance(choice, str) or callable(choice)):
+            raise ValueError('give a name, "package.module:object", or the object itself')
+        return cls(kind, built_in_name(choice) or choice, table)
+
+    @cached_property
+    def component(self) -> Component:
+        """Return the component."""
+        return resolve(self.kind, self.choice)
+
+    @property
+    def name(self) -> str:
+        """Return the built-in name, "module:object", or a folder of data."""
+        if isinstance(self.choice, str):
+            return self.choice
+        name: str | None = getattr(self.choice, "config_name", None)
+        return name or object_name(self.choice) + (OBJECT if holds_values(self.choice) else "")
+
+    @property
+    def late(self) -> bool:
+        """Check whether options are checked when the component is made."""
+        return KINDS[self.kind].late
+
+    @property
+    def is_component(self) -> bool:
+        """Check whether there is a component, and not a folder of data or arrays."""
+        return self.kind != SOURCE or makes_data(self.choice)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Return the component's options with their defaults, converted; of a late kind those that were set."""
+        if not self.is_component or self.late:
+            return dict(self.given)
+        defaults = {option.name: option.default for option in self.component.options if option.default is not REQUIRED}
+        services = {option.name for option in self.component.service_options}
+        return {**defaults, **{name: value for name, value in self._converted.items() if name not in services}}
+
+    @cached_property
+    def services(self) -> Any:
+        """Return the table of options for what the server measures for a sampler; None if it needs nothing."""
+        table = self.component.services if self.is_component else None
+        if table is None:
+            return None
+        names = {option.name for option in self.component.service_options}
+        return table.model_validate({name: value for name, value in self._converted.items() if name in names})
+
+    @cached_property
+    def _converted(self) -> dict[str, Any]:
+        return self.component.checked(self.given)
+
+    @property
+    def has_defaults(self) -> bool:
+        """Check whether all options have their defaults."""
+        return all(self.options[option.name] == option.default for option in self.component.options)
+
+    def make(self) -> Any:
+        """Return the component ready for use: a function with its options bound, or a new instance of the class."""
+        return self.component.make(self.options)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return all options, those of `services` among them."""
+        return {**self.options, **({} if self.services is None else dict(self.services))}
+
+    def without_effect(self, name: str) -> str | None:
+        """Return the condition without which an option has no effect here; None if it has one."""
+        option, values = self.component.option(name), self.values
+        conditions = [item for item in (option.conditions if option else ()) if item.key in values]
+        missing = [item for item in conditions if not item.holds(values[item.key])]
+        return " and ".join(str(item.within(self.component.key, values)) for item in missing) or None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Chosen) or (self.kind, self.choice) != (other.kind, other.choice):
+            return False
+        return self.given == other.given if self.late or not self.is_component else self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.name))
+
+    def __repr__(self) -> str:
+        return repr({"name": self.name, **self.given} if self.given else self.name)
+
+
+def resolve(kind: str, choice: Any) -> Component:
     """Return the component of a choice."""
     if isinstance(choice, str):
-        choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # its options may be in the name
         registered = _registered(kind)
         if choice in registered:
-            return _own_part(kind, choice, registered[choice])
+            return _built_in_component(kind, choice, registered[choice])
         if ":" not in choice:
             raise UserError(_unknown_name(kind, choice, list(_built_in(kind))))
-        return _part(kind, choice, load(choice, KINDS[kind].key))
-    if not callable(choice):
-        raise UserError(f'{KINDS[kind].key} = {choice!r}: give a name, "package.module:object", or a function or class')
-    return _part(kind, built_in_name(choice) or object_name(choice), choice)
+        return _component(kind, choice, load(choice, KINDS[kind].key))
+    return _component(kind, built_in_name(choice) or object_name(choice), choice)
 
 
-def describe(choice: Any) -> Part:
+def describe(choice: Any) -> Component:
     """Return the component of a choice whose kind follows from the object itself or from its unique built-in name.
 
     Without a decorator, the names of its parameters determine its kind (`KIND_BY_PARAMETERS`).
@@ -228,15 +364,15 @@ def describe(choice: Any) -> Part:
         if not kinds:
             names = sorted({name for kind in KINDS for name in _built_in(kind)})
             near = get_close_matches(choice, names, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else "`fedmpi parts` lists all"
-            raise UserError(f"there is no part {choice!r}: {hint}")
+            hint = f"did you mean {near[0]!r}?" if near else "`fedmpi components` lists all"
+            raise UserError(f"there is no component {choice!r}: {hint}")
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
-    found = load(choice, "part") if isinstance(choice, str) else choice
+    found = load(choice, "component") if isinstance(choice, str) else choice
     kind = getattr(as_written(found), MARKS, {}).get("kind") or _kind_of_call(found)
     if kind is None:
         raise UserError(
-            f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler, or name "
-            "the kind, e.g. with --kind availability"
+            f"{choice!r} does not say what kind of component it is: decorate it, e.g. with @fedmpi.client_sampler, or "
+            "name the kind, e.g. with --kind availability"
         )
     return resolve(kind, choice)
 
@@ -285,7 +421,7 @@ def _positional(found: Any) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self")
 
 
-def parts(kind: str | None = None) -> list[Part]:
+def components(kind: str | None = None) -> list[Component]:
     """Return the built-in components of a kind, or of all kinds.
 
     Raises
@@ -294,7 +430,7 @@ def parts(kind: str | None = None) -> list[Part]:
         The kind does not exist.
     """
     kinds = KINDS if kind is None else [known_kind(kind)]
-    return [_own_part(k, name, found) for k in kinds for name, found in _built_in(k).items()]
+    return [_built_in_component(k, name, found) for k in kinds for name, found in _built_in(k).items()]
 
 
 def known_kind(kind: str) -> str:
@@ -302,18 +438,16 @@ def known_kind(kind: str) -> str:
     if kind not in KINDS:
         near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
-        raise UserError(f"there is no kind of part {kind!r}: {hint}")
+        raise UserError(f"there is no kind of component {kind!r}: {hint}")
     return kind
 
 
-def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:
+def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Marked], Marked]:
     """Return a decorator that makes a function or class a component of the given kind; it stays callable as before."""
 
-    def mark(chosen: Chosen) -> Chosen:
+    def mark(chosen: Marked) -> Marked:
         if not callable(chosen):
             raise UserError(f"a {kind} is a function or a class, not {chosen!r}")
-        if inspect.isclass(chosen):
-            noting(chosen)
         setattr(chosen, MARKS, {"kind": kind, "name": name, **marks})
         if name is not None:
             _BUILT_IN[kind][name] = chosen
@@ -322,7 +456,7 @@ def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chos
     return mark
 
 
-def own_part(kind: str, choice: Any) -> Part | None:
+def custom_component(kind: str, choice: Any) -> Component | None:
     """Return the chosen component if it is custom, so that failures name it; None if it is built in."""
     part = resolve(kind, choice)
     return part if part.foreign else None
@@ -350,36 +484,29 @@ def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
 
 
 @cache
-def _own_part(kind: str, name: str, found: Any) -> Part:
+def _built_in_component(kind: str, name: str, found: Any) -> Component:
     """Return a built-in component from the cache; a configuration requests each of them hundreds of times."""
-    return _part(kind, name, found)
+    return _component(kind, name, found)
 
 
-def _part(kind: str, name: str, found: Any) -> Part:
+def _component(kind: str, name: str, found: Any) -> Component:
     marks = dict(getattr(as_written(found), MARKS, {}))
     own = marks.pop("kind", kind)
     marks.pop("name", None)
     if own != kind:
         raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
-    _refuse_bound(kind, name, found)
     found_options, takes_any = options_of(found, positional=kind == "model")
     options = tuple(option for option in found_options if option.name not in KINDS[kind].given)
-    return Part(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
+    return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 
-def _refuse_bound(kind: str, name: str, found: Any) -> None:
+def _refuse_bound(kind: str, found: partial[Any]) -> None:
     """Reject a partial that binds arguments which its function does not accept."""
-    if not isinstance(found, partial):
-        return
-    try:
-        parameters = inspect.signature(found.func).parameters
-    except Exception:  # as in `options_of`: the call itself reports the error
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    unknown = [bound for bound in found.keywords if bound not in parameters]
+    function = _component(kind, built_in_name(found.func) or object_name(found.func), found.func)
+    names = {*positional(found.func), *(option.name for option in function.options)}
+    unknown = [] if function.takes_any else [bound for bound in found.keywords if bound not in names]
     if unknown:
-        raise UserError(f"{KINDS[kind].key} is given as a partial: {_part(kind, name, found.func).unknown(unknown[0])}")
+        raise UserError(f"{KINDS[kind].key} is given as a partial: {function.unknown(unknown[0])}")
 
 
 def _source(found: Any) -> Path | None:

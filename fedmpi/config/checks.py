@@ -1,308 +1,386 @@
-"""Which choices contradict each other: those of different tables; within a table `Table.refusal` says it."""
+"""Contradictions between choices in different tables; those within one table are in `Table.refusal`."""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import shown
-from fedmpi.config.choices import chosen, chosen_in, options_of_part
-from fedmpi.config.local_algorithm import algorithm_refusals
-from fedmpi.config.objects import CALLED_THEMSELVES
-from fedmpi.config.task_checks import task_refusals
-from fedmpi.config.update_privacy import privacy_refusals
+from fedmpi.common.task_kinds import KINDS
+from fedmpi.config.keys import components_of
+from fedmpi.config.local_algorithm import local_algorithm
+from fedmpi.config.server_tables import Mediators
+from fedmpi.config.stratification import stratification
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
-
-def _needs(c: ConfigTables) -> tuple[str, ...]:
-    """What the client sampler needs of the server."""
-    needs: tuple[str, ...] = chosen(c, "client sampler").marks.get("needs", ())
-    return needs
-
-
-def _numbers(c: ConfigTables) -> set[str]:
-    """What the client sampler draws by: numbers of past rounds, and of its candidates in this one."""
-    return {*_needs(c), *_measures(c)}
-
-
-def _measures(c: ConfigTables) -> tuple[str, ...]:
-    """What the client sampler has measured of its candidates."""
-    measures: tuple[str, ...] = chosen(c, "client sampler").marks.get("measures", ())
-    return measures
-
-
-def _strata(c: ConfigTables) -> bool:
-    return "strata" in _needs(c)
-
-
-def _mediators(c: ConfigTables) -> bool:
-    return c.topology.kind == "mediators"
-
-
-def _compressed_updates(c: ConfigTables) -> bool:
-    return c.transport.kind != "float32"
-
-
-def _may_never_come(c: ConfigTables) -> bool:
-    lowest = {"time-of-day": c.system.lowest, "label-group": min(c.system.by_label, default=1.0)}
-    return lowest.get(c.system.availability, 1.0) == 0
-
-
-_DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
+Checks = Iterator[tuple[bool, str]]
+"""Whether a contradiction exists, and the sentence about it."""
+DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
-
-
-def weighs_twice(c: ConfigTables) -> str | None:
-    """A warning where sizes both draw the clients and weigh their updates, or None."""
-    if c.participation.clients not in _DRAWN_BY_SIZE or c.aggregation.weights != "samples":
-        return None
-    return (
-        f'participation.clients = "{c.participation.clients}" draws clients by their n_k, and aggregation.weights = '
-        '"samples" multiplies by n_k again, so that a client counts as n_k² on average: the papers weigh each draw '
-        'alike, aggregation.weights = "uniform"'
-    )
+CALLED_THEMSELVES = ("model", "local optimizer", "data source")
+"""Kinds whose chosen object is called itself; no instance exists that could refuse a configuration."""
+DRAWN_BY = {
+    "all": "",
+    "uniform": "",
+    "weighted": "their private sizes n_k",
+    "importance": "the norms of their gradients",
+    "stratified": "strata of their gradients or labels",
+}
+NO_CLASS = {
+    "tokens": "a sample of tokens has a target at every position and no class of its own",
+    "multilabel": "a sample may have several labels and no class of its own",
+    "regression": "a sample has numbers for targets and no class",
+}
 
 
 def contradiction(c: ConfigTables) -> str | None:
-    """The reason why the chosen values of several tables cannot go together, or None."""
-    for broken, reason in _contradictions(c):
-        if broken:
-            return reason
-    return None
+    """Return the reason why the chosen values of several tables cannot be combined, or None."""
+    for group in (_local_steps, _weights, _selection, _ranks, _own_updates, _numbers, _sums, _private, _task, _algorithm):
+        for broken, reason in group(c):
+            if broken:
+                return reason
+    return next((reason for broken, reason in _refused_by_components(c) if broken), None)
 
 
-def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Whether each of them is there, with the reason, in the order in which they are told."""
-    return [
-        *_local_steps(c),
-        *_weights(c),
-        *_who_works(c),
-        *_own_updates(c),
-        *_numbers_of_clients(c),
-        *_not_summed(c),
-        *privacy_refusals(c),
-        *task_refusals(c),
-        *algorithm_refusals(c),
-        *_refused_by_parts(c),
-    ]
+def weighs_twice(c: ConfigTables) -> str | None:
+    """Return a warning if sizes determine both the draws and the weights, or None."""
+    if c.clients.sampler.name not in DRAWN_BY_SIZE or c.server.weights.name != "samples":
+        return None
+    return (
+        f'clients.sampler = "{c.clients.sampler.name}" draws clients by their n_k, and server.weights = "samples" '
+        "multiplies by n_k again, so that a client counts as n_k² on average: the papers weigh each draw alike, "
+        'server.weights = "uniform"'
+    )
 
 
-def _local_steps(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Local steps that leave single precision, or that one merged gradient cannot stand for."""
-    loc, merged = c.local, c.local.engine == "merged"
-    return [
-        (
-            not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
-            f"local.lr = {loc.lr:g} times local.lr_factor = {loc.lr_factor:g} every {loc.lr_every} of {c.rounds} "
-            "rounds leaves what single precision can hold: choose a factor nearer 1, or a larger local.lr_every",
-        ),
-        (
-            merged and (loc.optimizer != "sgd" or _mediators(c)),
-            'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
-        ),
-        (
-            merged
-            and (
-                c.aggregation.exact
-                or c.privacy.clip_norm is not None
-                or c.logging.diagnostics
-                or _compressed_updates(c)
-            ),
-            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, transport.kind, '
-            "privacy.clip_norm and logging.diagnostics need",
-        ),
-    ]
+def _local_steps(c: ConfigTables) -> Checks:
+    """Local steps that leave single precision, or that a merged gradient cannot replace."""
+    yield (
+        not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
+        f"local.lr = {c.local.lr:g} with local.schedule = {c.local.schedule!r} leaves what single precision can hold "
+        f"within {c.rounds} rounds: choose a factor nearer 1, or a larger local.schedule.every",
+    )
+    yield (
+        _merged(c) and (c.local.optimizer.name != "sgd" or _mediators(c)),
+        'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
+    )
 
 
-def _weights(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Weights that divide by what the sampler, or the law of availability, cannot give."""
-    weights = c.aggregation.weights
-    return [
-        (
-            weights == "stratified" and not _strata(c),
-            'aggregation.weights = "stratified" needs participation.clients = "stratified"',
-        ),
-        (
-            weights == "unbiased" and _may_never_come(c),
-            'aggregation.weights = "unbiased" divides by the probability of being there, but with system.lowest = 0 or '
-            "a 0 in system.by_label some clients are never there: raise it, or set "
-            'aggregation.weights = "normalised", which estimates over those who come',
-        ),
-    ]
+def _weights(c: ConfigTables) -> Checks:
+    """Weights that divide by numbers which the sampler or the availability model cannot give."""
+    weights, availability = c.server.weights.name, c.clients.availability
+    options = availability.options
+    lowest = {"time-of-day": options.get("lowest"), "label-group": min(options.get("by_label", ()), default=1.0)}
+    yield (
+        weights == "stratified" and "strata" not in _needs(c),
+        'server.weights = "stratified" needs clients.sampler = "stratified"',
+    )
+    yield (
+        weights == "unbiased" and lowest.get(availability.name, 1.0) == 0,
+        'server.weights = "unbiased" divides by the probability of being there, but with a 0 in '
+        "clients.availability.lowest or clients.availability.by_label some clients are never there: raise it, or set "
+        'server.weights = "normalized", which estimates over the clients that come',
+    )
 
 
-def _who_works(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Whom the server asks, and which ranks train, where relays or a cohort of all leave no choice."""
-    drawn = c.participation.clients != "all"
-    return [
-        (
-            _mediators(c) and c.topology.reschedule == "static" and drawn,
-            'topology.reschedule = "static" groups all clients once, of which a drawn cohort would leave hardly two '
-            'together: set participation.clients = "all" or topology.reschedule = "every-round"',
-        ),
-        (
-            c.system.over_selection > 1 and not drawn,
-            'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
-        ),
-        (
-            c.system.over_selection > 1 and _mediators(c),
-            "system.over_selection takes the first updates to arrive at the server, to which only mediators send with "
-            'topology.kind = "mediators"',
-        ),
-        (
-            _mediators(c) and c.server.trains == "always",
-            'server.trains = "always" does not go with topology.kind = "mediators": rank 0 runs no relays',
-        ),
-    ]
+def _selection(c: ConfigTables) -> Checks:
+    """Options of client selection that conflict with the cohort of all clients or with mediators."""
+    everybody = c.clients.sampler.name == "all"
+    yield (
+        isinstance(c.topology, Mediators) and c.topology.regroup == "once" and not everybody,
+        'topology.regroup = "once" groups all clients once; a drawn cohort would leave hardly two of a group together: '
+        'set clients.sampler = "all" or topology.regroup = "every-round"',
+    )
+    yield (
+        c.clients.over_selection > 1 and everybody,
+        'clients.over_selection invites more clients than needed, but clients.sampler = "all" asks all of them',
+    )
+    yield (
+        c.clients.over_selection > 1 and _mediators(c),
+        "clients.over_selection takes the first updates to arrive at the server, to which only mediators send with "
+        'topology = "mediators"',
+    )
 
 
-def _own_updates(c: ConfigTables) -> list[tuple[bool, str]]:
-    """What is done to each client's own update, where none is formed, kept or bounded."""
-    weights, clipped = c.aggregation.weights, c.privacy.clip_norm is not None
-    return [
-        (
-            clipped and _mediators(c),
-            'privacy.clip_norm needs each client\'s own update, which topology.kind = "mediators" never forms',
-        ),
-        (
-            c.transport.error_feedback and c.topology.placement == "shared",
-            'transport.error_feedback keeps a client\'s residual where its data is: set topology.placement = "owner"',
-        ),
-        (
-            _compressed_updates(c) and _mediators(c),
-            'transport.kind compresses each client\'s own update, which topology.kind = "mediators" never forms',
-        ),
-        (
-            c.local.on_divergence == "drop" and _mediators(c),
-            'local.on_divergence = "drop" leaves out one client\'s update, which topology.kind = "mediators" never '
-            'forms: set it to "stop"',
-        ),
-        (
-            c.logging.diagnostics and _mediators(c),
-            'logging.diagnostics needs each client\'s own update, which topology.kind = "mediators" never forms',
-        ),
-        (
-            clipped and weights != "uniform",
-            "privacy.clip_norm bounds what one client sends, but aggregation.weights = "
-            f'"{weights}" multiplies it by what depends on the clients\' data: set aggregation.weights = "uniform"',
-        ),
-    ]
+def _ranks(c: ConfigTables) -> Checks:
+    """Placements of clients on ranks."""
+    cluster, feedback = c.cluster, c.compression.error_feedback
+    yield (
+        cluster.placement == "mediator" and not _mediators(c),
+        'cluster.placement = "mediator" needs topology = "mediators"',
+    )
+    yield (
+        cluster.placement == "shared" and _mediators(c),
+        'cluster.placement = "shared" is for a star: with mediators choose "owner" or "mediator"',
+    )
+    for name, moves in (("placement", "shared"), ("balance", "measured")):
+        yield (
+            feedback and getattr(cluster, name) == moves,
+            f'cluster.{name} = "{moves}" moves clients between ranks, but compression.error_feedback keeps a client\'s '
+            "residual where its data is: switch one of them off",
+        )
+    yield (
+        _mediators(c) and cluster.server_trains == "always",
+        'cluster.server_trains = "always" does not go with topology = "mediators": rank 0 runs no relays',
+    )
 
 
-def _numbers_of_clients(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Numbers about clients that samplers and the clock go by, where nobody knows them in time."""
-    s, rows = c.samples, chosen(c, "row rule")
-    rule, sampler = f'samples.rule = "{rows.name}"', f'participation.clients = "{_sampler(c)}"'
-    return [
-        (
-            c.system.clock and rows.foreign,
-            f"system.clock counts the rows of every participant before it trains, which {rule} does not tell: "
-            "switch it off, or choose a built-in rule",
-        ),
-        (
-            "seconds" in _numbers(c) and not c.system.clock,
-            f"{sampler} draws by the seconds of clients, which nobody counts: set system.clock = true",
-        ),
-        (
-            "seconds" in _measures(c) and (s.rule == "exact" or s.asked == "participants"),
-            f"{sampler} measures the seconds of its candidates before it draws, but with "
-            f"{rule} a client's rows, and with them its seconds, depend on who is drawn: set "
-            'samples.rule = "all", or draw by past seconds, needs = ("seconds",)',
-        ),
-        (
-            "update_norm" in _measures(c) and s.rule != "all",
-            f"{sampler} measures the updates of its candidates before it draws, but "
-            f"{rule} chooses a client's rows only once the participants are known: set "
-            'samples.rule = "all", or draw by past updates, needs = ("update_norm",)',
-        ),
-        (
-            "update_norm" in _numbers(c) and _mediators(c),
-            f'{sampler} draws by the norms of the clients\' own updates, which topology.kind = "mediators" never forms',
-        ),
-        (
-            "update_norm" in _needs(c) and c.local.engine == "merged",
-            f'{sampler} draws by the norms of the clients\' own updates, which local.engine = "merged" never forms',
-        ),
-    ]
+def _own_updates(c: ConfigTables) -> Checks:
+    """Choices that need each client's own update where none is formed."""
+    needing = {
+        "privacy.clip_norm": c.privacy.clip_norm is not None,
+        "logging.diagnostics": c.logging.diagnostics,
+        f'compression = "{c.compression.name}"': c.compression.name != "none",
+        'local.on_divergence = "drop"': c.local.on_divergence == "drop",
+        f'server.aggregator = "{c.server.aggregator.name}"': c.server.aggregator.name != "mean",
+        f'server.weights = "{c.server.weights.name}"': hasattr(c.server.weights.component.object, "after"),
+        f'attack = "{c.attack.name}"': c.attack.name in ("sign-flip", "noise"),
+        f'clients.sampler = "{c.clients.sampler.name}" (draws by update norms)': "update_norm" in _needs(c),
+    }
+    measured = "update_norm" in _measures(c)
+    for what, needed in needing.items():
+        yield (
+            _mediators(c) and (needed or (measured and what.startswith("clients.sampler"))),
+            f'{what} needs each client\'s own update, which topology = "mediators" never forms',
+        )
+        yield (
+            _merged(c) and needed and not what.startswith("local."),
+            f'{what} needs each client\'s own update, which local.engine = "merged" never forms',
+        )
+    yield (
+        _merged(c) and c.server.exact,
+        'server.exact needs each client\'s own update, which local.engine = "merged" never forms',
+    )
+    weights = c.server.weights.name
+    yield (
+        c.privacy.clip_norm is not None and weights != "uniform",
+        f'privacy.clip_norm bounds what one client sends, but server.weights = "{weights}" multiplies it by what '
+        'depends on the clients\' data: set server.weights = "uniform"',
+    )
 
 
-def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Choices that go with a weighted sum of updates, where `aggregation.rule` or the weights make something else."""
-    agg, combines = c.aggregation, c.aggregation.rule != "mean"
-    rule, weights = f'aggregation.rule = "{agg.rule}"', chosen(c, "weights")
+def _numbers(c: ConfigTables) -> Checks:
+    """Numbers of clients that samplers and the simulated clock need before they are known."""
+    data = c.samples.sampler.component
+    rule, sampler = f'samples.sampler = "{data.name}"', f'clients.sampler = "{c.clients.sampler.name}"'
+    yield (
+        c.devices is not None and data.foreign,
+        "devices (simulated time) counts the samples of every selected client before it trains, which "
+        f"{rule} does not tell: switch it off, or choose a built-in data sampler",
+    )
+    yield (
+        "seconds" in {*_needs(c), *_measures(c)} and c.devices is None,
+        f"{sampler} draws by the seconds of clients, which nobody counts: set devices = true",
+    )
+    yield (
+        "seconds" in _measures(c) and (data.name == "exact" or c.samples.size.query == "selected"),
+        f"{sampler} measures the seconds of its candidates before it draws, but with {rule} a client's samples, and "
+        'with them its seconds, depend on the selected clients: set samples.sampler = "all", or draw by past seconds, '
+        'needs = ("seconds",)',
+    )
+    yield (
+        "update_norm" in _measures(c) and data.name != "all",
+        f"{sampler} measures the updates of its candidates before it draws, but {rule} chooses a client's samples only "
+        'once the selected clients are known: set samples.sampler = "all", or draw by past updates, '
+        'needs = ("update_norm",)',
+    )
+
+
+def _sums(c: ConfigTables) -> Checks:
+    """Choices that need a weighted sum of updates, where the aggregator or the weights form something else."""
+    combines, weights = c.server.aggregator.name != "mean", c.server.weights.component
+    aggregator, judging = f'server.aggregator = "{c.server.aggregator.name}"', f'server.weights = "{weights.name}"'
     judged = hasattr(weights.object, "after")
-    judging = f'aggregation.weights = "{weights.name}"'
-    attack = f'attack.kind = "{c.attack.kind}"'
-    needing = rule if combines else judging if judged else attack if c.attack.kind in ("sign-flip", "noise") else ""
-    own = "each client's own update"
-    return [
-        (combines and _mediators(c), f'{rule} needs {own}, which topology.kind = "mediators" never forms'),
-        (judged and _mediators(c), f'{judging} needs {own}, which topology.kind = "mediators" never forms'),
-        (
-            c.attack.kind in ("sign-flip", "noise") and _mediators(c),
-            f'{attack} changes {own}, which topology.kind = "mediators" never forms: "label-flip" does go with it',
-        ),
-        (
-            c.local.engine == "merged" and bool(needing),
-            f'local.engine = "merged" never forms {own}, which {needing} needs',
-        ),
-        (
-            combines and c.privacy.clip_norm is not None,
-            f"privacy.clip_norm bounds what one client adds to a sum, which {rule} does not form: set aggregation.rule "
-            '= "mean", or "norm-clip" without privacy.clip_norm',
-        ),
-        (
-            combines and bool(weights.marks.get("averages_models")),
-            f"{judging} averages models, and {rule} combines updates: choose other weights",
-        ),
-        (
-            combines and judged,
-            f"{judging} divides a sum by what it learns from the updates, and {rule} forms no sum: choose one of them",
-        ),
-        (
-            judged and c.logging.diagnostics,
-            f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
-        ),
-    ]
+    yield (
+        combines and c.privacy.clip_norm is not None,
+        f"privacy.clip_norm bounds what one client adds to a sum, which {aggregator} does not form: set "
+        'server.aggregator = "mean", or "norm-clip" without privacy.clip_norm',
+    )
+    yield (
+        combines and bool(weights.marks.get("averages_models")),
+        f"{judging} averages models, and {aggregator} combines updates: choose other weights",
+    )
+    yield (
+        combines and judged,
+        f"{judging} divides a sum by what it learns from the updates, and {aggregator} forms no sum: choose one of "
+        "them",
+    )
+    yield (
+        judged and c.logging.diagnostics,
+        f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
+    )
 
 
-def _refused_by_parts(c: ConfigTables) -> list[tuple[bool, str]]:
-    """What chosen parts refuse themselves, by a method `refuses(config)`.
+def _private(c: ConfigTables) -> Checks:
+    """Choices under which one client's data changes more than its own update, so that no ε would hold."""
+    if c.privacy.clip_norm is None or c.privacy.noise_multiplier == 0:
+        return
+    sampler, data, law = c.clients.sampler.component, c.samples.sampler.component, c.clients.availability.component
+    size, why = c.samples.size, "for which no ε holds. With privacy.noise_multiplier"
+    drawn_by = DRAWN_BY.get(sampler.name, "what it sees of their data")
+    rule = f'samples.sampler = "{data.name}"'
+    yield (
+        bool(drawn_by),
+        f'clients.sampler = "{sampler.name}" {"may draw" if sampler.foreign else "draws"} clients by {drawn_by}: one '
+        f'client changes who else takes part, {why} set it to "uniform" or "all"',
+    )
+    yield (
+        law.foreign,
+        f'clients.availability = "{law.name}" sees the data of all clients, so that one may change which others are '
+        f"there, {why} choose a built-in model",
+    )
+    yield (
+        data.name == "exact" or (data.name == "bernoulli" and size.estimate == "exact"),
+        f"{rule} makes the samples that one client uses depend on the exact sizes of the others, {why} set "
+        'samples.sampler = "all" or "ratio", or "bernoulli" with a private samples.size.estimate',
+    )
+    yield (
+        data.foreign and bool(data.marks.get("pooled")),
+        f"{rule} sees the sizes of the whole cohort, so that one client can change the samples of others, {why} set "
+        'samples.sampler = "all" or "ratio"',
+    )
+    yield (
+        data.foreign and c.samples.budget is not None,
+        f"samples.budget tells {rule} how many samples are expected of a client, its share of the exact size of the "
+        f"whole cohort, so that one client can change the samples of others, {why} leave it out, or set "
+        'samples.sampler = "bernoulli" with a private samples.size.estimate',
+    )
+    yield (
+        data.name == "bernoulli" and not size.clip,
+        f"samples.size.clip = false lets one large client change the share of samples that all others use, {why} leave "
+        "it true",
+    )
+    yield (
+        c.rebalance is not None,
+        "rebalance copies samples by the class counts of all clients together, so that one client changes the others' "
+        f"data, {why} switch it off",
+    )
 
-    Classes that are called themselves, such as those of torch.optim, are not asked: no object is made of them yet.
-    """
-    refusals = []
-    for part in (part for name, table in c if isinstance(table, BaseModel) for part in chosen_in(c, name)):
-        of_class = inspect.isclass(part.object)
-        if not hasattr(part.object, "refuses") or (of_class and part.kind in CALLED_THEMSELVES):
+
+def _task(c: ConfigTables) -> Checks:
+    """Losses and metrics of other kinds of tasks, and components that need one class per sample."""
+    kind, named = KINDS[c.task.kind], f'task.kind = "{c.task.kind}"'
+    for chosen in (c.task.loss, *c.task.metrics):
+        reason = kind.refusal(chosen.component)
+        yield reason is not None, reason or ""
+    if kind.score != "accuracy":
+        yield (
+            c.evaluation.target_accuracy is not None,
+            f"evaluation.target_accuracy has no effect with {named}, which has no accuracy: remove it",
+        )
+        yield (
+            "accuracy" in {*_needs(c), *_measures(c)},
+            f'clients.sampler = "{c.clients.sampler.name}" draws clients by their accuracy, which {named} does not have',
+        )
+    if c.task.kind not in NO_CLASS:
+        return
+    scheduling = c.topology.scheduling.name if isinstance(c.topology, Mediators) else "random"
+    for broken, what in (
+        (
+            "strata" in _needs(c) and stratification(c).features.name == "label-histogram",
+            'clients.sampler.features = "label-histogram" makes strata of the clients\' class counts',
+        ),
+        (c.rebalance is not None, "rebalance copies the samples of scarce classes (Astraea's augmentation)"),
+        (
+            scheduling != "random",
+            f'topology.scheduling = "{scheduling}" groups clients by their class counts (Astraea)',
+        ),
+        (_mediators(c), 'topology = "mediators" records the class counts of its groups'),
+        (c.attack.name == "label-flip", 'attack = "label-flip" turns class y into C - 1 - y'),
+        (
+            c.clients.availability.name == "label-group",
+            'clients.availability = "label-group" depends on the most frequent class of a client',
+        ),
+    ):
+        yield broken, f"{what}, but with {named} {NO_CLASS[c.task.kind]}"
+
+
+def _algorithm(c: ConfigTables) -> Checks:
+    """Choices that contradict what the local algorithm declares."""
+    found = local_algorithm(c)
+    if found is None:
+        return
+    part, algorithm = found
+    name = f'local.algorithm = "{part.name}"'
+    sends = bool(algorithm.sums or algorithm.numbers)
+    carries, more = sends or bool(algorithm.client_state), f"{name} keeps or sends more than the update"
+    yield (
+        _mediators(c),
+        f'{name} needs each client\'s own update, which topology = "mediators" never forms: choose a star',
+    )
+    yield (
+        stratification(c).initial_step,
+        f"{name} needs whole rounds, but clients.sampler.initial_step makes round 0 a single step: switch it off",
+    )
+    yield (
+        carries and c.privacy.clip_norm is not None,
+        f"{more}, which privacy.clip_norm does not bound: no ε would hold",
+    )
+    yield (
+        carries and c.compression.name != "none",
+        f"{more}, which compression does not compress: what clients keep would differ from what arrives; set "
+        'compression = "none"',
+    )
+    yield (
+        sends and c.server.aggregator.name != "mean",
+        f'{name} sends more than the update, which server.aggregator does not combine: set server.aggregator = "mean"',
+    )
+    yield (
+        sends and c.attack.name in ("sign-flip", "noise"),
+        f'{name} sends more than the update, of which attack = "{c.attack.name}" would change the update alone: set '
+        'attack = "label-flip", whose attackers train on wrong labels',
+    )
+
+
+def _refused_by_components(c: ConfigTables) -> Checks:
+    """Configurations that a chosen component rejects by its method `refuses(config)`."""
+    for key, chosen in components_of(c):
+        if not chosen.is_component or chosen.kind in CALLED_THEMSELVES:
+            continue
+        part = chosen.component
+        if not hasattr(part.object, "refuses"):
             continue
         with calling(part):
-            judge = part.make(options_of_part(c, part)) if of_class else part.object
+            judge = chosen.make() if inspect.isclass(part.object) else part.object
             takes(part, judge.refuses, "config", method="refuses")
             reason = judge.refuses(c)
         if reason is not None and not isinstance(reason, str):
-            raise refuse_result(
-                part, f"refuses returned {shown(reason, repr)}: return None, or a sentence that says why"
-            )
-        refusals.append((bool(reason), f'{part.key} = "{part.name}" is not possible here: {reason}'))
-    return refusals
+            problem = f"refuses returned {shown(reason, repr)}: return None, or a sentence that says why"
+            raise refuse_result(part, problem)
+        yield bool(reason), f'{key} = "{part.name}" is not possible here: {reason}'
+
+
+def _needs(c: ConfigTables) -> tuple[str, ...]:
+    """Return what the client sampler needs of the server."""
+    needs: tuple[str, ...] = c.clients.sampler.component.marks.get("needs", ())
+    return needs
+
+
+def _measures(c: ConfigTables) -> tuple[str, ...]:
+    """Return what is measured for the client sampler's candidates."""
+    measures: tuple[str, ...] = c.clients.sampler.component.marks.get("measures", ())
+    return measures
+
+
+def _mediators(c: ConfigTables) -> bool:
+    return c.topology.name == "mediators"
+
+
+def _merged(c: ConfigTables) -> bool:
+    return c.local.engine == "merged"
 
 
 def _last_rate(c: ConfigTables) -> float:
-    """The learning rate of the last round of the step schedule, infinite where floats end; else local.lr."""
-    if c.local.lr_schedule != "step":
+    """Return the learning rate of the last round of the step schedule, infinite beyond floats; else local.lr."""
+    schedule = c.local.schedule
+    if schedule.name != "step":
         return c.local.lr
     with suppress(OverflowError):
-        return float(c.local.lr * c.local.lr_factor ** ((c.rounds - 1) // c.local.lr_every))
+        return float(c.local.lr * schedule.options["factor"] ** ((c.rounds - 1) // schedule.options["every"]))
     return math.inf
-
-
-def _sampler(c: ConfigTables) -> str:
-    return chosen(c, "client sampler").name

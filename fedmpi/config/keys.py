@@ -1,90 +1,170 @@
-"""Every key that a configuration can have, the sentence about one that it cannot, and which keys mean something.
-
-An option means something with the parts that have it; any other key with the conditions in its annotation.
-"""
+"""All keys of a configuration, the error about an unknown key, and the keys that have no effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import typing
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import cache
+from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fedmpi.common.errors import shown
-from fedmpi.config.base import Condition
-from fedmpi.config.choices import means_something, options_alone
-from fedmpi.config.own_options import condition
+from fedmpi.common.options import REQUIRED, Condition, Option, names_of, names_with, one_line, tables_in
+from fedmpi.common.registry import KINDS, Chosen, components
 from fedmpi.config.tables import ConfigTables
 
 
 def key_descriptions() -> list[tuple[str, str, str]]:
-    """(key, default, description) of every key of the configuration, in order."""
-    rows: list[tuple[str, str, str]] = []
-    for name, field in ConfigTables.model_fields.items():
-        part = field.annotation
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            rows.append((f"[{name}]", "", (part.__doc__ or "").strip()))
-            for key, inner in part.model_fields.items():
-                rows.append((f"{name}.{key}", _shown(inner.default), " ".join((inner.description or "").split())))
-        else:
-            rows.append((name, _shown(field.default), " ".join((field.description or "").split())))
-    return rows
+    """Return (key, default, description) of every key of the configuration, in order; a table has no default.
+
+    The description ends with the allowed values and the conditions without which the key has no effect.
+    """
+    fields = ConfigTables.model_fields
+    single = [row for name, field in fields.items() if not _tables(field) for row in _of_field("", name, ConfigTables)]
+    return [*single, *(row for name, field in fields.items() if _tables(field) for row in _of_table(name, field))]
 
 
-def _shown(default: object) -> str:
-    if default is None:
+def _of_table(name: str, field: FieldInfo) -> Iterator[tuple[str, str, str]]:
+    tables = list(dict.fromkeys(_tables(field)))
+    yield f"[{name}]", "", one_line(field.description) or one_line(tables[0].__doc__)
+    for table in tables:
+        names = [inner for inner in table.model_fields if inner != "name"]
+        if "name" in table.model_fields and names:
+            yield f"{name} = {' | '.join(names_of(table))}", "", one_line(table.__doc__)
+        for inner in names:
+            yield from _of_field(f"{name}.", inner, table)
+
+
+def _of_field(prefix: str, name: str, table: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
+    key, field = f"{prefix}{name}", table.model_fields[name]
+    yield key, _default(None if field.is_required() else field.get_default()), _description(field, prefix, table)
+    for inner in dict.fromkeys(_tables(field)):
+        for below in (name for name in inner.model_fields if name != "name"):
+            yield from _of_field(f"{key}.", below, inner)
+    for kind in (kind for kind in KINDS.values() if kind.key == key and not kind.late):
+        yield from _of_components(kind.name, key)
+
+
+def _of_components(kind: str, key: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the options of the built-in components of a kind."""
+    services = {part.services: None for part in components(kind) if part.services is not None}
+    for table in sorted(services, key=lambda table: len(table.model_fields), reverse=True)[:1]:
+        for name in table.model_fields:
+            yield from _of_field(f"{key}.", name, table)
+    owners: dict[str, list[str]] = {}
+    options: dict[str, Option] = {}
+    for part in components(kind):
+        for option in part.options:
+            options.setdefault(option.name, option)
+            owners.setdefault(option.name, []).append(part.name)
+    for name, option in options.items():
+        default = "required" if option.default is REQUIRED else _default(option.default)
+        yield f"{key}.{name}", default, f"{option.doc} Option of {', '.join(owners[name])}.".strip()
+
+
+def _description(field: FieldInfo, prefix: str, table: type[BaseModel]) -> str:
+    sentences = [one_line(field.description)]
+    if typing.get_origin(field.annotation) is typing.Literal:
+        sentences.append(f"One of {', '.join(map(str, typing.get_args(field.annotation)))}.")
+    conditions = [
+        str(item.within(prefix[:-1], table.model_fields) if prefix else item)
+        for item in field.metadata
+        if isinstance(item, Condition)
+    ]
+    if conditions:
+        sentences.append(f"Needs {' and '.join(conditions)}.")
+    return " ".join(sentences)
+
+
+def _default(value: Any) -> str:
+    if value is None:
         return "unset"
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    value = getattr(value, "name", value)
+    if isinstance(value, BaseModel):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def all_keys() -> list[str]:
-    """Every table and every key, as users write them."""
-    return [row[0].strip("[]") for row in key_descriptions()]
+def _tables(field: FieldInfo) -> list[type[BaseModel]]:
+    return list(tables_in(field.annotation))
+
+
+@cache
+def all_keys() -> tuple[str, ...]:
+    """Return every table and every key, as users write them."""
+    return tuple(dict.fromkeys(row[0].partition(" = ")[0].strip("[]") for row in key_descriptions()))
 
 
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> str:
-    """The sentence about a key that there is not, with the nearest of those that are known."""
+    """Return the error text about an unknown key, with the nearest of the known ones."""
     candidates = list(known)
     near = get_close_matches(key, candidates, n=1, cutoff=0.5)
     if not near:
         last = key.rsplit(".", 1)[-1]
         by_name = {k.rsplit(".", 1)[-1]: k for k in candidates}
         near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.5)]
-    hint = f"; did you mean {near[0]}?" if near else "; `fedmpi show --help-fields` lists all keys"
+    hint = f"; did you mean {near[0]}?" if near else "; `fedmpi config --help-keys` lists all keys"
     return f"unknown key {shown(key)} in {shown(origin)}{hint}"
 
 
-def tables_by_name() -> dict[str, type[BaseModel]]:
-    """The tables of the configuration by name."""
-    annotated = {name: field.annotation for name, field in ConfigTables.model_fields.items()}
-    return {name: part for name, part in annotated.items() if isinstance(part, type) and issubclass(part, BaseModel)}
+def variants_with(key: str) -> str:
+    """Return the values of a table's name with which a key exists, as a condition; "" if there is no such key."""
+    *way, name = key.split(".")
+    annotation: Any = ConfigTables
+    for step in way:
+        fields = [table.model_fields[step] for table in tables_in(annotation) if step in table.model_fields]
+        annotation = fields[0].annotation if fields else None
+    names = names_with(annotation, name)
+    return f"{'.'.join(way)} = {names}" if names else ""
 
 
-@cache
-def conditions() -> dict[str, tuple[Condition, ...]]:
-    """The conditions of every key that has some, the keys in them with their tables."""
-    found: dict[str, tuple[Condition, ...]] = {}
-    for name, table in tables_by_name().items():
-        for key, field in table.model_fields.items():
-            own = [item for item in field.metadata if isinstance(item, Condition)]
-            if own:
-                found[f"{name}.{key}"] = tuple(item.within(name) for item in own)
-    return found
-
-
-def why_meaningless(config: ConfigTables, key: str) -> str | None:
-    """What would have to be chosen for a key to mean something, in words; None where it does already."""
-    table, _, name = key.partition(".")
-    if name and name in options_alone(getattr(config, table)):
-        return None
-    if name and not means_something(config, table, name):
-        return condition(table, name)
-    missing = [str(wanted) for wanted in conditions().get(key, ()) if not _holds(config, wanted)]
+def why_without_effect(config: ConfigTables, key: str) -> str | None:
+    """Return the condition without which a key has no effect, in words; None if it has one."""
+    value: Any = config
+    missing: list[str] = []
+    place = ""
+    for name in key.split("."):
+        if isinstance(value, Chosen):
+            if not value.is_component or value.late or name == "name":
+                break
+            if (reason := value.without_effect(name)) is not None:
+                missing.append(reason)
+            value = value.values.get(name)
+        elif isinstance(value, BaseModel):
+            field = type(value).model_fields.get(name)
+            conditions = [] if field is None else [item for item in field.metadata if isinstance(item, Condition)]
+            for item in conditions:
+                full = item.within(place, type(value).model_fields) if place else item
+                if not full.holds(value_of(config, full.key)):
+                    missing.append(str(full))
+            value = getattr(value, name, None)
+        else:
+            break
+        place = f"{place}.{name}" if place else name
     return " and ".join(missing) or None
 
 
-def _holds(config: ConfigTables, wanted: Condition) -> bool:
-    """Whether a condition holds, or is about an option that the chosen parts do not have."""
-    table, _, name = wanted.key.partition(".")
-    return wanted.holds(getattr(getattr(config, table), name)) or not means_something(config, table, name)
+def value_of(config: ConfigTables, key: str) -> Any:
+    """Return the value of a key: of a table's field, or of a component's option."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.values.get(name) if isinstance(value, Chosen) else getattr(value, name, None)
+    return value
+
+
+def components_of(config: ConfigTables) -> Iterator[tuple[str, Chosen]]:
+    """Yield (key, component) of everything that a configuration chooses; folders of data and arrays among them."""
+    yield from _components("", config)
+
+
+def _components(prefix: str, table: BaseModel) -> Iterator[tuple[str, Chosen]]:
+    for name, value in table:
+        if isinstance(value, Chosen):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, BaseModel):
+            yield from _components(f"{prefix}{name}.", value)
+        elif isinstance(value, tuple):
+            yield from ((f"{prefix}{name}", one) for one in value if isinstance(one, Chosen))

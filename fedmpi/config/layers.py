@@ -1,32 +1,35 @@
-"""What a preset, a file and --set say, one over the other: texts read, keys named by table, the later ones winning."""
+"""Preset, file and --set merged: texts read, keys with their tables, the later ones before the earlier ones.
+
+Values are kept flat: {"local.lr": 0.1, "clients.sampler": "oort", "clients.sampler.explore": 0.5}. The name of a
+component stands at the component's own key, whether it was written as a text or as `name` in its table.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from fedmpi.common.data_choices import DIGITS, is_digits
+from fedmpi.common.data_choices import is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
-from fedmpi.common.registry import KINDS, resolve
-from fedmpi.config.base import ALTERNATIVES, Values, written
-from fedmpi.config.choices import without_foreign_options
-from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
-from fedmpi.config.objects import taken_apart
-from fedmpi.config.own_options import parts_with
+from fedmpi.common.registry import Chosen
+from fedmpi.config.base import ALTERNATIVES, Table, Values, written
+from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 
 LARGEST_FILE = 1 << 24
-"""Bytes of a configuration."""
+"""Largest size of a configuration in bytes."""
 DEEPEST = 16
-"""Names between the dots of a key: options of a model may be tables of tables."""
+"""Largest number of names in a key: options of a model may be tables of tables."""
 OF_A_SWEEP = ("sweep", "prepare", "base")
-"""What a file has beside those of a configuration when it describes many runs."""
+"""Keys of a file that describes many runs."""
+DATA = "data.source"
 
 
 def read_toml(path: Path) -> Values:
@@ -39,183 +42,167 @@ def read_toml(path: Path) -> Values:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
-def nested(values: Mapping[str, Any], origin: str) -> Values:
-    """{"part.key": value} as nested tables; those that are nested already stay as they are."""
-    table: Values = {}
-    for key, value in values.items():
-        if not isinstance(key, str):
-            raise UserError(f"{origin}: keys are texts like local.lr, not {key!r}")
-        part, dot, name = key.partition(".")
-        if (dot or isinstance(value, Mapping)) and not isinstance(table.setdefault(part, {}), dict):
-            raise UserError(f"{origin}: {shown(part)} is a table of keys, and cannot be {shown(table[part], repr)} too")
-        if dot or isinstance(value, Mapping):
-            given = {name: value} if dot else value
-            if twice := table[part].keys() & given.keys():
-                raise UserError(f"{origin}: {shown(part)}.{shown(min(twice))} is given twice: leave one out")
-            table[part].update(given)
-        else:
-            table[part] = value
-    return table
-
-
-def flatten(table: Values, origin: str) -> Values:
-    """Nested tables as {"part.key": value}; unknown keys are refused with the nearest valid one."""
-    flat: Values = {}
-    for name, value in table.items():
-        field = ConfigTables.model_fields.get(name)
+def flatten(table: Mapping[str, Any], origin: str) -> Values:
+    """Return the tables of a configuration as flat values; reject unknown tables."""
+    for name in table:
+        if not isinstance(name, str):
+            raise UserError(f"{origin}: keys are texts like local.lr, not {name!r}")
         if name in OF_A_SWEEP and origin.endswith(".toml"):
             raise UserError(
                 f"{shown(origin)} describes a sweep of many runs: start it with fedmpi sweep {shown(origin)}"
             )
-        if field is None:
-            raise UserError(unknown_key(name, origin, all_keys()))
-        part = field.annotation
-        if not (isinstance(part, type) and issubclass(part, BaseModel)):
-            flat[name] = value
-            continue
-        if not isinstance(value, dict):
-            raise UserError(f"{origin}: {name} is a table of keys, not a single value: write [{name}] or {name}.key")
-        open_ended = part.model_config.get("extra") == "allow"
-        for key, inner in value.items():
-            if key not in part.model_fields and not open_ended:
-                raise UserError(unknown_key(f"{name}.{key}", origin, all_keys()))
-            flat[f"{name}.{key}"] = inner
-    return flat
-
-
-def dotted(table: Values, prefix: str = "") -> Values:
-    """A table of tables as {"part.key": value}."""
     flat: Values = {}
-    for name, value in table.items():
-        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    for key, value in _pairs(table):
+        if key in flat:
+            raise UserError(f"{origin}: {shown(key)} is given twice: leave one out")
+        first = key.partition(".")[0]
+        field = ConfigTables.model_fields.get(first)
+        if field is None:
+            raise UserError(unknown_key(key, origin, all_keys()))
+        if key == first and isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            if value == {}:
+                continue
+            raise UserError(f"{origin}: {key} is a table of keys, not a single value: write [{key}] or {key}.key")
+        flat[key] = value
     return flat
 
 
-def put_over(older: Values, newer: Values) -> None:
-    """Put newer values over older ones; of a table within a table only the keys that it names."""
+def dotted(table: Mapping[str, Any]) -> Values:
+    """Return nested tables as flat values; the name of a component has the component's own key."""
+    return dict(_pairs(table))
+
+
+def _pairs(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        key = prefix.removesuffix(".") if name == "name" and prefix else f"{prefix}{name}"
+        key = key.removesuffix(".name") if isinstance(name, str) else key
+        if isinstance(value, BaseModel):
+            value = {inner: getattr(value, inner) for inner in value.model_fields_set}
+        if isinstance(value, Chosen):
+            value = {"name": value.choice, **value.given}
+        found += _pairs(value, f"{key}.") if isinstance(value, Mapping) and value else [(key, value)]
+    return found
+
+
+def nested(flat: Mapping[str, Any]) -> Values:
+    """Return flat values as nested tables."""
+    tables: Values = {}
+    for key in sorted(flat, key=lambda key: key.count(".")):
+        *way, name = key.split(".")
+        table = tables
+        for step in way:
+            inner = table.get(step)
+            if not isinstance(inner, dict):
+                inner = table[step] = {} if inner is None or isinstance(inner, bool) else {"name": inner}
+            table = inner
+        table[name] = dict(flat[key]) if isinstance(flat[key], Mapping) else flat[key]
+    return tables
+
+
+def put_over(older: Values, newer: Mapping[str, Any]) -> None:
+    """Put newer values over older ones; another component drops the options of the one that it replaces."""
     for key, value in newer.items():
-        both = isinstance(value, dict) and isinstance(older.get(key), dict)
-        older[key] = {**older[key], **value} if both else value
+        if value != older.get(key, _default_name(key)) or isinstance(value, bool):
+            for option in [name for name in older if name.startswith(f"{key}.")]:
+                del older[option]
+    older.update(newer)
+
+
+def _default_name(key: str) -> Any:
+    """Return the name of the component that a key chooses by default; None for other keys."""
+    value: Any = _defaults()
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return getattr(value, "name", None)
+
+
+@cache
+def _defaults() -> ConfigTables:
+    return ConfigTables()
 
 
 def assignments(settings: Sequence[str]) -> Values:
-    """What `--set` says, as {"part.key": value}."""
+    """Return the values of `--set` arguments, flat; a component and its options may be set by several."""
     found: Values = {}
     for setting in settings:
-        found |= dotted(assignment(setting))
+        found.update(flatten(assignment(setting), f"--set {setting}"))
     return found
 
 
 def assignment(setting: str) -> Values:
-    """What one `--set` says, as nested tables; UserError where it is no assignment."""
+    """Return the value of one `--set` argument as nested tables; UserError if it is no assignment."""
     key, separator, text = setting.partition("=")
-    if not separator or not key.strip():
-        raise UserError(f"--set {setting}: write part.key=value, for example --set local.lr=0.01")
+    names = key.strip().split(".")
+    if not separator or not key.strip() or len(names) > DEEPEST:
+        raise UserError(f"--set {shown(setting)}: write table.key=value, for example --set local.lr=0.01")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text.strip()
-    names = key.strip().split(".")
-    if len(names) > DEEPEST:
-        raise UserError(f"--set {shown(setting)}: write part.key=value, for example --set local.lr=0.01")
     table: Any = value
     for name in reversed(names):
         table = {name: table}
     return dict(table)
 
 
-def preset_values(name: str, user: Values) -> Values:
-    """{"part.key": value} of a preset, with those for the embedded digits where these are the data."""
+def preset_values(name: str, user: Mapping[str, Any]) -> Values:
+    """Return the values of a preset, flat, with those for the embedded digits if these are the data."""
     preset = preset_named(name)
     values = flatten(preset.table, f"preset {name}")
-    if is_digits(user.get("data.shards", DIGITS)):
+    if on_digits(user):
         own = flatten(preset.digits, f"preset {name}")
         drop_alternatives(values, own)
-        values |= own
+        put_over(values, own)
     return values
 
 
-def drop_alternatives(older: Values, newer: Values) -> None:
-    """Take out of `older` what `newer` says by another key: the number of clients or their share, epochs or steps."""
+def on_digits(user: Mapping[str, Any]) -> bool:
+    """Check whether a configuration trains on the embedded digits."""
+    return is_digits(user.get(DATA, "digits"))
+
+
+def drop_alternatives(older: Values, newer: Mapping[str, Any]) -> None:
+    """Remove from `older` the alternatives of keys in `newer`: number or share of the clients, epochs or steps."""
     for pair in ALTERNATIVES:
         if any(key in newer for key in pair):
             for key in pair:
                 older.pop(key, None)
 
 
-def given_keys(values: Mapping[str, Any]) -> Values:
-    """Nested tables, or those that pydantic made of them, as {"part.key": value}."""
-    return taken_apart(flatten({key: _plain(value) for key, value in values.items()}, "Config"), tables_by_name())
-
-
-def with_preset(own: Values) -> Values:
-    """{"part.key": value} over those of the preset that they name, if they name one."""
-    if own.get("preset") is None:
-        return own
-    table = preset_values(str(own["preset"]), own)
-    drop_alternatives(table, own)
-    return without_foreign_options({**table, **own}, table, dict.fromkeys(own, "Config"), tables_by_name())
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-
-
-def values_for_digits(table: Values) -> list[tuple[str, str, str]]:
-    """(key, the preset's value, the one used) wherever a complete configuration has its preset's value for the
-    digits.
-    """
-    if table.get("preset") is None or not is_digits(table.get("data.shards", DIGITS)):
+def values_for_digits(table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (key, the preset's value, the value used) where a complete configuration has its preset's for digits."""
+    if table.get("preset") is None or not on_digits(table):
         return []
     preset = preset_named(table["preset"])
     general, found = flatten(preset.table, "preset"), []
     for key, value in flatten(preset.digits, "preset").items():
         if table.get(key) == value:
             pair = next((pair for pair in ALTERNATIVES if key in pair), (key,))
-            before = [
-                f"{k.partition('.')[2]} = {general[k]}" if k != key else str(general[k]) for k in pair if k in general
-            ]
+            before = [f"{_last(k)} = {general[k]}" if k != key else str(general[k]) for k in pair if k in general]
             found.append((key, before[0] if before else "unset", str(value)))
     return found
 
 
-def words_about_digits(table: Values) -> str:
-    """`values_for_digits` as half a sentence; "" where there are none."""
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def remarks(table: Mapping[str, Any]) -> list[str]:
+    """Return `values_for_digits` in words, for a user who expects the preset's values."""
     found = values_for_digits(table)
     listed = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
-    return f"preset {table['preset']} on the embedded digits: {listed}" if found else ""
+    return [f"preset {table['preset']} on the embedded digits: {listed}"] if found else []
 
 
-def words_about_replaced(table: Values) -> str:
-    """Which options of the preset's parts other parts have with their own values, as half a
-    sentence; "" without any.
-    """
-    if table.get("preset") is None:
-        return ""
-    own, replaced = preset_values(table["preset"], table), []
-    for key, value in own.items():
-        name, _, option = key.partition(".")
-        for kind in {part.kind for part in parts_with(name, option)} if table.get(key, value) != value else ():
-            chooser = KINDS[kind].key
-            before = own.get(chooser, tables_by_name()[name].model_fields[chooser.partition(".")[2]].default)
-            if before != table.get(chooser) and resolve(kind, before).option(option) is not None:
-                replaced.append(f"{key} = {table[key]} ({value} was for {before})")
-    return f"preset {table['preset']} with other parts: {', '.join(replaced)}" if replaced else ""
-
-
-def remarks(table: Values) -> list[str]:
-    """What a user may not expect of a preset under the other choices of a complete configuration."""
-    return [remark for remark in (words_about_digits(table), words_about_replaced(table)) if remark]
-
-
-def refuse_values_of_digits(base: Values, user: Values) -> None:
-    """Refuse to take what a complete configuration holds for the embedded digits to other data."""
-    if is_digits(user.get("data.shards", DIGITS)):
+def refuse_values_of_digits(base: Mapping[str, Any], user: Mapping[str, Any]) -> None:
+    """Reject other data for a complete configuration with its preset's values for the embedded digits."""
+    if on_digits(user):
         return
     kept = [(key, here) for key, _, here in values_for_digits(base) if key not in user]
     if kept:
         key, here = kept[0]
         raise UserError(
-            f"data.shards = {written(user['data.shards'])!r}: this complete Config has the values of preset "
+            f"{DATA} = {written(user[DATA])!r}: this complete Config has the values of preset "
             f"{base['preset']} for the embedded digits, such as {key} = {here}: start from the preset and override that"
         )

@@ -1,4 +1,4 @@
-"""The chosen algorithm of local work, and what it does not go with."""
+"""The chosen local algorithm and what it sends beside the update."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part
-from fedmpi.config.choices import chosen, options
+from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -16,16 +15,16 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 
 
-def local_algorithm(config: ConfigTables) -> tuple[Part, Any] | None:
+def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
     """The part that `local.algorithm` chooses and an instance of it; None for plain local steps."""
-    if config.local.algorithm == PLAIN:
+    if config.local.algorithm.name == PLAIN:
         return None
-    part = chosen(config, "local algorithm")
+    chosen = config.local.algorithm
+    part = chosen.component
     if not hasattr(part.object, "server_step"):
         raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
-    given = options(config, "local algorithm")
     with calling(part):
-        return part, part.make(given)
+        return part, chosen.make()
 
 
 def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
@@ -38,7 +37,7 @@ def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
     return down, up, numbers
 
 
-def names_in(part: Part, algorithm: Any, field: str) -> tuple[str, ...]:
+def names_in(part: Component, algorithm: Any, field: str) -> tuple[str, ...]:
     """The names that an algorithm declares in a field; a single one may stand without a tuple."""
     declared = getattr(algorithm, field)
     if isinstance(declared, str):
@@ -46,43 +45,3 @@ def names_in(part: Part, algorithm: Any, field: str) -> tuple[str, ...]:
     if not isinstance(declared, Sequence):
         raise UserError(f'{part.key} = {part.name!r} has {field} = {declared!r}: list names, as in {field} = ("c",)')
     return tuple(declared)
-
-
-def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
-    """Choices that contradict what the algorithm declares, each with the reason."""
-    found = local_algorithm(config)
-    if found is None:
-        return []
-    part, algorithm = found
-    name = f'local.algorithm = "{part.name}"'
-    sends = bool(algorithm.sums or algorithm.numbers)
-    carries = sends or bool(algorithm.client_state)
-    return [
-        (
-            config.topology.kind == "mediators",
-            f'{name} works on each client\'s own update, which topology.kind = "mediators" never forms: choose a star',
-        ),
-        (
-            config.participation.opening,
-            f"{name} works on whole rounds, but participation.opening makes round 0 a single step: switch it off",
-        ),
-        (
-            carries and config.privacy.clip_norm is not None,
-            f"{name} keeps or sends more than the update, which privacy.clip_norm does not bound: no ε would hold",
-        ),
-        (
-            carries and config.transport.kind != "float32",
-            f"{name} keeps or sends more than the update, which transport.kind does not compress: what clients keep "
-            'would differ from what arrives; set transport.kind = "float32"',
-        ),
-        (
-            sends and config.aggregation.rule != "mean",
-            f"{name} sends more than the update, which aggregation.rule does not combine: set "
-            'aggregation.rule = "mean"',
-        ),
-        (
-            sends and config.attack.kind in ("sign-flip", "noise"),
-            f'{name} sends more than the update, of which attack.kind = "{config.attack.kind}" would change the update '
-            'alone: set attack.kind = "label-flip", whose attackers train on wrong labels',
-        ),
-    ]

@@ -1,25 +1,28 @@
-"""The tables about the server and the run: topology, rebalancing, aggregation, system, privacy, ranks, records."""
+"""Tables for the server and the run: topology, rebalancing, aggregation, devices, privacy, ranks, records."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from fedmpi.common.options import not_with, only_with
+from fedmpi.common.registry import Chosen
 from fedmpi.config.base import (
-    Choice,
     Count,
     Decay,
     NonNegative,
     Positive,
     Probability,
+    Share,
     Table,
     WholeOrZero,
+    chooses,
     limits,
-    not_with,
-    only_with,
+    named,
+    switch,
+    variant_name,
 )
-from fedmpi.config.open_table import OpenTable
 
 
 def _viewed(value: Any) -> Any:
@@ -31,186 +34,199 @@ def _viewed(value: Any) -> Any:
 
 SPREAD = limits(0, 50, "rates of devices would differ by hundreds of orders of magnitude")
 
-MEDIATED = only_with("kind", "mediators")
-REBALANCED = only_with("enabled", True)
+WEIGHED_BY_SIZE = only_with("server.weights", "samples", "normalized", "unbiased", "literal")
 WARPED = only_with("mode", "virtual")
-WEIGHED_BY_SIZE = only_with("aggregation.weights", "samples", "normalised", "unbiased", "literal")
-CLOCKED = only_with("clock", True)
 CLIPPED = not_with("clip_norm", None)
 VIEWING = not_with("clients", None)
 
 
-class TopologyTable(OpenTable):
-    """Who aggregates; other keys are options of the scheduling (`fedmpi parts`)."""
+class Star(Table):
+    """Every selected client sends its update to the server."""
 
-    in_config = "topology"
+    name: Literal["star"] = "star"
 
-    kind: Literal["star", "mediators"] = "star"
-    """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
-    clients_per_mediator: Annotated[Count, MEDIATED] = 10
-    """γ, the largest group."""
-    mediator_epochs: Annotated[
-        Count, limits(0, 10_000, "every visit of a round is planned before it begins"), MEDIATED
-    ] = 1
-    """E_m, how often a mediator's model visits its clients in a round."""
-    reschedule: Annotated[Literal["static", "every-round"], MEDIATED] = "every-round"
-    """static: group all clients once, and in every round those of a group that are there share a mediator (needs
-    participation.clients = "all"); every-round: group each round's participants."""
-    scheduling: Annotated[Choice, MEDIATED] = "greedy"
+
+class Mediators(Table):
+    """Mediators, whose groups of clients train sequentially (Astraea)."""
+
+    name: Literal["mediators"] = "mediators"
+    clients_per_mediator: Count = 10
+    """γ, the size of the largest group."""
+    epochs: Annotated[Count, limits(0, 10_000, "every visit of a round is planned before it begins")] = 1
+    """E_m, number of visits of a mediator's model to its clients in a round."""
+    regroup: Literal["once", "every-round"] = "every-round"
+    """once: group all clients once, and in every round the available ones of a group share a mediator (needs
+    clients.sampler = "all"); every-round: group each round's selected clients."""
+    scheduling: Annotated[Chosen, chooses("scheduling", "greedy")] = Chosen("scheduling", "greedy")
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or
     "package.module:function" of your own: (class_counts (m, C), most, generator, target (C,)) -> mediator of each
-    participant (m,), from 0."""
-    target: Annotated[Literal["uniform", "test"], MEDIATED, not_with("scheduling", "random")] = "uniform"
-    """Class distribution a mediator should come close to."""
-    placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
-    """Which rank trains a participant. owner: the one that owns its data; shared (star): any rank may map any shard, so
-    that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in a star
-    whose data is small enough for every rank to keep, else owner."""
-    balance: Annotated[
-        Literal["planned", "measured"],
-        only_with("kind", "star"),
-        only_with("placement", "auto", "shared"),
-        only_with("transport.error_feedback", False),
-    ] = "planned"
-    """How a shared cohort is spread. planned: equal rows and steps; measured: what a step costs and how fast every
-    worker is are learned from the seconds of past rounds. Two runs with "measured" agree to rounding only (to the bit
-    with aggregation.exact), since other workers may train other clients."""
-    keep_optimizer: Annotated[bool, MEDIATED, only_with("local.optimizer", "adam")] = False
-    """Hand the local optimizer's state from client to client inside a mediator."""
+    selected client (m,), from 0."""
+    target: Annotated[Literal["uniform", "test"], not_with("scheduling", "random")] = "uniform"
+    """Class distribution that a mediator should approximate."""
+    keep_optimizer: Annotated[bool, only_with("local.optimizer", "adam")] = False
+    """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
 
-    def refusal(self) -> str | None:
-        if self.placement == "mediator" and self.kind != "mediators":
-            return 'topology.placement = "mediator" needs topology.kind = "mediators"'
-        if self.placement == "shared" and self.kind == "mediators":
-            return 'topology.placement = "shared" is for a star: with mediators choose "owner" or "mediator"'
-        return None
+
+Topology = Annotated[
+    Annotated[Star, Tag("star")] | Annotated[Mediators, Tag("mediators")], Discriminator(variant_name), named("star")
+]
 
 
 class RebalanceTable(Table):
     """Astraea's augmentation of scarce classes (Algorithm 2)."""
 
-    enabled: bool = False
-    """Augment the classes that are rarer than the average."""
-    alpha: Annotated[float, Field(ge=0, le=2), REBALANCED] = 0.67
+    alpha: Annotated[float, Field(ge=0, le=2)] = 0.67
     """α: (C̄/C_y)^α copies of every sample of class y; 2 is the largest that the paper tries."""
-    copies: Annotated[Literal["ratio", "ratio-minus-one"], REBALANCED] = "ratio"
+    copies: Literal["ratio", "ratio-minus-one"] = "ratio"
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
-    mode: Annotated[Literal["virtual", "stored"], REBALANCED] = "virtual"
-    """virtual: copies are made while they are read, nothing is stored; stored: data.shards was written by
+    mode: Literal["virtual", "stored"] = "virtual"
+    """virtual: copies are made while they are read, nothing is stored; stored: data.source was written by
     `python -m data_prep.augment` and holds them."""
-    weights: Annotated[
-        Literal["augmented", "original"], REBALANCED, WEIGHED_BY_SIZE, only_with("aggregation.population", "samples")
-    ] = "augmented"
+    weights: Annotated[Literal["augmented", "original"], WEIGHED_BY_SIZE] = "augmented"
     """The n_k of the aggregation weights: samples with their copies, or without."""
-    rotation: Annotated[
-        NonNegative, limits(0, 180, "a half turn to either side reaches every angle"), REBALANCED, WARPED
-    ] = 15.0
+    rotation: Annotated[NonNegative, limits(0, 180, "a half turn to either side reaches every angle"), WARPED] = 15.0
     """Copies are rotated by up to this angle, in degrees, to either side."""
-    shear: Annotated[float, Field(ge=0, lt=90), REBALANCED, WARPED] = 10.0
+    shear: Annotated[float, Field(ge=0, lt=90), WARPED] = 10.0
     """Largest angle of the shear, in degrees."""
-    shift: Annotated[
-        NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image"), REBALANCED, WARPED
-    ] = 0.1
+    shift: Annotated[NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image"), WARPED] = 0.1
     """Largest shift along each axis, as a share of the image's height or width."""
-    zoom: Annotated[Decay, REBALANCED, WARPED] = 0.1
+    zoom: Annotated[Decay, WARPED] = 0.1
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
 
 
-class AggregationTable(OpenTable):
-    """How updates become the next global model; other keys are options of the chosen parts (`fedmpi parts`)."""
+Rebalance = Annotated[RebalanceTable | None, switch(RebalanceTable)]
 
-    in_config = "aggregation"
 
-    weights: Choice = "samples"
+class ServerTable(Table):
+    """How updates become the next global model."""
+
+    weights: Annotated[Chosen, chooses("weights", "samples")] = Chosen("weights", "samples")
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
-    normalised: n_k/π_k, normalised, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
+    normalized: n_k/π_k, normalized, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
-    population: Literal["samples", "clients"] = "samples"
-    """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
-    rule: Choice = "mean"
+    aggregator: Annotated[Chosen, chooses("aggregator", "mean")] = Chosen("aggregator", "mean")
     """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
-    optimizer: Choice = "sgd"
+    optimizer: Annotated[Chosen, chooses("server optimizer", "sgd")] = Chosen("server optimizer", "sgd")
     """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
-    lr: Positive = 1.0
-    """Server learning rate η."""
-    beta1: Decay = 0.9
-    """Decay of the server's first moment."""
-    beta2: Decay = 0.99
-    """Decay of the server's second moment."""
-    tau: Annotated[Positive, limits(1e-15, 1e15, "its square stands in single precision")] = 1e-3
-    """τ, adaptivity of the server optimizer."""
     exact: bool = False
-    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like processors, slower."""
+    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like CPUs, slower."""
 
 
-class AttackTable(Table):
-    """Clients that lie, to try aggregation rules with."""
+class NoAttack(Table):
+    """All clients are honest."""
 
-    kind: Literal["none", "sign-flip", "noise", "label-flip"] = "none"
-    """sign-flip: sends −scale · Δ; noise: sends normal noise of deviation scale instead of Δ; label-flip: trains on
-    labels C − 1 − y."""
-    fraction: Annotated[float, Field(ge=0, le=1), not_with("kind", "none")] = 0.2
-    """Share of all clients that attack, whenever they take part."""
-    scale: Annotated[Positive, only_with("kind", "sign-flip", "noise")] = 1.0
+    name: Literal["none"] = "none"
+
+
+class LabelFlip(Table):
+    """Attackers train on the labels C − 1 − y."""
+
+    name: Literal["label-flip"] = "label-flip"
+
+
+class UpdateAttack(Table):
+    """Attackers send −scale · Δ (sign-flip), or normal noise of standard deviation scale instead of Δ (noise)."""
+
+    name: Literal["sign-flip", "noise"]
+    scale: Positive = 1.0
     """Length of the flipped update in that of the honest one; standard deviation of the noise."""
 
 
-class SystemTable(OpenTable):
-    """Who is there, who drops out, and how fast the simulated devices are."""
-
-    in_config = "system"
-
-    availability: Choice = "always"
-    """always; bernoulli: with `probability` in every round; time-of-day: swinging between `lowest` and `probability`;
-    label-group: by the client's most frequent class; or "package.module:object" of your own: (view) -> a probability
-    for each client."""
-    probability: Probability = 1.0
-    """Probability of being available (its highest value for time-of-day)."""
-    lowest: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Lowest probability of time-of-day."""
-    period: Positive = 24.0
-    """Rounds of one day."""
-    by_label: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
-    """label-group: probability of each class's clients."""
-    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability that a participant's update is lost after training."""
-    over_selection: Annotated[
-        float, Field(ge=1, allow_inf_nan=False), limits(0, 1e6, "no larger part of the clients takes part"), CLOCKED
-    ] = 1.0
-    """Ask this many times the participants wanted and take the first to arrive (on the virtual clock; any of those that
-    arrive together)."""
-    clock: bool = False
-    """Keep a virtual clock: `virtual_seconds` of a round is when its last update taken arrived."""
-    speed: Annotated[Literal["constant", "lognormal", "classes"], CLOCKED] = "constant"
-    """Law of the devices' speeds."""
-    speed_median: Annotated[Positive, CLOCKED, not_with("speed", "classes")] = 1000.0
-    """Samples trained per second (median of the law)."""
-    speed_sigma: Annotated[NonNegative, SPREAD, CLOCKED, only_with("speed", "lognormal")] = 1.0
-    """Standard deviation of the logarithm of the speed (lognormal)."""
-    speed_rates: Annotated[tuple[Positive, ...], CLOCKED, only_with("speed", "classes")] = ()
-    """Samples per second of each class of devices (classes)."""
-    speed_shares: Annotated[
-        tuple[Annotated[float, Field(ge=0, le=1)], ...], CLOCKED, only_with("speed", "classes")
-    ] = ()
-    """Share of each class of devices (classes)."""
-    upload: Annotated[Positive, CLOCKED] = 1e6
-    """Median bytes per second from a client."""
-    download: Annotated[Positive, CLOCKED] = 4e6
-    """Median bytes per second to a client."""
-    bandwidth_sigma: Annotated[NonNegative, SPREAD, CLOCKED] = 0.0
-    """Standard deviation of the logarithm of both bandwidths."""
+Attack = Annotated[
+    Annotated[NoAttack, Tag("none")]
+    | Annotated[LabelFlip, Tag("label-flip")]
+    | Annotated[UpdateAttack, Tag("sign-flip")]
+    | Annotated[UpdateAttack, Tag("noise")],
+    Discriminator(variant_name),
+    named("none"),
+]
 
 
-class TransportTable(Table):
-    """How a client's update travels to the server: simulated, what gets lost included."""
+class NoCompression(Table):
+    """Updates arrive as float32."""
 
-    kind: Literal["float32", "float16", "bfloat16", "int8", "topk"] = "float32"
-    """float32; float16 and bfloat16, rounded at random without bias; int8: 255 levels a bucket of 512 values, likewise;
-    topk: the largest values only, with their places."""
-    fraction: Annotated[Probability, only_with("kind", "topk")] = 0.01
-    """topk: share of the values that is sent."""
-    error_feedback: Annotated[bool, not_with("kind", "float32")] = False
-    """Clients add what got lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+    name: Literal["none"] = "none"
+    error_feedback: ClassVar[bool] = False
+
+
+class Rounding(Table):
+    """float16 and bfloat16, rounded at random without bias; int8: 255 levels per bucket of 512 values, likewise."""
+
+    name: Literal["float16", "bfloat16", "int8"]
+    error_feedback: bool = False
+    """Clients add the rounding error of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+
+
+class TopK(Table):
+    """Only the largest values are sent, with their positions."""
+
+    name: Literal["top-k"] = "top-k"
+    fraction: Probability = 0.01
+    """Share of the values that is sent."""
+    error_feedback: bool = False
+    """Clients add the values not sent to their next update. Memory: a vector per client, 2 GiB at most."""
+
+
+Compression = Annotated[
+    Annotated[NoCompression, Tag("none")]
+    | Annotated[Rounding, Tag("float16")]
+    | Annotated[Rounding, Tag("bfloat16")]
+    | Annotated[Rounding, Tag("int8")]
+    | Annotated[TopK, Tag("top-k")],
+    Discriminator(variant_name),
+    named("none"),
+]
+
+
+class ConstantRate(Table):
+    """The same rate for all clients."""
+
+    name: Literal["constant"] = "constant"
+    median: Positive | None = None
+    """The rate per second: samples of a device, bytes of a link."""
+
+
+class LognormalRate(Table):
+    """Lognormal rates."""
+
+    name: Literal["lognormal"] = "lognormal"
+    median: Positive | None = None
+    """Median of the rates per second."""
+    sigma: Annotated[NonNegative, SPREAD] = 1.0
+    """Standard deviation of the logarithm of the rate."""
+
+
+class RateClasses(Table):
+    """Classes of devices with a rate each."""
+
+    name: Literal["classes"] = "classes"
+    rates: tuple[Positive, ...]
+    """Rate per second of each class."""
+    shares: tuple[Share, ...]
+    """Share of each class, which sum to 1."""
+
+
+Rate = Annotated[
+    Annotated[ConstantRate, Tag("constant")]
+    | Annotated[LognormalRate, Tag("lognormal")]
+    | Annotated[RateClasses, Tag("classes")],
+    Discriminator(variant_name),
+    named("constant"),
+]
+
+
+class DevicesTable(Table):
+    """Simulated clock: `virtual_seconds` of a round is when its last update taken arrived."""
+
+    speed: Rate = ConstantRate()
+    """Samples trained per second: constant (1,000), lognormal or classes."""
+    upload: Rate = ConstantRate()
+    """Bytes per second from a client: constant (1,000,000), lognormal or classes."""
+    download: Rate = ConstantRate()
+    """Bytes per second to a client: constant (4,000,000), lognormal or classes."""
+
+
+Devices = Annotated[DevicesTable | None, switch(DevicesTable)]
 
 
 class PrivacyTable(Table):
@@ -218,7 +234,7 @@ class PrivacyTable(Table):
 
     clip_norm: Positive | None = None
     """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
-    (N with participation.clients = "all"), whoever is there and returns. Unset = no privacy of updates."""
+    (N with clients.sampler = "all"), whoever is there and returns. Unset = no privacy of updates."""
     noise_multiplier: Annotated[
         NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates"), CLIPPED
     ] = 0.0
@@ -226,14 +242,6 @@ class PrivacyTable(Table):
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
     delta: Annotated[float, Field(gt=0, lt=1), limits(1e-100, 1, "no account is that fine"), CLIPPED] = 1e-5
     """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
-
-
-class ServerTable(Table):
-    """What rank 0 does besides serving."""
-
-    trains: Literal["auto", "never", "always"] = "auto"
-    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (topology.placement) and
-    every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
 
 
 class ClusterTable(Table):
@@ -244,10 +252,23 @@ class ClusterTable(Table):
     threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
     """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, less what other
     processes keep busy at the start, and one where a step is too small for more. Name it where two runs shall agree in
-    their last bits; with aggregation.exact it is one."""
+    their last bits; with server.exact it is one."""
     stall_timeout: Annotated[NonNegative, limits(0, 10**7, "ten million seconds are four months")] = 3600.0
     """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
     job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
+    server_trains: Literal["auto", "never", "always"] = "auto"
+    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (cluster.placement) and
+    every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
+    placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
+    """Which rank trains a selected client. owner: the one that owns its data; shared (star): any rank may map any
+    shard, so that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in
+    a star whose data is small enough for every rank to keep, else owner."""
+    balance: Annotated[
+        Literal["planned", "measured"], only_with("topology", "star"), only_with("placement", "auto", "shared")
+    ] = "planned"
+    """How a shared cohort is spread over the ranks. planned: equal samples and steps; measured: the cost of a step and
+    the speed of every worker are learned from the seconds of past rounds. Two runs with "measured" agree to rounding
+    only (to the bit with server.exact), since other workers may train other clients."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""

@@ -9,21 +9,24 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedmpi.common.registry import Chosen
 from fedmpi.config.base import Count, Table, limits
-from fedmpi.config.client_tables import DataTable, LocalTable, ModelTable, ParticipationTable, SamplesTable, TaskTable
+from fedmpi.config.client_tables import ClientsTable, DataTable, LocalTable, Model, SamplesTable, TaskTable
 from fedmpi.config.server_tables import (
-    AggregationTable,
-    AttackTable,
+    Attack,
     CheckpointTable,
     ClusterTable,
+    Compression,
+    Devices,
     EvaluationTable,
     LoggingTable,
+    NoAttack,
+    NoCompression,
     PrivacyTable,
-    RebalanceTable,
+    Rebalance,
     ServerTable,
-    SystemTable,
-    TopologyTable,
-    TransportTable,
+    Star,
+    Topology,
 )
 
 
@@ -37,19 +40,26 @@ class ConfigTables(Table):
     rounds: Annotated[Count, limits(0, 99_999_999, "checkpoints number rounds with eight digits")] = 50
     """T, the number of rounds."""
     data: DataTable = DataTable()
-    model: ModelTable = ModelTable()
+    model: Model = Chosen("model", "mlp")
+    """Built-in model (mlp, cnn, …) or "package.module:function" of your own: function(description, **options). `lora` =
+    { rank, alpha, targets }: small matrices beside Linear layers that alone are trained and sent (Hu et al. 2022)."""
     task: TaskTable = TaskTable()
-    participation: ParticipationTable = ParticipationTable()
+    clients: ClientsTable = ClientsTable()
     samples: SamplesTable = SamplesTable()
     local: LocalTable = LocalTable()
-    topology: TopologyTable = TopologyTable()
-    rebalance: RebalanceTable = RebalanceTable()
-    aggregation: AggregationTable = AggregationTable()
-    attack: AttackTable = AttackTable()
-    transport: TransportTable = TransportTable()
-    privacy: PrivacyTable = PrivacyTable()
-    system: SystemTable = SystemTable()
+    topology: Topology = Star()
+    """star: every selected client sends its update to the server; mediators: groups of clients train sequentially
+    (Astraea)."""
+    rebalance: Rebalance = None
+    """Astraea's augmentation of scarce classes; absent or false = off, true = on with the defaults."""
     server: ServerTable = ServerTable()
+    attack: Attack = NoAttack()
+    """Dishonest clients: none; sign-flip; noise; label-flip. Their share is clients.attack_fraction."""
+    compression: Compression = NoCompression()
+    """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k."""
+    privacy: PrivacyTable = PrivacyTable()
+    devices: Devices = None
+    """Simulated time; absent or false = none, true = with the defaults."""
     cluster: ClusterTable = ClusterTable()
     evaluation: EvaluationTable = EvaluationTable()
     checkpoint: CheckpointTable = CheckpointTable()

@@ -1,4 +1,4 @@
-"""A configuration as TOML and as keys with values; what differs between two of them."""
+"""A configuration as TOML and as keys with values; differences between two of them."""
 
 from __future__ import annotations
 
@@ -8,78 +8,129 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
-from fedmpi.config.base import Values, written
-from fedmpi.config.choices import defaults_of_parts, option_values, options_alone, own_options
-from fedmpi.config.keys import why_meaningless
+from fedmpi.common.own_code import OBJECT, holds_values
+from fedmpi.common.registry import Chosen
+from fedmpi.config.base import Values, storable, written
+from fedmpi.config.keys import components_of, value_of, why_without_effect
 from fedmpi.config.layers import dotted
-from fedmpi.config.objects import as_class_names
 from fedmpi.config.tables import ConfigTables
 
 
 def config_table(config: ConfigTables) -> Values:
-    """The complete configuration as a file holds it: every key that means something under the chosen values."""
-    table = chosen_table(config)
-    for key, value in as_class_names(config).items():
-        name, _, inner = key.partition(".")
-        table[name][inner] = value
-    return {
-        name: {key: written(inner) for key, inner in value.items() if inner is not None}
-        if isinstance(value, dict)
-        else written(value)
-        for name, value in table.items()
-    }
-
-
-def chosen_table(config: ConfigTables) -> Values:
-    """As `config_table`, with objects as they were given, and None where it was given for an option of a part."""
-    table: Values = {}
-    used = option_values(config)
-    for name, value in config:
-        if isinstance(value, BaseModel):
-            given = options_alone(value)
-            kept = {k: v for k, v in value.model_dump().items() if v is not None or k in given}
-            meant = {k: v for k, v in kept.items() if why_meaningless(config, f"{name}.{k}") is None}
-            table[name] = meant | {k.partition(".")[2]: v for k, v in used.items() if k.partition(".")[0] == name}
-        elif value is not None:
-            table[name] = value
+    """Return the complete configuration as a file holds it: every key that has an effect."""
+    table: Values = _without_none(_table(config, config, ""))
     return table
 
 
-def config_toml(config: ConfigTables) -> str:
-    """The complete configuration as TOML text; loading it again gives the same configuration."""
-    return tomli_w.dumps(config_table(config))
+def flat_values(config: ConfigTables) -> Values:
+    """Return the same as flat values, with objects instead of their names."""
+    return {
+        key: value
+        for key, value in dotted(_table(config, config, "")).items()
+        if value is not None or value_of(config, key) is not None
+    }
 
 
 def flat_table(config: ConfigTables) -> Values:
-    """`config_table` as {"part.key": value}."""
+    """Return `config_table` as flat values."""
     return dotted(config_table(config))
 
 
-def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str]]:
-    """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ.
+def _table(config: ConfigTables, table: BaseModel, prefix: str) -> Values:
+    """Return a table's keys that have an effect; a component as a table of its name and options."""
+    found: Values = {}
+    for name, value in table:
+        key = f"{prefix}{name}"
+        if value is None or why_without_effect(config, key) is not None:
+            continue
+        if isinstance(value, Chosen):
+            options = {
+                option: inner
+                for option, inner in _options(value).items()
+                if option in value.given or (storable(inner) and value.without_effect(option) is None)
+            }
+            found[name] = {"name": value.choice, **_unpacked(config, options, f"{key}.")} if options else value.choice
+        elif isinstance(value, BaseModel):
+            if inner := _table(config, value, f"{key}."):
+                found[name] = _short(inner)
+        elif isinstance(value, tuple) and any(isinstance(one, Chosen) for one in value):
+            found[name] = [one.choice if not one.given else {"name": one.choice, **one.given} for one in value]
+        else:
+            found[name] = value
+    return found
 
-    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key.
+
+def _options(chosen: Chosen) -> Values:
+    if not chosen.is_component:
+        return {}
+    return dict(chosen.given) if chosen.late else chosen.values
+
+
+def _unpacked(config: ConfigTables, options: Values, prefix: str) -> Values:
+    return {
+        name: _short(_table(config, value, f"{prefix}{name}.")) if isinstance(value, BaseModel) else value
+        for name, value in options.items()
+    }
+
+
+def _short(table: Values) -> Any:
+    return table["name"] if list(table) == ["name"] else table
+
+
+def _without_none(value: Any) -> Any:
+    """Return nested tables with objects as their names and without None."""
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_none(inner) for inner in value]
+    return written(value)
+
+
+def config_toml(config: ConfigTables) -> str:
+    """Return the complete configuration as TOML text; loading it again gives the same configuration."""
+    return tomli_w.dumps(config_table(config))
+
+
+def not_repeatable(config: ConfigTables) -> list[str]:
+    """Return a sentence for every object from Python whose values config.toml cannot hold."""
+    sentences = []
+    for key, chosen in components_of(config):
+        if holds_values(chosen.choice) and not isinstance(chosen.choice, str) and chosen.is_component:
+            sentences.append(
+                f"{key} was given as an object with values of its own, which config.toml names as {chosen.name!r} and "
+                "cannot hold: only Python code that gives it again can repeat this run; give a function or class "
+                "instead, and its options in a table"
+            )
+        for name, value in chosen.given.items():
+            if value is None or OBJECT in str(written(value)):
+                sentences.append(
+                    f"{key}.{name} is {written(value)!r} in config.toml, which holds texts, numbers and lists of them: "
+                    "only Python code that gives it again can repeat this run; give it in such a form"
+                )
+    return sentences
+
+
+def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str]]:
+    """Return (key, value in `table`, value in `config`) where a table read from TOML and a configuration differ.
+
+    A key that the table lacks has its default: an earlier version without the key wrote it.
     """
     there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
-    parts = defaults_of_parts(config)
-    here = {
-        k: v for k, v in here.items() if k in there or not (is_default(config, k) or (k in parts and parts[k] == v))
-    }
+    here = {key: value for key, value in here.items() if key in there or not is_default(config, key)}
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
     return [(key, old, new) for key, old, new in shown if old != new]
 
 
 def is_default(config: ConfigTables, key: str) -> bool:
-    """Whether a key of the configuration itself, not an option of a part, has the value that it has unless set."""
-    *tables, name = key.split(".")
-    model: Any = config
-    for table in tables:
-        model = getattr(model, table, None)
-    field = type(model).model_fields.get(name) if isinstance(model, BaseModel) else None
-    if name in own_options(model):
-        return False
-    return field is not None and getattr(model, name) == field.get_default(call_default_factory=True)
+    """Check whether a key has the value that it has if nobody sets it."""
+    above, _, name = key.rpartition(".")
+    table: Any = value_of(config, above) if above else config
+    if isinstance(table, Chosen):
+        option = table.component.option(name) if table.is_component else None
+        return option is not None and written(option.default) == written(table.values.get(name))
+    field = type(table).model_fields.get(name) if isinstance(table, BaseModel) else None
+    return field is not None and getattr(table, name) == field.get_default(call_default_factory=True)
 
 
 def _value(flat: Values, key: str) -> str:

@@ -74,8 +74,11 @@ SumsOfClients = Callable[[Ints], Floats]
 def task_metrics(config: Config) -> list[Metric]:
     """Return the metrics of a run: those of its kind of task, and those in `task.metrics`."""
     always = KINDS[config.task.kind].metrics
-    chosen = [*(resolve("metric", name) for name in always), *all_chosen(config, "metric")]
-    return [Metric(part, options_of_part(config, part)) for part in dict.fromkeys(chosen)]
+    listed = [metric for metric in config.task.metrics if metric.given or metric.name not in always]
+    return [
+        *(Metric(resolve("metric", name)) for name in always),
+        *(Metric(metric.component, metric.options) for metric in listed),
+    ]
 
 
 def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDescription) -> int:
@@ -100,7 +103,7 @@ class EvaluatedParts:
             if not store.part_samples(part):
                 other = "val" if part == "test" else "test"
                 raise UserError(
-                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.source.choice} '
+                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.source.name} '
                     f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
                 )
 

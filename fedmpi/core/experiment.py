@@ -26,7 +26,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Bytes, Ints
 from fedmpi.config import Config
-from fedmpi.config.base import written
+from fedmpi.config.stratification import probe_of
 from fedmpi.config.writing import flat_table
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, clients_view
 from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
@@ -137,8 +137,8 @@ class Experiment:
         device, streams = prepare_device(config, cluster), Streams(config.seed)
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
-        loss = task_loss(config.task.loss, config.task.loss.options, config.task.kind)
-        name, given = config.model.name, config.model.options
+        loss = task_loss(config.task.loss.choice, config.task.loss.options, config.task.kind)
+        name, given = config.model.choice, config.model.options
         model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)
         settle_threads(config, cluster, model.size, data.sizes)
@@ -244,8 +244,8 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
     facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(*choices).items()}
     if any(not isinstance(choice, str) for choice in choices):
         facts |= {f"{name} (sha256)": digest for name, digest in digests(part_sources(config)).items()}
-    if isinstance(config.model.name, nn.Module):
-        facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.name)).hexdigest()
+    if isinstance(config.model.choice, nn.Module):
+        facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.choice)).hexdigest()
     facts["the data"] = refusal or "readable"
     return facts | (manifest.identity() if manifest else {})
 
@@ -299,9 +299,7 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
     remedy = "Set local.drop_last = true, which leaves such batches out, or"
     if part.batch_size == 1:
         raise UserError(f"{why} local.batch_size = 1 makes. Set a larger local.batch_size, or {other}")
-    needs = config.clients.sampler.component.marks.get("needs", ())
-    probes = bool({"strata", "norms"} & {*needs}) and config.participation.features != "label-histogram"
-    if config.participation.probe == "sample" and (probes or config.participation.opening):
+    if config.clients.sampler.services is not None and probe_of(config) == "sample":
         raise UserError(
             f'{why} clients.sampler.features.probe = "sample" makes. Set it to "batch" or "full", or {other}'
         )

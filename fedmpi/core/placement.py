@@ -120,7 +120,7 @@ def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: Data
 
 
 def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
-    """Return whether rank 0 of several trains (`cluster.server_trains`): by default if its core or GPU would idle otherwise."""
+    """Return whether rank 0 of several trains (`cluster.server_trains`): by default if its core or GPU would idle."""
     if config.cluster.server_trains != "auto":
         return config.cluster.server_trains == "always"
     return shared and cluster.largest_node <= places
@@ -210,7 +210,7 @@ def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
     batch = float(sizes.mean()) if config.local.batch_size == "all" else float(config.local.batch_size)
     if config.local.engine == "sequential" or config.topology.name == "mediators":
         return batch
-    part = config.participation
+    part = config.clients
     cohort = part.count or round((part.fraction or 1.0) * len(sizes))
     return min(batch, float(sizes.mean())) * max(1.0, cohort / cluster.workers)
 

@@ -7,6 +7,7 @@ so a plan depends on the configuration, the seed and the clients' sizes, never o
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,16 +25,18 @@ from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw, Turnout
 from fedmpi.clients.view import ClientNumbers
 from fedmpi.common.apportionment import offsets_of, united
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.fairness import Usage, evenness
-from fedmpi.common.plan import Plan, learning_rate
+from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
 from fedmpi.config.local_algorithm import local_algorithm
+from fedmpi.config.server_tables import Mediators
 from fedmpi.core.placement import BalanceLearner, Layout
 from fedmpi.core.reduce import RoundTotals
 from fedmpi.local.pipeline import UpdateObserver
@@ -62,18 +65,18 @@ class Accounts:
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
-        private = samples.rule == "bernoulli" and samples.size_estimate != "exact"
+        private = samples.sampler.name == "bernoulli" and samples.size.estimate != "exact"
         self.sizes = sizes
-        self.ledger = PrivacyLedger(len(sizes), samples.epsilon, samples.memoise) if private else None
+        self.ledger = PrivacyLedger(len(sizes), samples.size.epsilon, samples.size.reuse_reports) if private else None
         self.exposure = exposure(config) if private else None
-        self._unclipped_from = samples.threshold if private and not samples.clip else None
+        self._unclipped_from = samples.size.max_size if private and not samples.size.clip else None
         self.accountant = (
             GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
         self.draws_in_secret = draws_in_secret(config)
         rule = config.samples.sampler.component
         self.knows_rows = bool(rule.marks.get("pooled"))
-        counted = int(sizes.sum()) if self.knows_rows and samples.rule != "all" else 0
+        counted = int(sizes.sum()) if self.knows_rows and rule.name != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
     def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
@@ -160,8 +163,12 @@ def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
 
 def rate_of(config: Config, t: int) -> float:
     """Return the local learning rate of round t."""
-    part = config.local
-    return learning_rate(part.lr_schedule, part.lr, t, config.rounds, every=part.lr_every, factor=part.lr_factor)
+    part = config.local.schedule.component
+    with calling(part, t):
+        rate = config.local.schedule.make()(config.local.lr, t, config.rounds)
+    if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+        raise refuse_result(part, f"returned {rate!r} for round {t}: return a learning rate of at least 0", t)
+    return float(rate)
 
 
 @dataclass(frozen=True)
@@ -217,9 +224,10 @@ class Planner:
     @property
     def sends_coming(self) -> bool:
         """True if workers benefit from knowing the next cohort: they read whole clients, different in each round."""
-        part = self.config.topology
         everybody = self.config.clients.sampler.name == "all"
-        return self.config.samples.sampler.name == "all" and not everybody and part.placement != "mediator"
+        return (
+            self.config.samples.sampler.name == "all" and not everybody and self.config.cluster.placement != "mediator"
+        )
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
         """Draft a coming round in advance, so that `plan` only has to add it to the accounts."""
@@ -291,12 +299,12 @@ class Planner:
 
         Weights that correct for unavailable clients do so here too.
         """
-        part = self.config.aggregation
-        if part.weights in ("gradient-sum", "gradient-sum-squared"):
+        weights = self.config.server.weights
+        if weights.name in ("gradient-sum", "gradient-sum-squared"):
             return Weighing(resolve("weights", "samples"), {})
-        if part.weights not in ("stratified", "literal"):
+        if weights.name not in ("stratified", "literal"):
             return self.weighing
-        population = "clients" if part.weights == "stratified" else part.population
+        population = "clients" if weights.name == "stratified" else weights.options["population"]
         return Weighing(resolve("weights", "normalized"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
@@ -309,19 +317,19 @@ class Planner:
         answer before some of them drop out.
         """
         part = self.config.samples
-        if part.rule == "ratio":
-            assert part.ratio is not None
-            return DataSampling(part.ratio)
-        if part.rule != "bernoulli":
+        if part.sampler.name == "ratio":
+            return DataSampling(part.sampler.options["ratio"])
+        if part.sampler.name != "bernoulli":
             return DataSampling(self._wanted_share(turnout))
-        assert part.wanted is not None
-        queried = turnout.asked if part.asked == "participants" else turnout.present
+        assert part.budget is not None
+        table = part.size
+        queried = turnout.asked if table.query == "selected" else turnout.present
         asked = None if isinstance(queried, int) else queried
-        answers = answer_stream(self.streams, t, part.memoise)
-        size = estimate_total(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
-        for saturation in saturations(size, part.wanted, part.threshold):
+        answers = answer_stream(self.streams, t, table.reuse_reports)
+        size = estimate_total(table.estimate, self.sizes, table.epsilon, table.max_size, answers, table.clip, asked)
+        for saturation in saturations(size, part.budget, table.max_size):
             self._warn_once(saturation.kind, t, saturation.message)
-        return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
+        return DataSampling(sampling_probability(part.budget, size.total), size, asked)
 
     def _wanted_share(self, turnout: Turnout) -> float:
         """Return min(1, K / samples of all available clients) for a custom pooled data sampler; else 1."""
@@ -338,14 +346,14 @@ class Planner:
 
     def _facts(self, draft: Draft) -> dict[str, Any]:
         plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling
-        cohort, system = turnout.cohort, self.config.system
+        cohort, clients = turnout.cohort, self.config.clients
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
         facts |= {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
         if plan.one_step:
             facts["opening"] = True
-        if system.availability != "always":
+        if clients.availability.name != "always":
             facts["available"] = turnout.available
-        if system.drop_out or system.over_selection > 1:
+        if clients.failure_rate or clients.over_selection > 1:
             facts["asked"] = len(turnout.asked)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
@@ -371,6 +379,7 @@ class Planner:
         if not len(mediators):
             return round_seconds(seconds)
         chains = np.bincount(mediators, weights=seconds)
+        assert isinstance(self.config.topology, Mediators)
         return self.config.topology.epochs * float(chains.max(initial=0.0))
 
     def _diagnosed(self, cohort: Cohort) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from fedmpi.common.files import writing
 from fedmpi.common.own_code import object_name
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
-from fedmpi.config.base import written
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment, untrained
@@ -124,7 +123,7 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     config, sizes = experiment.config, experiment.data.sizes
     what = [f"preset {config.preset}"] if config.preset else []
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {config.data.source.name}"]
-    what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
+    what += [f"{config.model.name} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
     described = (
         _data_lines(experiment) if in_memory(config.data.source.choice) else []

@@ -20,6 +20,8 @@ from fedmpi.common.calling import during
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.config.server_tables import Mediators
+from fedmpi.config.stratification import probe_of
 from fedmpi.core.placement import Balance, Layout, equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work
@@ -208,7 +210,7 @@ class Worker:
         """Return the local rule of this round."""
         part = self.config.local
         if plan.one_step:
-            rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
+            rows = {"full": None, "batch": part.batch_size, "sample": 1}[probe_of(self.config)]
             batch = None if rows == "all" else rows
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
         return self.usual_rule(plan.lr)
@@ -218,13 +220,11 @@ class Worker:
         part = self.config.local
         return replace(
             LocalRule.scheduled(part),
-            optimizer="own" if self.own_optimizer else part.optimizer,
+            optimizer="own" if self.own_optimizer else "adam" if part.optimizer.name == "adam" else "sgd",
             own=self.own_optimizer,
             lr=lr,
             proximal_mu=part.proximal_mu + self.proximal_mu,
-            beta1=part.beta1,
-            beta2=part.beta2,
-            epsilon=part.epsilon,
+            **(part.optimizer.options if part.optimizer.name == "adam" else {}),
         )
 
     def uses_all(self, plan: Plan) -> bool:
@@ -432,7 +432,13 @@ class Trainer:
         """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
-        check_work(plan, sums, expected, self.config.topology.epochs if len(plan.mediators) else None)
+        check_work(plan, sums, expected, self._epochs if len(plan.mediators) else None)
+
+    @property
+    def _epochs(self) -> int:
+        """Number of visits of a mediator's model to its clients in a round."""
+        assert isinstance(self.config.topology, Mediators)
+        return self.config.topology.epochs
 
     def _expect(self, plan: Plan) -> None:
         """Let the operating system read samples of the next round during this one's training."""
@@ -460,13 +466,13 @@ class Trainer:
 
     def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         """Pass the mediators' models from client to client (Astraea, Algorithm 1)."""
-        topology, workers = self.config.topology, self.layout.workers
+        workers = self.layout.workers
         costs = self.worker.sizes[plan.clients].astype(np.float64)
-        if topology.placement == "mediator":
+        if self.config.cluster.placement == "mediator":
             owners = place_mediators(costs, plan.mediators, workers)
         else:
             owners = self.layout.owners(plan.clients)
-        relay = plan_relay(owners, plan.clients, plan.mediators, topology.mediator_epochs, costs, workers)
+        relay = plan_relay(owners, plan.clients, plan.mediators, self._epochs, costs, workers)
         mine = np.flatnonzero(owners == self.worker.index) if self.worker.index is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.worker.tasks(plan, mine)}
         keeps = keeps_moments(self.config, plan.one_step)

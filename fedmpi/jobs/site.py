@@ -131,4 +131,4 @@ def _validated(table: Mapping[str, Any], path: Path, prefix: str) -> Site:
     try:
         return Site.model_validate(dict(table))
     except ValidationError as error:
-        raise UserError(f"{path}: {prefix}{sentence(error)}") from None
+        raise UserError(f"{path}: {prefix}{sentence(error, table, {})}") from None

@@ -17,7 +17,6 @@ import numpy as np
 
 from fedmpi.common.calling import is_complex
 from fedmpi.common.later import Later
-from fedmpi.common.made_with import noting
 
 if TYPE_CHECKING:
     import torch
@@ -119,10 +118,6 @@ class LocalAlgorithm:
     proximal_mu: float = 0.0
     objective: Callable[..., Tensor] | None = None
     counts_once: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        noting(cls)
 
     def refuses(self, config: Config) -> str | None:
         """Return why the algorithm does not work with the rest of the configuration and what to do, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.common.registry import register, resolve
+from fedmpi.common.registry import register
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
 from fedmpi.local.schedule import effective_steps
 
@@ -126,21 +126,21 @@ class FedNova(LocalAlgorithm):
 
 
 def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
-    optimizer = config.local.optimizer.name
-    if optimizer != "sgd":
-        return f'local.optimizer = "{optimizer}" does not go with it: {why}: set local.optimizer = "sgd"'
+    optimizer = config.local.optimizer
+    if optimizer.name != "sgd" or not optimizer.has_defaults:
+        return f'local.optimizer = {optimizer!r} does not go with it: {why}: set local.optimizer = "sgd"'
     if config.local.proximal_mu and not proximal:
         return f"local.proximal_mu does not go with it: {why}: leave it at 0"
     return None
 
 
 def _needs_plain_server(config: Config, why: str) -> str | None:
-    part = config.aggregation
-    if part.optimizer != "sgd" or part.lr != 1:
+    optimizer = config.server.optimizer
+    if optimizer.name != "sgd" or optimizer.options["lr"] != 1:
         return f'{why}: set server.optimizer = "sgd" and server.optimizer.lr = 1'
     return None
 
 
 def _counts_twice(config: Config) -> bool:
-    part = config.participation
-    return part.clients == "clustered-md" or (part.clients == "weighted" and part.replace)
+    sampler = config.clients.sampler
+    return sampler.name == "clustered-md" or (sampler.name == "weighted" and sampler.options["replace"])

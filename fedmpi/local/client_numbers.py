@@ -45,7 +45,7 @@ class ClientMeasures:
         loss: Loss = CROSS_ENTROPY,
     ):
         self.data, self.streams, self.rank = data, streams, rank
-        name, options = config.model.name, config.model.options
+        name, options = config.model.choice, config.model.options
         self.model = FlatModel.built(name, options, data.description, config.seed, device, loss)
         measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]

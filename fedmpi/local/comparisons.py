@@ -39,7 +39,7 @@ class LocalLosses:
         loss: Loss = CROSS_ENTROPY,
     ):
         self.data, self.streams = data, streams
-        name, options = config.model.name, config.model.options
+        name, options = config.model.choice, config.model.options
         self.model = FlatModel.built(name, options, data.description, config.seed, device, loss)
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
         self.start = self.model.initial

@@ -16,7 +16,7 @@ from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.optimizers import AdamState
+from fedmpi.local.optimizers import AdamState, is_plain_sgd
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
@@ -180,17 +180,16 @@ def choose_engine(
 
 def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:
     """Return why the configuration needs every client's own update or model, or None."""
-    optimizer = config.local.optimizer.component.name
-    if optimizer != "sgd":
-        return f'local.optimizer = "{optimizer}" is not linear in the gradient'
+    if not is_plain_sgd(config.local.optimizer):
+        return f"local.optimizer = {config.local.optimizer!r} is not linear in the gradient"
     if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
     if observer is not None:
         return "clipping, transport, attacks or diagnostics need every client's own update"
     if config.server.aggregator.name != "mean":
-        return f"server.aggregator = {chosen(config, 'combiner').name!r} needs every client's own update"
+        return f"server.aggregator = {config.server.aggregator.name!r} needs every client's own update"
     if hasattr(config.server.weights.component.object, "after"):
-        return f"server.weights = {chosen(config, 'weights').name!r} needs every client's own update"
+        return f"server.weights = {config.server.weights.name!r} needs every client's own update"
     if config.server.exact:
         return "server.exact needs every client's own update"
     return None if hooks is None else hooks.alone

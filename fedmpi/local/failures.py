@@ -66,7 +66,8 @@ def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
-            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or server.optimizer.lr"
+            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr "
+            "or server.optimizer.lr"
         )
 
 

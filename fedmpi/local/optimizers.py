@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.later import Later
-from fedmpi.common.registry import register
+from fedmpi.common.registry import Chosen, register
 from fedmpi.config import Config
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ class SGD:
         w_start; needed when μ > 0.
     correction : Tensor (t,) or None
         Vector added to every gradient.
+    momentum : float
+        Momentum. This option and the following ones train by torch.optim.SGD, clients sequentially.
+    nesterov : bool
+        Nesterov's momentum.
+    weight_decay : float
+        Weight of the L2 penalty.
     """
 
     def __init__(
@@ -76,6 +84,10 @@ class SGD:
         rule: LocalRule,
         start: Tensor | None,
         correction: Tensor | None = None,
+        *,
+        momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        nesterov: bool = False,
+        weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ):
         self.values, self.views = values, views
         self.lr, self.pull = rule.lr, rule.lr * rule.proximal_mu
@@ -201,7 +213,15 @@ def own_optimizer(config: Config) -> OwnOptimizer | None:
     """Return the custom optimizer that a configuration chooses; None for built-in ones."""
     from fedmpi.local.work import OwnOptimizer
 
-    part = config.local.optimizer.component
-    if not part.foreign:
+    chosen = config.local.optimizer
+    part = chosen.component
+    if part.foreign:
+        return OwnOptimizer(part, partial(part.object, **chosen.options))
+    if part.name != "sgd" or is_plain_sgd(chosen):
         return None
-    return OwnOptimizer(part, partial(part.object, **part.checked(config.local.optimizer.options)))
+    return OwnOptimizer(part, partial(torch.optim.SGD, **chosen.options))
+
+
+def is_plain_sgd(optimizer: Chosen) -> bool:
+    """Check whether the local optimizer is SGD without momentum and weight decay."""
+    return optimizer.name == "sgd" and optimizer.has_defaults

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
+from fedmpi.config.server_tables import NoCompression
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.failures import check_update
@@ -46,14 +47,12 @@ class UpdateObserver:
         cls, config: Config, streams: Streams, attacks: AttackedUpdates | None = None
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
-        clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
+        clip_norm, measures, table = config.privacy.clip_norm, config.logging.diagnostics, config.compression
         norms = "update_norm" in config.clients.sampler.component.marks.get("needs", ())
-        if part.kind == "float32":
+        if isinstance(table, NoCompression):
             wanted = measures or norms or clip_norm is not None or attacks is not None
             return cls(clip_norm, measures, attacks=attacks, keeps_norms=norms) if wanted else None
-        return cls(
-            clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), attacks, norms
-        )
+        return cls(clip_norm, measures, Transport(table, streams), attacks, norms)
 
     def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""

@@ -20,6 +20,7 @@ from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
+from fedmpi.config.stratification import probe_of
 from fedmpi.local.batched.engine import why_not_side_by_side
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
@@ -48,10 +49,9 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     batched = BatchedProbe(model, data, rank) if stackable else None
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
-        part = config.participation
         purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
         return gradient_blocks(
-            data, model, clients, w, part.probe, streams, t, rows, rank, batched=batched, purpose=purpose
+            data, model, clients, w, probe_of(config), streams, t, rows, rank, batched=batched, purpose=purpose
         )
 
     return probe

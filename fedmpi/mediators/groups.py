@@ -11,6 +11,7 @@ from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
+from fedmpi.config.server_tables import Mediators
 from fedmpi.data.copies.class_copies import Rebalancing
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
@@ -27,6 +28,7 @@ class MediatorGroups:
     def __init__(
         self, config: Config, class_counts: Ints, original_counts: Ints | None, test_counts: Ints, streams: Streams
     ):
+        assert isinstance(config.topology, Mediators)
         self.part = config.topology
         self.scheduling = config.topology.scheduling.component
         with calling(self.scheduling):
@@ -46,7 +48,7 @@ class MediatorGroups:
         `kl_client_before_...` those of the clients before their data were augmented.
         """
         counts = self.class_counts[clients]
-        mediators = self._standing(clients) if self.part.reschedule == "static" else self._made(t, counts)
+        mediators = self._standing(clients) if self.part.regroup == "once" else self._made(t, counts)
         pooled = kl_divergence(pooled_counts(counts, mediators), self.target)
         facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,

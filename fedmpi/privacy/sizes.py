@@ -31,6 +31,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.config.server_tables import Mediators
+from fedmpi.config.stratification import stratification
 
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
 CLIPPING_WORTH_A_WARNING = 0.05
@@ -401,14 +403,13 @@ class Exposure:
 
 def exposure(config: Config) -> Exposure | None:
     """Return the setting that reveals most sizes beside a private `samples.size.estimate`; None if nothing does."""
-    part, weights = config.participation, config.server.weights.name
-    by_samples = config.aggregation.population == "samples"
-    if part.clients not in SEES_NO_SIZES:
-        name = config.clients.sampler.component.name
+    name, weights = config.clients.sampler.name, config.server.weights.name
+    by_samples = config.server.weights.options.get("population", "samples") == "samples"
+    if name not in SEES_NO_SIZES:
         return Exposure(f'clients.sampler = "{name}"', True, 'set it to "uniform"')
     if config.rebalance is not None:
         return Exposure("rebalance = true", True, "switch it off")
-    if part.clients == "stratified" and part.features == "label-histogram":
+    if name == "stratified" and stratification(config).features.name == "label-histogram":
         return Exposure('clients.sampler.features = "label-histogram"', True, "choose features made of gradients")
     if weights in WEIGHED_BY_SIZE and by_samples:
         remedy = 'set server.weights.population = "clients"'
@@ -417,15 +418,14 @@ def exposure(config: Config) -> Exposure | None:
         remedy = 'set it to "uniform" or "gradient-sum"'
         return Exposure(f'server.weights = "{own.name}", which sees all sizes,', True, remedy)
     if (
-        part.clients == "stratified"
-        and part.opening
+        name == "stratified"
+        and stratification(config).initial_step
         and weights in ("samples", "gradient-sum", "gradient-sum-squared")
         and by_samples
     ):
         return Exposure("clients.sampler.initial_step = true", True, "switch it off or choose equal server.weights")
-    if config.topology.name == "mediators" and config.topology.scheduling != "random":
-        name = config.topology.scheduling.component.name
-        return Exposure(f'topology.scheduling = "{name}"', False, 'set it to "random"')
+    if isinstance(config.topology, Mediators) and config.topology.scheduling.name != "random":
+        return Exposure(f'topology.scheduling = "{config.topology.scheduling.name}"', False, 'set it to "random"')
     if weights == "samples":
         return Exposure('server.weights = "samples"', False, 'set it to "uniform" or "gradient-sum"')
     return None

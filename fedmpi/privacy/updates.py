@@ -198,8 +198,8 @@ def planned_participants(config: Config, clients: int) -> int:
 
     Known before any round, independent of availability (McMahan et al. 2018, the estimator with fixed denominator).
     """
-    part = config.participation
-    return clients if part.clients == "all" else cohort_size(clients, part.count, part.fraction)
+    part = config.clients
+    return clients if part.sampler.name == "all" else cohort_size(clients, part.count, part.fraction)
 
 
 def draws_in_secret(config: Config) -> bool:
@@ -216,17 +216,19 @@ def draws_in_secret(config: Config) -> bool:
     more: all invited clients count as drawn. The first m of them to arrive are a function of the sample that one
     replaced client changes by one place.
     """
-    part, samples = config.participation, config.samples
-    asks_cohort = samples.rule == "bernoulli" and samples.asked == "participants"
+    samples = config.samples
+    asks_cohort = samples.sampler.name == "bernoulli" and samples.size.query == "selected"
     by_label = config.clients.availability.name not in ("always", "bernoulli", "time-of-day")
-    return part.clients == "uniform" and not (by_label or config.compression.error_feedback or asks_cohort)
+    return config.clients.sampler.name == "uniform" and not (
+        by_label or config.compression.error_feedback or asks_cohort
+    )
 
 
 def check_buffers(config: Config, model: FlatModel) -> None:
     """Reject noise for a model whose buffers would be released without it."""
     if adds_noise(config) and model.has_buffers:
         raise UserError(
-            f"model.name = {config.model.name!r} has buffers that clients change (batch norm); noise "
+            f"model = {config.model.name!r} has buffers that clients change (batch norm); noise "
             "(privacy.noise_multiplier) does not protect them. Use group or layer norm, or track_running_stats = "
             "False; constants belong into buffers with persistent = False"
         )

@@ -20,7 +20,6 @@ from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.config import Config, config_toml
-from fedmpi.config.base import written
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.config.loading import given_config
 from fedmpi.config.writing import differences
@@ -152,6 +151,6 @@ def _why_not(key: str, config: Config) -> str | None:
     """None where a run may go on with another value; else the reason, "" where it is plain."""
     if key in NOT_WITH_THESE:
         return f" ({NOT_WITH_THESE[key]})"
-    if key == "rounds" and config.local.lr_schedule == "cosine":
+    if key == "rounds" and config.local.schedule.name == "cosine":
         return f" ({COSINE})"
     return None if key.startswith(MAY_CHANGE) else ""

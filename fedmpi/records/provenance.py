@@ -31,10 +31,10 @@ from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, partial_name, write_whole
 from fedmpi.common.imported import load
-from fedmpi.common.made_with import found_by_name
-from fedmpi.common.own_code import LAMBDA, as_written, own_text
-from fedmpi.common.registry import KINDS, Component, resolve
+from fedmpi.common.own_code import LAMBDA, as_written, found_by_name, own_text
+from fedmpi.common.registry import KINDS, SOURCE, Component, resolve
 from fedmpi.config import Config
+from fedmpi.config.keys import components_of
 
 
 def versions(mpi: str) -> dict[str, str]:
@@ -77,21 +77,16 @@ FOLDER = "plugins"
 
 
 def foreign_choices(config: Config) -> list[tuple[str, Any]]:
-    """(kind, choice) of everything in the configuration that is not fedmpi's own."""
-    found = []
-    for kind in KINDS.values():
-        table, _, key = kind.key.partition(".")
-        value = getattr(getattr(config, table, None), key, None)
-        for choice in value if isinstance(value, tuple | list) else [value]:
-            named = isinstance(choice, str) and is_foreign(kind.name, choice)
-            if named or (callable(choice) and not isinstance(choice, str)):
-                found.append((kind.name, choice))
-    return found
+    """Return (kind, choice) of every custom component in the configuration."""
+    found = [chosen for _, chosen in components_of(config) if chosen.is_component]
+    return [
+        (one.kind, one.choice) for one in found if not isinstance(one.choice, str) or is_foreign(one.kind, one.choice)
+    ]
 
 
 def is_foreign(kind: str, choice: str) -> bool:
-    """Whether a name is that of the user's own part: "digits:clients=50" and a folder are none."""
-    return in_memory(choice) and not is_digits(choice) if kind == "data source" else ":" in choice
+    """Check whether a name is that of a custom component; "digits:clients=50" and a folder are none."""
+    return in_memory(choice) and not is_digits(choice) if kind == SOURCE else ":" in choice
 
 
 def plugin_files(*choices: Any) -> dict[str, str]:

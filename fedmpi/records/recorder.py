@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
+from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records import client_table
@@ -132,8 +133,8 @@ class Recorder:
             checkpoint = newest_checkpoint(self.checkpoints)
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
-                    f"{self.config.data.source.choice} holds other data than those that {self.folder} was trained on up to "
-                    f"round {checkpoint.next_round}: prepare them as they were, or choose another --out"
+                    f"{self.config.data.source.name} holds other data than those that {self.folder} was trained on up "
+                    f"to round {checkpoint.next_round}: prepare them as they were, or choose another --out"
                 )
             if checkpoint is None:
                 self._begin_again()

@@ -6,20 +6,15 @@ import glob
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import BaseModel
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import KINDS
-from fedmpi.config import Config
-from fedmpi.config.base import written
-from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
+from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.records.changes import MAY_CHANGE, SHARDS, find_shards, recorded_digest
 from fedmpi.records.history import Record, ending_of, largest_client, read_records, read_summary
@@ -176,13 +171,13 @@ def table_value(value: Any) -> str:
     """A value of a configuration as a table shows it; "–" where there is none."""
     if value is None:
         return "\u2013"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{value:g}" if isinstance(value, float) else _shown(value)
 
 
 FolderKey = str
 """A run's folder, as text."""
 DATA = "data.source"
-BARE = ("preset", DATA, "model.name")
+BARE = ("preset", DATA, "model")
 """Keys whose values say enough without the key."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
 """Keys that change nothing about what is learned."""
@@ -337,43 +332,16 @@ def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
         return _shown(run.table[key] if key in run.table else run.labels[key])
-    return None if _has_none(run, key) else _defaults().get(key)  # such as keys that there were not yet
-
-
-def _has_none(run: OneRun, key: str) -> bool:
-    """Whether a key that a run does not have means nothing with its parts, or may be an option of one of the user's."""
-    table, _, name = key.partition(".")
-    chosen = [(kind.key, run.table[kind.key]) for kind in open_kinds(table) if kind.key in run.table]
-    return _none_with(table, name, tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in chosen))
-
-
-@cache
-def _none_with(table: str, name: str, chosen: tuple[tuple[str, Any], ...]) -> bool:
-    fields = tables_by_name().get(table)
-    if fields is None or not may_be_own(table, name, fields):
-        return False
-    if any(":" in str(choice) for _, choice in chosen):
-        return True
-    try:
-        return not is_fedmpis(table, name, fields, list(chosen_by(dict(chosen), table, fields)))
-    except UserError:  # parts that there are no more
-        return False
-
-
-@cache
-def _defaults() -> dict[str, str]:
-    """The default of every key that has one, as a table shows it."""
-    fields = {
-        f"{name}.{key}": inner
-        for name, field in Config.model_fields.items()
-        if isinstance(field.default, BaseModel)
-        for key, inner in type(field.default).model_fields.items()
-    }
-    given = {key: written(field.default) for key, field in fields.items()}
-    return {key: _shown(value) for key, value in given.items() if value is not None}
+    return None
 
 
 def _shown(value: Any) -> str:
+    """Return a value as text: components of a list by name, their options in brackets."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} = {_shown(inner)}" for key, inner in value.items() if key != "name")
+        return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -473,15 +441,20 @@ def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
     """The components that were chosen from a source file; of a file that is only imported, all of the user's own."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     chosen = {
-        (kind.key, str(choice))
+        (kind.key, choice)
         for table in tables
         for kind in KINDS.values()
         for value in [table.get(kind.key)]
-        for choice in (value if isinstance(value, list) else [value])
-        if is_foreign(kind.name, str(choice))
+        for choice in map(_name_of, value if isinstance(value, list) else [value])
+        if is_foreign(kind.name, choice)
     }
     own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
     return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))
+
+
+def _name_of(choice: Any) -> str:
+    """Return the name of a component; of one in a list, its options stand beside it."""
+    return str(choice["name"] if isinstance(choice, Mapping) and "name" in choice else choice)
 
 
 def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:

@@ -21,11 +21,11 @@ from typing import Any, TypeGuard
 from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
-from fedmpi.config.base import ALTERNATIVES, Values, written
+from fedmpi.config.base import ALTERNATIVES, Table, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import OF_A_SWEEP, assignments, dotted, drop_alternatives, nested, read_toml
-from fedmpi.config.loading import build_config
-from fedmpi.config.writing import config_toml
+from fedmpi.config.layers import OF_A_SWEEP, assignments, dotted, drop_alternatives, put_over, read_toml
+from fedmpi.config.loading import Layer, build_config, setting_layers
+from fedmpi.config.writing import config_toml, not_repeatable
 from fedmpi.sweeps.shards import Preparation, words_of
 
 MOST_RUNS = 100_000
@@ -82,13 +82,15 @@ def plan_sweep(
     layers = read_layers(given if isinstance(given, Mapping) else Path(given))
     if len(layers) > 1:
         refuse_overruled_lists(layers, origin)
-    table: Values = reduce(laid_over, layers, {})
-    for name in table:
-        if name not in Config.model_fields and name not in OF_A_SWEEP and "." not in name:
+    swept: Values = reduce(laid_over, (_lists_of(layer.get("sweep", {}), origin) for layer in layers), {})
+    shards: Values = reduce(laid_over, (_table(layer.get("prepare", {}), f"{origin}: prepare") for layer in layers), {})
+    base: Values = {}
+    for layer in layers:
+        put_over(base, dotted({name: value for name, value in layer.items() if name not in OF_A_SWEEP}))
+    for name in (key.partition(".")[0] for key in base):
+        if name not in Config.model_fields:
             raise UserError(unknown_key(name, origin, [*all_keys(), *OF_A_SWEEP]))
-    swept = _table(table.pop("sweep", {}), f"{origin}: sweep")
-    prepared = _preparations(_table(table.pop("prepare", {}), f"{origin}: prepare"), origin)
-    base = nested(table, origin)
+    prepared = _preparations(shards, origin)
     folder = out or Path("runs") / (Path(origin).stem if not isinstance(given, Mapping) else "sweep")
     chosen = assignments(settings)
     found = list(islice(_combinations(swept, origin, chosen), MOST_RUNS + 1))
@@ -97,7 +99,7 @@ def plan_sweep(
     seeds = dict.fromkeys(repr(labels.get("seed")) for labels, _ in found)
     place = {seed: number for number, seed in enumerate(seeds)}
     found.sort(key=lambda one: place[repr(one[0].get("seed"))])
-    variants = [name for name, value in swept.items() if _is_variants(value)]
+    variants = [name for name, value in swept.items() if _is_variants(name, value)]
     short = short_keys(key for labels, _ in found for key in labels if key not in variants)
     runs: list[PlannedRun] = []
     for index, (labels, values) in enumerate(found):
@@ -120,10 +122,9 @@ def plan_sweep(
 
 def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[Values, Values]]:
     """(labels, values by key) of every run, in the order of the file."""
-    axes = _axes({key: value for key, value in swept.items() if key != "ranks" and not _is_variants(value)}, origin)
-    named = [
-        [_variant(kind, table, origin) for table in tables] for kind, tables in swept.items() if _is_variants(tables)
-    ]
+    variants = {kind: tables for kind, tables in swept.items() if _is_variants(kind, tables)}
+    axes = _axes({key: value for key, value in swept.items() if key != "ranks" and key not in variants}, origin)
+    named = [[_variant(kind, table, origin) for table in tables] for kind, tables in variants.items()]
     for together in product(*named):
         fixed: Values = {}
         crossed: dict[str, list[Any]] = {}
@@ -138,15 +139,27 @@ def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[
         inner = {key: values for key, values in crossed.items() if key not in _with_alternatives(chosen)}
         lists = outer | inner
         for values in product(*lists.values()):
-            own = dict(zip(lists, values, strict=True))
+            own: Values = {}
+            for key, value in zip(lists, values, strict=True):
+                flat = dotted({key: value})
+                if twice := sorted(own.keys() & flat.keys()):
+                    raise UserError(f"{origin}: two lists in [sweep] set {twice[0]}: leave it out of one of them")
+                own |= {name: inner for name, inner in flat.items() if name not in chosen}
             yield label | own, fixed | own
+
+
+def _lists_of(table: Any, origin: str) -> Values:
+    """Return a table [sweep]: lists by key, and lists of variants by the name of their tables."""
+    swept = _table(table, f"{origin}: sweep")
+    variants = {name: value for name, value in swept.items() if _is_variants(name, value)}
+    return {**variants, **dotted({name: value for name, value in swept.items() if name not in variants})}
 
 
 def _axes(table: Values, origin: str) -> dict[str, list[Any]]:
     """Lists of values by key."""
     axes = {}
     known = [*all_keys(), "ranks", "run"]
-    for key, values in _flat(table):
+    for key, values in table.items():
         if not isinstance(values, list):
             if key not in known and not key.startswith(PREPARE) and get_close_matches(key, known, n=1, cutoff=0.5):
                 raise UserError(unknown_key(key, f"[sweep] of {origin}", known))
@@ -168,8 +181,16 @@ def _several(key: str, values: list[Any], origin: str) -> list[Any]:
     return values
 
 
-def _is_variants(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+def _is_variants(name: str, value: Any) -> bool:
+    """Check whether a value in [sweep] is a list of variants; a list of components belongs to a key."""
+    return not _chooses(name) and isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _chooses(name: str) -> bool:
+    """Check whether a key can have a table as its value, such as a component with options."""
+    field = Config.model_fields.get(name)
+    tables = field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Table)
+    return "." in name or (field is not None and not tables)
 
 
 def _variant(kind: str, table: Values, origin: str) -> Variant:
@@ -181,18 +202,9 @@ def _variant(kind: str, table: Values, origin: str) -> Variant:
     name = values.pop("name", None)
     if not isinstance(name, str) or not name.strip():
         raise UserError(f'{where} needs a name: name = "…"')
-    flat = dict(_flat(values))
+    flat = dotted(values)
     crossed = {key: _several(key, value, origin) for key, value in flat.items() if isinstance(value, list)}
     return Variant({kind: name}, {key: value for key, value in flat.items() if key not in crossed}, crossed)
-
-
-def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """("part.key", value) of tables and of dotted keys alike."""
-    for part, value in table.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{part}.{key}", inner) for key, inner in value.items())
-        else:
-            yield part, value
 
 
 def _with_alternatives(keys: Mapping[str, Any]) -> set[str]:
@@ -213,23 +225,22 @@ def _configured(
     """The complete configuration of a run, and its shards where they are to be prepared."""
     own = {key: value for key, value in values.items() if not key.startswith(PREPARE)}
     changed = {key.removeprefix(PREPARE): value for key, value in values.items() if key.startswith(PREPARE)}
-    shared = dict(_flat(base))
+    shared = dict(base)
     drop_alternatives(shared, own)
-    layers = [(origin, nested(shared, origin)), (f"{origin}, run {name}", nested(own, origin))]
-    layers += [(f"--set {setting}", nested(assignments([setting]), origin)) for setting in settings]
-    tables = [table for _, layer in reversed(layers) if isinstance(table := layer.get("data"), Mapping)]
-    shards = next((table["shards"] for table in tables if "shards" in table), None)
+    layers: list[Layer] = [(origin, shared), (f"{origin}, run {name}", own), *setting_layers(settings)]
+    together = {key: value for _, layer in layers for key, value in layer.items()}
+    shards = together.get(SHARDS)
     source = shards if isinstance(shards, str) and shards in prepared else "" if shards is None else None
     if source is None or source not in prepared:
         if changed:
-            raise UserError(f"{origin}, run {name}: {PREPARE}{next(iter(changed))} means nothing: no [prepare] is used")
+            raise UserError(f"{origin}, run {name}: {PREPARE}{next(iter(changed))} has no effect: no [prepare] is used")
         return _built(layers, origin, name), None
-    seed = next((layer["seed"] for _, layer in reversed(layers) if "seed" in layer), 0)
+    seed = together.get("seed", 0)
     data = _preparation(source, prepared[source], changed, seed, origin, out, short)
     return _built([*layers, (origin, {"data": {"source": str(data.folder)}})], origin, name), data
 
 
-def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
+def _built(layers: Sequence[Layer], origin: str, name: str) -> Config:
     try:
         return build_config(layers)
     except UserError as error:
@@ -246,10 +257,10 @@ def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
 
     different: dict[str, PlannedRun] = {}
     for run in runs:
-        different.setdefault(repr((written(run.config.model.name), run.config.model.options)), run)
+        different.setdefault(repr((run.config.model.name, run.config.model.options)), run)
     for run in different.values():
         try:
-            check_model_options(run.config.model.name, run.config.model.options)
+            check_model_options(run.config.model.choice, run.config.model.options)
         except UserError as error:
             raise UserError(f"{origin}, run {run.name}: {error}") from error
 
@@ -383,13 +394,13 @@ def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> 
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
-    """One table over another: inner tables key by key, lists of named tables name by name, all else replaced."""
+    """One table over another: inner tables key by key, lists of variants name by name, all else replaced."""
     found = dict(below)
     for key, value in above.items():
         under = found.get(key)
         if isinstance(value, Mapping) and isinstance(under, Mapping):
             found[key] = laid_over(under, value)
-        elif _all_named(value) and _all_named(under):
+        elif not _chooses(key) and _all_named(value) and _all_named(under):
             found[key] = _by_name(key, under, value)
         else:
             found[key] = value
@@ -408,7 +419,9 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
         if DROP in table:
             _drop(kind, places, table)
         else:
-            places[table["name"]] = laid_over(places.get(table["name"], {}), table)
+            merged = dotted(places.get(table["name"], {}))
+            put_over(merged, dotted(table))
+            places[table["name"]] = merged
     if not places:
         raise UserError(f"[[sweep.{kind}]]: all of them are dropped, so that nothing is left to run: keep one")
     return list(places.values())
@@ -433,7 +446,7 @@ def _all_named(value: Any) -> TypeGuard[list[Values]]:
 
 LONGEST = 150
 """Bytes of a name; file systems take 255."""
-BY_THEMSELVES = ("preset", "data.source", "model.name")
+BY_THEMSELVES = ("preset", "data.source", "model")
 """Keys whose values say enough without the key."""
 
 
@@ -463,8 +476,11 @@ def labels_text(labels: Mapping[str, Any]) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """A value as a configuration file has it, without quotes."""
+    """A value as a configuration file has it, without quotes; a component with its options in brackets."""
     value = written(value)
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} = {shown_value(inner)}" for key, inner in value.items() if key != "name")
+        return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -14,7 +14,6 @@ from fedmpi.common.calling import naming
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.registry import KINDS, Component
 from fedmpi.common.types import AnyArray
-from fedmpi.config.keys import tables_by_name
 
 FALSE_ALARM = 1e-4
 """Probability that a correct component fails one of the statistical checks, over all its clients."""
@@ -60,16 +59,9 @@ class Subject:
     @property
     def options(self) -> dict[str, Any]:
         """Return the settings that are options of the component."""
-        table = KINDS[self.part.kind].table
-        prefix = f"{table}." if table else ""
-        named = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
-        return {name: value for name, value in named.items() if self.part.option(name) or self._goes_to_any(name)}
-
-    def _goes_to_any(self, name: str) -> bool:
-        fields = tables_by_name().get(KINDS[self.part.kind].table)
-        if fields is None:
-            return self.part.takes_any
-        return goes_to_any(KINDS[self.part.kind].table, name, fields, self.part, [self.part])
+        key = KINDS[self.part.kind].key
+        prefix = "" if key.startswith("--") else f"{key}."
+        return {name.removeprefix(prefix): value for name, value in self.settings.items() if name.startswith(prefix)}
 
     @property
     def choice(self) -> Any:

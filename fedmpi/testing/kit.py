@@ -101,7 +101,7 @@ def _subject(choice: Any, settings: Settings | None = None, kind: str | None = N
 
 def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
     yield from CONTRACTS[subject.part.kind].of(subject)
-    if starts is not None and KINDS[subject.part.kind].table:
+    if starts is not None and not KINDS[subject.part.kind].key.startswith("--"):
         yield from started_checks(subject, starts)
     elif starts is not None:
         yield from preparation.prepared_checks(subject)

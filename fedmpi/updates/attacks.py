@@ -16,6 +16,7 @@ from torch import Tensor
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
+from fedmpi.config.server_tables import UpdateAttack
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Tensors
 
@@ -41,10 +42,9 @@ def attackers(config: Config, streams: Streams, clients: int) -> Ints:
 
     They are `clients.attack_fraction` of all clients, rounded half up, drawn uniformly from the stream (ATTACK, 0).
     """
-    part = config.attack
-    if part.kind == "none":
+    if config.attack.name == "none":
         return np.empty(0, np.int64)
-    count = int(np.floor(part.fraction * clients + 0.5))
+    count = int(np.floor(config.clients.attack_fraction * clients + 0.5))
     return np.sort(streams.generator(Purpose.ATTACK).choice(clients, count, replace=False, shuffle=False))
 
 
@@ -102,5 +102,5 @@ class FlippedLabels:
 
 def attacked_updates(config: Config, streams: Streams, attackers: Ints) -> AttackedUpdates | None:
     """Return the manipulation of a configuration's attacks; None if attackers send their trained updates."""
-    kind = config.attack.name
-    return AttackedUpdates(kind, config.attack.scale, attackers, streams) if kind in ("sign-flip", "noise") else None
+    attack = config.attack
+    return AttackedUpdates(attack.name, attack.scale, attackers, streams) if isinstance(attack, UpdateAttack) else None

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config.server_tables import NoCompression, Rounding, TopK
 from fedmpi.mpi import Cluster
-
-TransportKind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 
 BUCKET = 512
 """Number of values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
@@ -35,9 +34,9 @@ LARGEST_FLOAT16 = 65504.0
 class Transport:
     """Lossy transport of the clients' updates to the server."""
 
-    def __init__(self, kind: TransportKind, fraction: float, error_feedback: bool, streams: Streams):
-        self.kind, self.fraction, self.streams = kind, fraction, streams
-        self.residuals: dict[int, Tensor] | None = {} if error_feedback else None
+    def __init__(self, table: Rounding | TopK, streams: Streams):
+        self.table, self.streams = table, streams
+        self.residuals: dict[int, Tensor] | None = {} if table.error_feedback else None
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
         """Turn a client's Δ (d,) into the received update, in place, and return it."""
@@ -52,13 +51,13 @@ class Transport:
         return update
 
     def _arrive(self, round: int, client: int, update: Tensor) -> Tensor:
-        if self.kind == "topk":
-            return keep_largest(update, self.fraction)
+        if isinstance(self.table, TopK):
+            return keep_largest(update, self.table.fraction)
         generator = self.streams.generator(Purpose.TRANSPORT, round, client)
         draws = torch.from_numpy(generator.random(update.numel(), np.float32)).to(update.device)
-        if self.kind == "int8":
+        if self.table.name == "int8":
             return quantise(update, draws)
-        return round_to_format(update, draws, self.kind)
+        return round_to_format(update, draws, self.table.name)
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
         """Gather the residuals of all ranks' clients on rank 0, for a checkpoint; collective if there are residuals."""
@@ -79,18 +78,18 @@ class Transport:
         self.residuals = {client: row.clone() for client, row in rows if client in owned}
 
 
-def upload_bits(kind: TransportKind, fraction: float, values: int) -> Fraction:
+def upload_bits(table: NoCompression | Rounding | TopK, values: int) -> Fraction:
     """Return bits per value of an update of d values, positions and scales included."""
-    if kind == "topk":
-        sent = kept_values(fraction, values)
+    if isinstance(table, TopK):
+        sent = kept_values(table.fraction, values)
         return Fraction(sent * (32 + max(1, (values - 1).bit_length())), values)
-    if kind == "int8":
+    if table.name == "int8":
         return 8 + Fraction(32 * -(-values // BUCKET), values)
-    return Fraction(16 if kind in MANTISSA else 32)
+    return Fraction(16 if table.name in MANTISSA else 32)
 
 
 def kept_values(fraction: float, values: int) -> int:
-    """Return how many of d values topk sends."""
+    """Return how many of d values top-k sends."""
     return max(1, math.ceil(fraction * values))
 
 
@@ -119,7 +118,7 @@ def quantise(update: Tensor, draws: Tensor) -> Tensor:
     return update
 
 
-def round_to_format(update: Tensor, draws: Tensor, kind: TransportKind) -> Tensor:
+def round_to_format(update: Tensor, draws: Tensor, kind: Literal["float16", "bfloat16"]) -> Tensor:
     """Round to one of the two neighbouring values of a 16-bit float format, in place."""
     if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
         raise FloatingPointError('a value of the update exceeds the range of float16: set compression = "bfloat16"')

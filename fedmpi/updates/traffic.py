@@ -16,6 +16,8 @@ import numpy as np
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import further_vectors
+from fedmpi.config.server_tables import Mediators
+from fedmpi.config.stratification import CompressedGradient, LabelHistogram, stratification
 from fedmpi.updates.compression import upload_bits
 
 BYTES_PER_VALUE = 4
@@ -181,7 +183,7 @@ def round_links(
         groups = len(np.unique(plan.mediators))
         total = mediator_models(values, visits, groups, moments, lost=asked - participants)
     else:
-        bits = upload_bits(config.compression.name, config.compression.fraction, values)
+        bits = upload_bits(config.compression, values)
         total = star_models(values, asked, participants, bits)
         down, up, numbers = further_vectors(config)
         total += further_values(asked * down * values, participants * (up * values + numbers))
@@ -198,20 +200,25 @@ def round_links(
 
 def keeps_moments(config: Config, one_step: bool) -> bool:
     """Return whether a mediator sends the optimizer's moments with the model; SGD, as in probing rounds, has none."""
-    return config.topology.keep_optimizer and config.local.optimizer.name == "adam" and not one_step
+    return (
+        isinstance(config.topology, Mediators)
+        and config.topology.keep_optimizer
+        and config.local.optimizer.name == "adam"
+        and not one_step
+    )
 
 
 def paper_formula(config: Config, values: int, participants: int) -> int:
     """Return bytes of a round's models by the formulas of Astraea's section IV-C, which have no E_m."""
-    if config.topology.name == "mediators":
+    if isinstance(config.topology, Mediators):
         return astraea_formula(values, participants, config.topology.clients_per_mediator)
     return fedavg_formula(values, participants)
 
 
 def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTraffic:
-    features = config.participation.features
-    if features == "label-histogram":
+    features = stratification(config).features
+    if isinstance(features, LabelHistogram):
         return class_counts(clients, classes)
-    if features == "compressed-gradient":
-        return compressed_probes(clients, values, config.participation.levels)
+    if isinstance(features, CompressedGradient):
+        return compressed_probes(clients, values, features.codebook_size)
     return full_probes(clients, values)

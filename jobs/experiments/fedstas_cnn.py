@@ -1,6 +1,6 @@
 """The CIFAR network of FedSTS's published code: 3 × 3 convolutions of 32, 64 and 64 filters, dense 64, dropout 0.2.
 
-    fedmpi train CONFIG --set model.name=jobs.experiments.fedstas_cnn:network
+    fedmpi train CONFIG --set model=jobs.experiments.fedstas_cnn:network
 
 As in `main_cifar10.py` of `icesabe/FL` at 6a95927, a fork of that code: the first two convolutions are followed by a
 ReLU and pooling, the third is not, dropout follows each of them and not the dense layer. It has ten outputs there, here

@@ -10,7 +10,7 @@ from fedmpi import ComponentFailure, components, server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.registry import resolve
 
-KINDS = [part.name for part in parts("server optimizer")]
+KINDS = [part.name for part in components("server optimizer")]
 
 UPDATES = [[0.5, -1.0, 0.0, 2e-3], [0.1, 3.0, -0.2, 0.0], [-0.4, 0.2, 0.2, 1.0]]
 

@@ -82,9 +82,9 @@ def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
     [
         {},
         {"local__algorithm": "scaffold"},
-        {"local__optimizer": "adam", "local__lr_schedule": "inverse"},
+        {"local__optimizer": "adam", "local__schedule": "inverse"},
         {"local__algorithm": "feddyn", "aggregation__weights": "uniform"},
-        {"local__proximal_mu": 0.5, "local__lr_schedule": "step", "local__lr_every": 1},
+        {"local__proximal_mu": 0.5, "local__schedule": "step", "local__schedule__every": 1},
         {"model__name": "tests.end_to_end.user_models:unhurried_mlp"},
     ],
     ids=str,

@@ -19,7 +19,7 @@ from fedmpi import ClientFailure, ComponentFailure, UserError, aggregator, clien
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import describe, register, resolve
+from fedmpi.common.registry import Chosen, describe, register, resolve
 
 
 @client_sampler(needs=("loss",))
@@ -73,11 +73,11 @@ def test_a_function_is_made_with_its_options_bound_and_a_class_as_an_instance() 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kep": 0.3}, r"participation\.kep is unknown to .*:loudest: did you mean keep\?"),
-        ({"zzzz": 0.3}, r"participation\.zzzz is unknown .*: its options are keep, how, top"),
-        ({"keep": "much"}, r"participation\.keep = 'much' does not suit .*loudest: input should be a valid number"),
-        ({"how": "first"}, r"participation\.how = 'first' .* input should be 'last' or 'mean'"),
-        ({"top": 1.5}, r"participation\.top = 1\.5 "),
+        ({"kep": 0.3}, r"clients\.sampler\.kep is unknown to .*:loudest: did you mean keep\?"),
+        ({"zzzz": 0.3}, r"clients\.sampler\.zzzz is unknown .*: its options are keep, how, top"),
+        ({"keep": "much"}, r"clients\.sampler\.keep = 'much' does not suit .*loudest: input should be a valid number"),
+        ({"how": "first"}, r"clients\.sampler\.how = 'first' .* input should be 'last' or 'mean'"),
+        ({"top": 1.5}, r"clients\.sampler\.top = 1\.5 "),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:
@@ -86,13 +86,13 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], message: str
 
 
 def test_a_missing_option_is_named() -> None:
-    with pytest.raises(UserError, match=r"Measured. needs participation\.candidates"):
+    with pytest.raises(UserError, match=r"Measured. needs clients\.sampler\.candidates"):
         resolve("client sampler", Measured).make({})
 
     def of_both(view: Any, *, first: int, second: int) -> Any:
         return view
 
-    both = r"needs participation\.first and participation\.second, which have no defaults: set them$"
+    both = r"needs clients\.sampler\.first and clients\.sampler\.second, which have no defaults: set them$"
     with pytest.raises(UserError, match=both):
         resolve("client sampler", of_both).make({})
 
@@ -119,7 +119,7 @@ def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monk
     assert part.source_text.startswith("from fedmpi") and len(part.digest) == 64
     assert resolve("weights", "open_house_one:root").marks == {"per_sample": True, "normalized": True}
     assert describe("open_house_one:root").kind == "weights"
-    with pytest.raises(UserError, match=r"participation\.clients = .*root' is a weights: .* chooses a client sampler"):
+    with pytest.raises(UserError, match=r"clients\.sampler = .*root' is a weights: .* chooses a client sampler"):
         resolve("client sampler", "open_house_one:root")
     with pytest.raises(UserError, match="no function or class 'mime': did you mean 'mine'"):
         resolve("client sampler", "open_house_one:mime")
@@ -135,44 +135,46 @@ def test_the_working_directory_is_searched_last(tmp_path: Path, monkeypatch: pyt
 
 
 def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts("aggregator")  # the built-in ones register before the table is replaced
+    components("aggregator")  # the built-in ones register before the table is replaced
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
     register("aggregator", "median")(lambda updates, coefficients: updates)
-    with pytest.raises(UserError, match=r"aggregation\.rule = 'mediam' is unknown: did you mean 'median'\?"):
+    with pytest.raises(UserError, match=r"server\.aggregator = 'mediam' is unknown: did you mean 'median'\?"):
         resolve("aggregator", "mediam")
     with pytest.raises(UserError, match=r"'no_such_module_here' failed.*: searched are PYTHONPATH and the work"):
         resolve("aggregator", "no_such_module_here:thing")
-    with pytest.raises(UserError, match=r"aggregation\.rule = 3: give a name"):
-        resolve("aggregator", 3)
+    with pytest.raises(ValueError, match="give a name"):
+        Chosen.read("aggregator", 3, "mean")
     with pytest.raises(UserError, match="needs = 'los' is no number that can be had: did you mean 'loss'"):
         client_sampler(needs=("los",))
 
 
 def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts("aggregator")
+    components("aggregator")
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
 
     @aggregator(name="halves")
     def halves(updates: Any, coefficients: Any, *, at: float = 0.5) -> Any:
         """Half of it."""
 
-    assert [(part.name, part.title, part.source) for part in parts("aggregator")] == [("halves", "Half of it.", None)]
+    assert [(part.name, part.title, part.source) for part in components("aggregator")] == [
+        ("halves", "Half of it.", None)
+    ]
     assert resolve("aggregator", halves).name == "halves" and not resolve("aggregator", halves).foreign
     assert resolve("aggregator", partial(halves, at=0.2)).foreign
     assert describe("halves").kind == "aggregator"
-    with pytest.raises(UserError, match="there is no part 'halfs': did you mean 'halves'"):
+    with pytest.raises(UserError, match="there is no component 'halfs': did you mean 'halves'"):
         describe("halfs")
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(UserError, match="there is no kind of part 'sampler': did you mean 'client sampler'?"):
-        parts("sampler")
-    with pytest.raises(UserError, match="there is no kind of part '': there are client sampler, row rule"):
-        parts("")
+    with pytest.raises(UserError, match="there is no kind of component 'samplers': did you mean 'data sampler'?"):
+        components("samplers")
+    with pytest.raises(UserError, match="there is no kind of component '': there are client sampler, data sampler"):
+        components("")
 
 
 def test_the_public_names_are_those_of_the_registry() -> None:
-    assert fedmpi.client_sampler is client_sampler and fedmpi.weights is weights and "parts" in dir(fedmpi)
+    assert fedmpi.client_sampler is client_sampler and fedmpi.weights is weights and "components" in dir(fedmpi)
     with pytest.raises(AttributeError, match="no attribute 'sampler'"):
         _ = fedmpi.sampler  # type: ignore[attr-defined]
 

@@ -71,7 +71,7 @@ def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> Non
 
 def test_the_table_of_shifts_has_each() -> None:
     kinds = (("--feature-shift", SHIFT), ("--label-noise", LABEL_NOISE))
-    named = [f"{option} {part.name}" for option, kind in kinds for part in parts(kind)]
+    named = [f"{option} {part.name}" for option, kind in kinds for part in components(kind)]
     assert [name for name in rows(LAWS) if re.match(r"--[a-z]", name)] == named
 
 

@@ -75,7 +75,7 @@ CHOICES: Choices = {
     "topology": ["star", "star", "star", "mediators"],
     "topology.clients_per_mediator": [1, 3],
     "topology.epochs": [1, 2],
-    "topology.regroup": ["every-round", "static"],
+    "topology.regroup": ["every-round", "once"],
     "topology.scheduling": ["greedy", "exchange", "random"],
     "topology.target": ["uniform", "test"],
     "cluster.placement": ["owner", "mediator"],

@@ -56,7 +56,7 @@ def fields() -> dict[str, Any]:
             found |= {f"{name}.{key}": inner.annotation for key, inner in part.model_fields.items()}
         else:
             found[name] = part
-    for part in parts():
+    for part in components():
         table = KINDS[part.kind].table
         if table in Config.model_fields and not KINDS[part.kind].late:
             for option in part.options:
@@ -67,7 +67,7 @@ def fields() -> dict[str, Any]:
 def choices() -> dict[str, list[str]]:
     """The keys that choose a part, and the names of those built in."""
     found: dict[str, list[str]] = {}
-    for part in parts():
+    for part in components():
         found.setdefault(KINDS[part.kind].key, []).append(part.name)
     return {key: names for key, names in found.items() if key.partition(".")[0] in Config.model_fields}
 

@@ -92,7 +92,7 @@ def test_the_table_names_every_mechanism_and_ends_with_advice():
 
 
 def test_the_advice_names_what_goes_wrong():
-    assert "threshold above 100" in advice(assess(np.full(10, 600), 3.0, 100, 2048))
+    assert "samples.size.max_size above 100" in advice(assess(np.full(10, 600), 3.0, 100, 2048))
     assert "epsilon" in advice(assess(np.full(20, 2), 0.1, 300, 10))
     assert "duchi" in advice(assess(np.resize([1, 2, 3], 100_000), 3.0, 300, 2048))
 

@@ -16,7 +16,7 @@ from tests.keys.entries import ALL, SOME, STRATA, Key, S, half_as_far, lengths
 from tests.keys.watched import Watcher, first_difference
 from tests.models.real_samples import describe_images, describe_texts
 
-RUN = [kind.name for kind in KINDS.values() if kind.modules and kind.table and not kind.late]
+RUN = [kind.name for kind in KINDS.values() if kind.modules and not kind.key.startswith("--") and not kind.late]
 OORT = f"{S} clients.sampler=oort clients.count=4 rounds=4"
 FEW = f"{OORT} clients.sampler.explore=0.25 clients.sampler.explore_least=0"
 LARGEST = f"{S} clients.sampler=power-of-choice clients.count=3 rounds=1"
@@ -39,7 +39,7 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ),
     ("stratified", "allocation"): Key(STRATA, ("equal", "proportional"), "strata"),
     ("stratified", "every_stratum"): Key(STRATA, ("true", "false"), "strata"),
-    ("stratified", "draw"): Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
+    ("stratified", "within_stratum"): Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
     ("stratified", "design"): Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
     ("power-of-choice", "candidates"): Key(LARGEST, ("3", "12"), "cohort"),
     ("oort", "explore"): Key(f"{OORT} clients.sampler.explore_least=0", ("0", "1"), "cohort"),
@@ -76,6 +76,11 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("time-of-day", "period"): Key(DAYS, ("2", "1e9"), "cohort"),
     ("label-group", "by_label"): Key(ALL, ("[1,1,1,1,1,0,0,0,0,0]", "[0,0,0,0,0,1,1,1,1,1]"), "cohort"),
     ("adam", "epsilon"): Key(f"{SOME} local.lr=0.01", ("1e-8", "1"), "model"),
+    ("sgd", "momentum"): Key(SOME, ("0", "0.9"), "model"),
+    ("sgd", "nesterov"): Key(f"{SOME} local.optimizer.momentum=0.9", ("false", "true"), "model"),
+    ("sgd", "weight_decay"): Key(SOME, ("0", "0.1"), "model"),
+    ("step", "every"): Key(f"{SOME} rounds=4", ("1", "2"), "model"),
+    ("step", "factor"): Key(f"{SOME} rounds=4 local.schedule.every=1", ("0.5", "0.1"), "model"),
 }
 OPTIONS |= {
     (name, option): Key(
@@ -97,7 +102,7 @@ LOCAL_ADAM = {
 
 def options() -> list[tuple[str, str, str]]:
     """(kind, part, option) of all built-in parts of a run but models."""
-    return [(kind, part.name, option.name) for kind in RUN for part in parts(kind) for option in part.options]
+    return [(kind, part.name, option.name) for kind in RUN for part in components(kind) for option in part.options]
 
 
 @pytest.mark.parametrize(("kind", "name", "option"), options())
@@ -107,7 +112,7 @@ def test_an_option_changes_a_run(kind: str, name: str, option: str, watcher: Wat
         key = LOCAL_ADAM.get(option, key)
     chooser = KINDS[kind].key
     base = f"{chooser}={name} {key.base}" if f"{chooser}=" not in key.base else key.base
-    one, other = (watcher.see(f"{base} {chooser.split('.')[0]}.{option}={value}") for value in key.values)
+    one, other = (watcher.see(f"{base} {chooser}.{option}={value}") for value in key.values)
     assert not one.refusal and not other.refusal, one.refusal or other.refusal
     assert first_difference(one, other) == key.first
     assert key.promise is None or key.promise(one, other)
@@ -151,9 +156,11 @@ IMAGES = {"cifar-cnn": describe_images(3, 32, 10), "resnet18": describe_images(3
 TEXTS = describe_texts(12, 40, 3)
 
 
-@pytest.mark.parametrize(("name", "option"), [(part.name, o.name) for part in parts("model") for o in part.options])
+@pytest.mark.parametrize(
+    ("name", "option"), [(part.name, o.name) for part in components("model") for o in part.options]
+)
 def test_an_option_changes_the_model(name: str, option: str, tmp_path: Path):
-    is_text = "dimension" in {o.name for part in parts("model") if part.name == name for o in part.options}
+    is_text = "dimension" in {o.name for part in components("model") if part.name == name for o in part.options}
     data = TEXTS if is_text else IMAGES.get(name, describe_images(1, 28, 10))
     plain = SMALL[name]
     vectors = tmp_path / "vectors.npy"

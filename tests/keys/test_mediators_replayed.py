@@ -7,6 +7,7 @@ the run; who belongs together is judged by `tests/mediators`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class Relays:
 
     def round(self, t: int, groups: np.ndarray) -> Round:
         """Round t with the participants in these groups."""
-        loop, config, epochs = self.loop, self.config, self.topology.mediator_epochs
+        loop, config, epochs = self.loop, self.config, self.topology.epochs
         w, turnout = loop.w, loop._turnout(t)
         clients = turnout.cohort.clients
         p, facts = loop._probability(t, turnout)
@@ -107,17 +108,18 @@ class Relays:
     def _visit(self, t: int, key: int, k: int, model: np.ndarray, rows: list[int], memory: Memory) -> None:
         """The client's epochs or steps on the mediator's model, which it changes."""
         part, net, start = self.config.local, self.loop.network, model.copy()
+        adam = SimpleNamespace(**part.optimizer.options)
         x, y = self.loop.population.rows(k, rows)
         net.shared["words"] = stream(self.config.seed, DROPOUT, key, k)
         for own in batches(self.config, key, k, len(rows)):
             loss, gradient, _ = net.gradient(model, x[own], y[own])
             gradient = gradient + part.proximal_mu * (model - start)
-            if part.optimizer == "adam":
+            if part.optimizer.name == "adam":
                 memory.steps += 1
-                memory.first = part.beta1 * memory.first + (1 - part.beta1) * gradient
-                memory.second = part.beta2 * memory.second + (1 - part.beta2) * gradient**2
-                mean = memory.first / (1 - part.beta1**memory.steps)
-                gradient = mean / (np.sqrt(memory.second / (1 - part.beta2**memory.steps)) + part.epsilon)
+                memory.first = adam.beta1 * memory.first + (1 - adam.beta1) * gradient
+                memory.second = adam.beta2 * memory.second + (1 - adam.beta2) * gradient**2
+                mean = memory.first / (1 - adam.beta1**memory.steps)
+                gradient = mean / (np.sqrt(memory.second / (1 - adam.beta2**memory.steps)) + adam.epsilon)
             model -= part.lr * gradient
             self.steps, self.loss, self.passed = self.steps + 1, self.loss + loss * len(own), self.passed + len(own)
 
@@ -179,7 +181,7 @@ def test_a_run_with_mediators_is_the_papers_loop(name: str, watcher: Watcher):
 def test_random_groups_are_drawn_for_every_round_and_static_ones_for_all_clients_once(watcher: Watcher):
     base = "model.hidden=[6] clients.sampler=all topology=mediators topology.clients_per_mediator=5"
     groups = np.arange(12) // 5
-    for reschedule, rounds in (("static", (0, 0)), ("every-round", (0, 1))):
+    for reschedule, rounds in (("once", (0, 0)), ("every-round", (0, 1))):
         seen = watcher.see(f"{base} topology.scheduling=random topology.regroup={reschedule}")
         for found, t in zip(seen.mediators, rounds, strict=True):
             assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == groups.tolist()

@@ -16,13 +16,13 @@ CLIENTS = 40
 
 def groups(reschedule: str, scheduling: str = "random") -> MediatorGroups:
     settings = ["preset=astraea", f"topology.scheduling={scheduling}", f"topology.regroup={reschedule}"]
-    everybody = ["clients.sampler=all"] if reschedule == "static" else []
+    everybody = ["clients.sampler=all"] if reschedule == "once" else []
     counts = np.random.default_rng(0).integers(0, 9, (CLIENTS, 5))
     config = load_config(None, [*settings, *everybody, "topology.clients_per_mediator=4"])
     return MediatorGroups(config, counts, None, np.ones(5, np.int64), Streams(3))
 
 
-@pytest.mark.parametrize(("reschedule", "alike"), [("static", True), ("every-round", False)])
+@pytest.mark.parametrize(("reschedule", "alike"), [("once", True), ("every-round", False)])
 def test_only_static_groups_are_those_of_a_run_that_was_resumed_later(reschedule: str, alike: bool):
     clients = np.arange(CLIENTS)
     first, _ = groups(reschedule).group(0, clients)
@@ -35,7 +35,7 @@ def test_only_static_groups_are_those_of_a_run_that_was_resumed_later(reschedule
 
 @pytest.mark.parametrize("scheduling", ["greedy", "exchange", "random"])
 def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
-    made, everybody = groups("static", scheduling), np.arange(CLIENTS)
+    made, everybody = groups("once", scheduling), np.arange(CLIENTS)
     of_all, facts = made.group(0, everybody)
     assert facts["mediators"] == CLIENTS // 4
     generator = np.random.default_rng(1)
@@ -45,19 +45,19 @@ def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
         alike = of_all[present]
         assert np.array_equal(together[:, None] == together, alike[:, None] == alike)
         assert facts["mediators"] == len(facts["kl_mediators"]) == len(np.unique(alike)) == together.max() + 1
-        resumed, _ = groups("static", scheduling).group(t, present)
+        resumed, _ = groups("once", scheduling).group(t, present)
         assert np.array_equal(resumed, together)
 
 
 def test_static_groups_of_which_nobody_is_there_are_no_mediators():
-    made = groups("static", "greedy")
+    made = groups("once", "greedy")
     mediators, facts = made.group(3, np.empty(0, np.int64))
     assert len(mediators) == facts["mediators"] == 0
 
 
 def test_two_rounds_with_equally_many_others_do_not_share_groups_by_position():
     """Clients 0 … 19 and 20 … 39 take up the same places of their cohorts, not the same mediators."""
-    made = groups("static", "greedy")
+    made = groups("once", "greedy")
     first, second = (made.group(t, np.arange(CLIENTS // 2) + t * CLIENTS // 2)[0] for t in range(2))
     assert not np.array_equal(first, second)
 

@@ -20,7 +20,7 @@ ROWS = {
         r"^\| `(?P<name>[\w-]+)` \| (?P<count>[\d,]+) \| (?P<data>.*?) \| (?P<options>.*?) \|$", PAGE, re.MULTILINE
     )
 }
-MODELS = {part.name: part for part in parts("model")}
+MODELS = {part.name: part for part in components("model")}
 OF_ALL_TEXT_MODELS = {"vectors": None, "frozen": False}
 
 

@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_torchs_generator_does():
     assert not torch.equal(weights("mlp", 6), first)
 
 
-@pytest.mark.parametrize("name", [part.name for part in parts("model")])
+@pytest.mark.parametrize("name", [part.name for part in components("model")])
 def test_every_registered_model_can_be_found(name: str):
     description = TEXTS if name not in ("mlp", "cnn", "cifar-cnn", "image-cnn", "resnet18") else SMALL_IMAGES
     with pytest.raises(UserError, match="no_such_option"):

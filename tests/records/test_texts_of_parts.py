@@ -120,5 +120,5 @@ def test_a_run_does_not_go_on_with_a_lambda_of_another_body_in_the_next_line(tmp
     ]  # fmt: skip
     keys = {"rounds": 1, "clients.count": 4}
     fedmpi.run("fedavg", {**keys, "samples.sampler": rules[0]}, out=tmp_path)
-    with pytest.raises(fedmpi.UserError, match=r"samples\.rule.*lambda.*is not the file"):
+    with pytest.raises(fedmpi.UserError, match=r"samples\.sampler.*lambda.*is not the file"):
         fedmpi.run("fedavg", {**keys, "samples.sampler": rules[1], "rounds": 2}, out=tmp_path, resume=True)

@@ -40,6 +40,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -190,14 +191,14 @@ def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Ten
     al. 2017, Eq 4), squared distance of the probabilities (a user's own)."""
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     own = logs[torch.arange(len(y)), y]
-    if task.loss == "label-smoothing":
-        share = (task.model_extra or {}).get("smoothing", 0.1)
+    if task.loss.name == "label-smoothing":
+        share = task.loss.options.get("smoothing", 0.1)
         return -(1 - share) * own - share * logs.mean(1)
-    if task.loss == "focal":
-        return -((1 - own.exp()) ** (task.model_extra or {}).get("gamma", 2.0)) * own
-    if task.loss.endswith(":squared"):
+    if task.loss.name == "focal":
+        return -((1 - own.exp()) ** task.loss.options.get("gamma", 2.0)) * own
+    if task.loss.name.endswith(":squared"):
         shares = logs.exp()
-        return (task.model_extra or {}).get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
+        return task.loss.options.get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
     return -own
 
 
@@ -205,7 +206,7 @@ class Population:
     """The clients' samples in float64, the augmented copies behind each client's own where rebalancing is on."""
 
     def __init__(self, config: Config):
-        self.store = open_store(config.data.source.choice)
+        self.store = open_store(config.data.source.choice, config.data.source.options)
         self.description, self.seed = self.store.description, config.seed
         self.standardised = config.data.normalize
         self.clients = len(self.store.sizes)
@@ -213,13 +214,13 @@ class Population:
         images = [self.store.client(k) for k in range(self.clients)]
         self.raw = [(np.asarray(x), np.asarray(y, np.int64)) for x, y in images]
         self.original = np.array([len(y) for _, y in self.raw])
-        if part.enabled:
+        if part is not None:
             copies = scarce_copies(counts.sum(axis=0), part.alpha, part.copies)
             self.raw = [self._with_copies(k, *pair, copies, part) for k, pair in enumerate(self.raw)]
         self.sizes = np.array([len(y) for _, y in self.raw])
         classes = self.description.classes
         self.class_counts = np.array([[int((y == c).sum()) for c in range(classes)] for _, y in self.raw])
-        self.weight_sizes = self.original if part.enabled and part.weights == "original" else self.sizes
+        self.weight_sizes = self.original if part is not None and part.weights == "original" else self.sizes
         self.attackers = attackers(config, self.clients)
         flipping = self.attackers if config.attack.name == "label-flip" else []
         trained = [classes - 1 - y if k in flipping else y.copy() for k, (_, y) in enumerate(self.raw)]
@@ -291,14 +292,15 @@ def warp_matrix(amount: np.ndarray, part: Any, height: int, width: int) -> np.nd
 
 def presence(config: Config, t: int, population: Population) -> np.ndarray:
     """Every client's probability to be there in round t (FedSSO, §2.1: unequal availability)."""
-    system, n = config.system, population.clients
-    if system.availability == "bernoulli":
+    law, n = config.clients.availability, population.clients
+    system = SimpleNamespace(**law.options)
+    if law.name == "bernoulli":
         return np.full(n, system.probability)
-    if system.availability == "time-of-day":
+    if law.name == "time-of-day":
         zones = stream(config.seed, DEVICE, 0, TIME_ZONES).random(n)
         day = (1 + np.cos(2 * np.pi * (t / system.period - zones))) / 2
         return np.asarray(system.lowest + (system.probability - system.lowest) * day)
-    if system.availability == "label-group":
+    if law.name == "label-group":
         groups = [int(np.argmax(counts)) % len(system.by_label) for counts in population.class_counts]
         return np.array([system.by_label[g] for g in groups])
     return np.ones(n)
@@ -306,7 +308,7 @@ def presence(config: Config, t: int, population: Population) -> np.ndarray:
 
 def wanted_clients(config: Config, n: int) -> int:
     """m: the count given, or the share of all clients rounded half up, at least one."""
-    part = config.participation
+    part = config.clients
     return part.count if part.count is not None else max(1, math.floor(part.fraction * n + 0.5))
 
 
@@ -378,15 +380,16 @@ def draw_by_norm(norms: np.ndarray, m: int, generator: np.random.Generator, desi
 
 def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, norms: np.ndarray | None) -> Drawn:
     """Those who are asked in round t where there are no strata."""
-    part, n = config.participation, len(sizes)
-    if part.clients == "all":
+    name, n = config.clients.sampler.name, len(sizes)
+    part = SimpleNamespace(**config.clients.sampler.options)
+    if name == "all":
         return Drawn(there, [1] * len(there), [1.0] * len(there))
     generator = stream(config.seed, COHORT, t)
     m = min(n, math.ceil(wanted_clients(config, n) * config.clients.over_selection - 1e-9))
-    if part.clients == "weighted":
+    if name == "weighted":
         return draw_by_size(generator, there, sizes, m, part.replace)
     m = min(m, len(there))
-    if part.clients == "importance":
+    if name == "importance":
         assert norms is not None
         own = norms[there]
         chosen = draw_by_norm(own, m, generator, part.design)
@@ -506,9 +509,10 @@ class Stratification:
     """The strata, from what every client shows of itself."""
 
     def __init__(self, config: Config, population: Population, network: Network):
-        self.config, self.part = config, config.participation
+        self.config, self.sampler = config, config.clients.sampler.name
+        self.part = SimpleNamespace(**{"initial_step": False, "refresh": 0} | config.clients.sampler.values)
         self.population, self.network = population, network
-        self.wanted = self.part.clients in ("stratified", "importance")
+        self.wanted = self.sampler in ("stratified", "importance")
         self.kept: tuple[np.ndarray, np.ndarray | None] | None = None
         self.grouping: Grouping | None = None
         self.measured = 0
@@ -521,7 +525,7 @@ class Stratification:
         if not (self.wanted and due):
             return
         everybody = list(range(self.population.clients))
-        renewed = everybody if self.kept is None or self.part.refresh_who == "all" else latest
+        renewed = everybody if self.kept is None or self.part.refresh_clients == "all" else latest
         self.measured = len(renewed)
         shown = [self._shown(t, w, k) for k in renewed]
         if self.kept is None:
@@ -538,7 +542,7 @@ class Stratification:
         """The rows that a client's probe sees; None for all."""
         n = int(self.population.sizes[k])
         batch = self.config.local.batch_size
-        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[self.part.probe]
+        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[self.part.features.probe]
         if count >= n:
             return None
         purpose = BATCH_ORDER if self.opens(t) else PROBE
@@ -546,11 +550,11 @@ class Stratification:
 
     def opens(self, t: int) -> bool:
         """Whether everybody takes the one step w_1^k that also makes the strata (FedSSO, Algorithm 1, lines 1-3)."""
-        return t == 0 and self.part.clients == "stratified" and self.part.opening
+        return t == 0 and self.sampler == "stratified" and self.part.initial_step
 
     def _shown(self, t: int, w: np.ndarray, k: int) -> tuple[np.ndarray, float | None]:
         """A client's feature vector, and the length of what it sent."""
-        if self.part.features == "label-histogram":
+        if self.part.features.name == "label-histogram":
             counts = self.population.class_counts[k]
             return (counts / max(int(counts.sum()), 1)).astype(np.float32), None
         x, y = self.population.rows(k, self.probe_rows(t, k))
@@ -559,14 +563,14 @@ class Stratification:
             self.network.shared["words"] = None
             gradient = self.network.gradient(w, x, y)[1]
         length = float(np.linalg.norm(gradient))
-        if self.part.features == "one-step-change":  # FedSSO, Algorithm 1, line 1
+        if self.part.features.name == "one-step-change":  # FedSSO, Algorithm 1, line 1
             vector = -self.config.local.lr * gradient
-        elif self.part.features == "full-gradient":
+        elif self.part.features.name == "full-gradient":
             vector = gradient
         else:
-            centres, restored = squeeze(gradient, self.part.levels)
+            centres, restored = squeeze(gradient, self.part.features.codebook_size)
             length = float(np.linalg.norm(restored.astype(np.float64)))
-            vector = restored if self.part.restore else centres
+            vector = restored if self.part.features.decompress else centres
         return self._projected(vector.astype(np.float32)), length
 
     def _projected(self, vector: np.ndarray) -> np.ndarray:
@@ -582,9 +586,9 @@ class Stratification:
 
     def _grouped(self, t: int, matrix: np.ndarray, norms: np.ndarray | None) -> Grouping:
         n = self.population.clients
-        if self.part.clients == "importance":
+        if self.sampler == "importance":
             return Grouping(np.zeros(n, np.int64), [n], [0.0], norms)
-        labels = self._optics(matrix) if self.part.clustering == "optics" else self._kmeans(t, matrix)
+        labels = self._optics(matrix) if self.part.clustering.name == "optics" else self._kmeans(t, matrix)
         strata = range(int(labels.max()) + 1)
         spreads = [0.0] * len(strata)
         if self.part.allocation == "neyman":
@@ -605,21 +609,26 @@ class Stratification:
         from sklearn.metrics import pairwise_distances
 
         distances = pairwise_distances(matrix)
-        model = OPTICS(min_samples=self.part.min_samples, xi=self.part.xi, cluster_method="xi", metric="precomputed")
+        model = OPTICS(
+            min_samples=self.part.clustering.min_samples,
+            xi=self.part.clustering.xi,
+            cluster_method="xi",
+            metric="precomputed",
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = model.fit_predict(np.maximum(distances, distances.T)).tolist()
         alone = [k for k, label in enumerate(found) if label == -1]
         others = [k for k, label in enumerate(found) if label != -1]
         self.noise = len(alone)
-        if self.part.noise == "drop":
+        if self.part.clustering.outliers == "drop":
             return numbered(found)
         free = max(found) + 1
         for place, k in enumerate(alone):
-            if self.part.noise == "nearest" and others:
+            if self.part.clustering.outliers == "nearest" and others:
                 found[k] = found[min(others, key=lambda j: float(np.linalg.norm(matrix[k].astype(float) - matrix[j])))]
             else:
-                found[k] = free + (place if self.part.noise == "singletons" else 0)
+                found[k] = free + (place if self.part.clustering.outliers == "singletons" else 0)
         return numbered(found)
 
 
@@ -721,22 +730,22 @@ def _whole_shares(
 
 def size_estimate(config: Config, t: int, sizes: np.ndarray, asked: list[int]) -> dict[str, Any]:
     """Ñ from the answers of those asked (FedSampling, Eq 1, 2, 21), or by Duchi's or the piecewise mechanism."""
-    part = config.samples
+    part = config.samples.size
     true = sum(int(sizes[k]) for k in asked)
     facts: dict[str, Any] = {"size_true": true, "clipped_fraction": 0.0, "size_estimate": float(true)}
-    if part.size_estimate == "exact":
+    if part.estimate == "exact":
         return facts
-    generator = stream(config.seed, SIZE_ANSWER, 0 if part.memoise else t)
-    m, epsilon, n = part.threshold, part.epsilon, len(sizes)
+    generator = stream(config.seed, SIZE_ANSWER, 0 if part.reuse_reports else t)
+    m, epsilon, n = part.max_size, part.epsilon, len(sizes)
     inputs = [min(max(int(size), 1), m - 1) if part.clip else int(size) for size in sizes]
-    if part.size_estimate == "randomized-response":
+    if part.estimate == "randomized-response":
         alpha = (math.exp(epsilon) - 1) / (math.exp(epsilon) + m - 2)  # Eq 21
         truthful, fake = generator.random(n) < alpha, generator.integers(1, m, n)
         answers = [inputs[k] if truthful[k] else int(fake[k]) for k in asked]  # Eq 1
         raw = (sum(answers) - (1 - alpha) * m * len(asked) / 2) / alpha  # Eq 2
     else:
         unit = [(size - m / 2) / (m / 2 - 1) for size in inputs]  # 1 … M − 1 on [−1, 1]
-        if part.size_estimate == "duchi":
+        if part.estimate == "duchi":
             c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
             draws = generator.random(n)
             signs = [c if draws[k] < 0.5 + unit[k] / (2 * c) else -c for k in asked]
@@ -771,14 +780,14 @@ def sampled_rows(
         places = _bernoulli_places(config.seed, t, len(axis), p)
     elif rule == "exact":
         generator = stream(config.seed, SAMPLES, t)
-        places = _distinct(generator, [len(axis)], [min(part.wanted, len(axis))]) if axis else []
+        places = _distinct(generator, [len(axis)], [min(part.budget, len(axis))]) if axis else []
     else:
         places, first = [], 0
         for block in range(0, len(cohort), 1024):
             members = cohort[block : block + 1024]
             generator = stream(config.seed, SAMPLES, t, block // 1024)
             chance = generator.random(len(members))
-            exact = [part.ratio * int(sizes[k]) for k in members]
+            exact = [part.sampler.options["ratio"] * int(sizes[k]) for k in members]
             counts = [int(e) + bool(u < e - int(e)) for e, u in zip(exact, chance, strict=True)]
             own = [int(sizes[k]) for k in members]
             places += [first + place for place in _distinct(generator, own, counts)]
@@ -823,13 +832,14 @@ def _distinct(generator: np.random.Generator, sizes: list[int], counts: list[int
 
 def local_rate(config: Config, t: int) -> float:
     """η_t: constant, η/(1 + t) (FedSSO, §4), a half cosine, or steps."""
-    part = config.local
-    if part.lr_schedule == "inverse":
+    part, name = config.local, config.local.schedule.name
+    if name == "inverse":
         return part.lr / (1 + t)
-    if part.lr_schedule == "cosine":
+    if name == "cosine":
         return part.lr * (1 + math.cos(math.pi * t / config.rounds)) / 2
-    if part.lr_schedule == "step":
-        return part.lr * part.lr_factor ** (t // part.lr_every)
+    if name == "step":
+        step = config.local.schedule.options
+        return part.lr * step["factor"] ** (t // step["every"])
     return part.lr
 
 
@@ -867,6 +877,7 @@ def train(
     `plain`: SGD without dropout, whatever the configuration says. `term`: what an algorithm adds to a gradient.
     """
     part, rate, d = config.local, local_rate(config, t), net.trainable
+    adam = SimpleNamespace(**part.optimizer.options)
     net.shared["words"] = None if plain else stream(config.seed, DROPOUT, t, k)
     own, work = w.copy(), Work(np.zeros_like(w))
     first, second = np.zeros(d), np.zeros(d)
@@ -875,13 +886,13 @@ def train(
         gradient = gradient + part.proximal_mu * (own[:d] - w[:d])
         if term is not None:
             gradient = gradient + term(own[:d] - w[:d])
-        if part.optimizer == "sgd" or plain:
+        if part.optimizer.name == "sgd" or plain:
             own[:d] -= rate * gradient
         else:
-            first = part.beta1 * first + (1 - part.beta1) * gradient
-            second = part.beta2 * second + (1 - part.beta2) * gradient**2
-            mean, square = first / (1 - part.beta1**number), second / (1 - part.beta2**number)
-            own[:d] -= rate * mean / (np.sqrt(square) + part.epsilon)
+            first = adam.beta1 * first + (1 - adam.beta1) * gradient
+            second = adam.beta2 * second + (1 - adam.beta2) * gradient**2
+            mean, square = first / (1 - adam.beta1**number), second / (1 - adam.beta2**number)
+            own[:d] -= rate * mean / (np.sqrt(square) + adam.epsilon)
         own[d:] = buffers
         work.loss_sum += loss * len(rows)
         work.loss_rows += len(rows)
@@ -894,12 +905,12 @@ class Carrier:
     """What arrives of an update: rounded at random to 16 or 8 bits, or the largest values; what got lost may follow."""
 
     def __init__(self, config: Config):
-        self.config, self.part = config, config.transport
+        self.config, self.part = config, config.compression
         self.lost: dict[int, np.ndarray] = {}
 
     def send(self, t: int, k: int, update: np.ndarray) -> np.ndarray:
         """Δ_k as the server receives it."""
-        if self.part.kind == "float32":
+        if self.part.name == "none":
             return update
         whole = update + self.lost.get(k, 0.0)
         received = self._received(t, k, whole)
@@ -909,18 +920,18 @@ class Carrier:
         return received
 
     def _received(self, t: int, k: int, update: np.ndarray) -> np.ndarray:
-        if self.part.kind == "topk":
+        if self.part.name == "top-k":
             kept = np.argsort(-np.abs(update), kind="stable")[: self.values_sent(len(update))]
             received = np.zeros_like(update)
             received[kept] = update[kept]
             return received
         up = stream(self.config.seed, TRANSPORT, t, k).random(len(update), np.float32)
-        if self.part.kind == "int8":
+        if self.part.name == "int8":
             largest = [np.abs(update[a : a + 512]).max() for a in range(0, len(update), 512)]
             step = np.repeat(np.array(largest) / 127, 512)[: len(update)]
             step[step == 0] = 1
         else:
-            bits, lowest = {"float16": (10, -14), "bfloat16": (7, -119)}[self.part.kind]
+            bits, lowest = {"float16": (10, -14), "bfloat16": (7, -119)}[self.part.name]
             exponent = np.maximum(np.frexp(update)[1] - 1, lowest)
             step = 2.0 ** (exponent - bits)
         lower = np.floor(update / step)
@@ -932,35 +943,36 @@ class Carrier:
 
     def bytes(self, d: int) -> int:
         """Bytes of one update: values, their places, or the scales of buckets of 512."""
-        if self.part.kind == "topk":
+        if self.part.name == "top-k":
             return math.ceil(self.values_sent(d) * (32 + max(1, (d - 1).bit_length())) / 8)
-        if self.part.kind == "int8":
+        if self.part.name == "int8":
             return d + 4 * math.ceil(d / 512)
-        return d * (4 if self.part.kind == "float32" else 2)
+        return d * (4 if self.part.name == "none" else 2)
 
 
 class Server:
     """Reddi et al. 2020, Algorithm 2, and momentum (Hsu et al. 2019), for trainable values; buffers take the mean."""
 
     def __init__(self, config: Config, trainable: int):
-        self.part, self.trainable = config.aggregation, trainable
+        self.name, self.trainable = config.server.optimizer.name, trainable
+        self.part = SimpleNamespace(**{"tau": 0.0} | config.server.optimizer.options)
         self.m, self.v = np.zeros(trainable), np.full(trainable, self.part.tau**2)
 
     def step(self, w: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """w_{t+1} from w_t and Δ_t."""
         part, d = self.part, self.trainable
         moved, delta = w + mean, mean[:d]
-        if part.optimizer == "sgd":
+        if self.name == "sgd":
             moved[:d] = w[:d] + part.lr * delta
             return moved
-        if part.optimizer == "momentum":
+        if self.name == "momentum":
             self.m = part.beta1 * self.m + delta
             moved[:d] = w[:d] + part.lr * self.m
             return moved
         self.m = part.beta1 * self.m + (1 - part.beta1) * delta
-        if part.optimizer == "adagrad":
+        if self.name == "adagrad":
             self.v = self.v + delta**2
-        elif part.optimizer == "adam":
+        elif self.name == "adam":
             self.v = part.beta2 * self.v + (1 - part.beta2) * delta**2
         else:
             self.v = self.v - (1 - part.beta2) * delta**2 * np.sign(self.v - delta**2)
@@ -1060,19 +1072,19 @@ class PlainLoop:
         self, t: int, changes: list[np.ndarray], factors: list[float], total: np.ndarray, divisor: float
     ) -> np.ndarray:
         """The update: the weighted sum, or what a rule or q-FedAvg makes of all changes."""
-        part, losses = self.config.aggregation, self.start_losses
-        if changes and part.weights == "q-ffl":
+        part, losses = self.config.server, self.start_losses
+        if changes and part.weights.name == "q-ffl":
             return np.asarray(fair_mean(self.config, local_rate(self.config, t), changes, losses, factors))
-        if changes and part.rule != "mean":
+        if changes and part.aggregator.name != "mean":
             return combine(self.config, changes, [factor / divisor for factor in factors])
         return total / divisor
 
     # -- the plan
 
     def _turnout(self, t: int) -> Turnout:
-        config, system = self.config, self.config.system
+        config, clients = self.config, self.config.clients
         chance = presence(config, t, self.population)
-        if system.availability == "always":
+        if clients.availability.name == "always":
             there = list(range(self.n))
         else:
             here = stream(config.seed, AVAILABILITY, t).random(self.n)
@@ -1086,16 +1098,16 @@ class PlainLoop:
             norms = self.strata.grouping.norms if self.strata.grouping else None
             asked = draw_cohort(config, t, there, self.sizes, norms)
         arrived = self._surviving(t, asked, draws)
-        if not system.clock:
+        if config.devices is None:
             return Turnout(there, asked.clients, arrived, draws, expected)
         seconds = self._seconds(t, asked.clients, arrived.clients, there)
-        if system.over_selection > 1 and not self.strata.opens(t):
+        if clients.over_selection > 1 and not self.strata.opens(t):
             arrived, seconds = self._first(t, arrived, seconds, draws)
         return Turnout(there, asked.clients, arrived, draws, expected, seconds)
 
     def _from_strata(self, t: int, there: list[int]) -> tuple[Drawn, list[int], list[float]]:
         """m_h of the available clients of every stratum (FedSSO, lines 4-8; FedSTaS, Algorithm 2)."""
-        config, part, grouping = self.config, self.config.participation, self.strata.grouping
+        config, part, grouping = self.config, self.strata.part, self.strata.grouping
         assert grouping is not None
         members = [[k for k in there if grouping.labels[k] == h] for h in range(len(grouping.sizes))]
         room, m = [len(own) for own in members], wanted_clients(config, sum(grouping.sizes))
@@ -1107,7 +1119,7 @@ class PlainLoop:
             if not draws[h]:
                 continue
             asked = min(len(own), math.ceil(draws[h] * over - 1e-9))
-            if part.draw == "uniform":
+            if part.within_stratum == "uniform":
                 chosen = generator.choice(len(own), asked, replace=False, shuffle=False).tolist()
                 pi = [expected[h] / len(own)] * len(own)
             else:
@@ -1128,7 +1140,7 @@ class PlainLoop:
         for m, chance in ((fewer, 1 - more), (fewer + 1, more)):
             if m and chance > 1e-12:
                 asked = min(len(norms), math.ceil(m * over - 1e-9))
-                pi = np.array(inclusion_by_norm(norms, asked, self.config.participation.design))
+                pi = np.array(inclusion_by_norm(norms, asked, self.strata.part.design))
                 total += chance * m / asked * pi
         return total.tolist()
 
@@ -1172,28 +1184,28 @@ class PlainLoop:
 
     def _seconds(self, t: int, asked: list[int], clients: list[int], there: list[int]) -> list[float]:
         """When each update arrives: rows through the model, the model's way down and the update's up."""
-        system, local, part = self.config.system, self.config.local, self.config.samples
+        devices, local, part = self.config.devices, self.config.local, self.config.samples
 
-        def rates(place: int, law: str, median: float, sigma: float) -> np.ndarray:
+        def rates(place: int, table: Any, median: float) -> np.ndarray:
             generator = stream(self.config.seed, DEVICE, 0, place)
-            if law == "constant":
-                return np.full(self.n, median)
-            if law == "lognormal":
-                return np.asarray(median * np.exp(sigma * generator.standard_normal(self.n)))
-            ends = np.cumsum(system.speed_shares)
-            kinds = [min(int((ends <= u).sum()), len(ends) - 1) for u in generator.random(self.n)]
-            return np.array([system.speed_rates[kind] for kind in kinds])
+            if table.name == "classes":
+                ends = np.cumsum(table.shares)
+                kinds = [min(int((ends <= u).sum()), len(ends) - 1) for u in generator.random(self.n)]
+                return np.array([table.rates[kind] for kind in kinds])
+            middle = median if table.median is None else table.median
+            if table.name == "constant":
+                return np.full(self.n, middle)
+            return np.asarray(middle * np.exp(table.sigma * generator.standard_normal(self.n)))
 
-        speed = rates(0, system.speed, system.speed_median, system.speed_sigma)
-        upload = rates(1, "lognormal", system.upload, system.bandwidth_sigma)
-        download = rates(2, "lognormal", system.download, system.bandwidth_sigma)
-        pools = {"exact": clients, "bernoulli": asked if part.asked == "participants" else there}
+        speed, upload = rates(0, devices.speed, 1e3), rates(1, devices.upload, 1e6)
+        download = rates(2, devices.download, 4e6)
+        pools = {"exact": clients, "bernoulli": asked if part.size.query == "selected" else there}
         share = 1.0
-        if part.rule == "ratio":
-            share = part.ratio
-        elif part.rule in pools:
-            pool = sum(int(self.sizes[k]) for k in pools[part.rule])
-            share = min(1.0, part.wanted / max(1, pool))
+        if part.sampler.name == "ratio":
+            share = part.sampler.options["ratio"]
+        elif part.sampler.name in pools:
+            pool = sum(int(self.sizes[k]) for k in pools[part.sampler.name])
+            share = min(1.0, part.budget / max(1, pool))
         found = []
         for k in clients:
             rows = float(self.sizes[k]) * share
@@ -1214,29 +1226,31 @@ class PlainLoop:
     def _probability(self, t: int, turnout: Turnout) -> tuple[float, dict[str, Any]]:
         """p = min(1, K/Ñ) (FedSampling, Eq 8), Ñ over those there, or over those who receive the model (FedSTaS)."""
         part = self.config.samples
-        if self.strata.opens(t) or part.rule not in ("bernoulli", "ratio"):
+        if self.strata.opens(t) or part.sampler.name not in ("bernoulli", "ratio"):
             return 1.0, {}
-        if part.rule == "ratio":
-            return part.ratio, {"sampling_probability": part.ratio}
+        if part.sampler.name == "ratio":
+            ratio = part.sampler.options["ratio"]
+            return ratio, {"sampling_probability": ratio}
         asked = self._queried(turnout)
         facts = {"size_asked": len(asked)} | size_estimate(self.config, t, self.sizes, asked)
-        p = min(1.0, part.wanted / facts["size_estimate"]) if facts["size_estimate"] > 0 else 1.0
+        p = min(1.0, part.budget / facts["size_estimate"]) if facts["size_estimate"] > 0 else 1.0
         return p, {"sampling_probability": p, **facts}
 
     def _queried(self, turnout: Turnout) -> list[int]:
         """Who answers the size query: all who are there, or those who receive the model, whoever drops out later."""
-        return turnout.there if self.config.samples.asked == "all" else turnout.asked
+        return turnout.there if self.config.samples.size.query == "all" else turnout.asked
 
     # -- weights
 
     def _kind(self, opening: bool) -> tuple[str, str]:
         """Which weights, of which population; the opening's are ρ_k (FedSSO, Algorithm 1, line 3)."""
-        part = self.config.aggregation
+        weights = self.config.server.weights
+        name, population = weights.name, weights.options.get("population", "samples")
         if not opening:
-            return part.weights, part.population
+            return name, population
         sums = dict.fromkeys(("gradient-sum", "gradient-sum-squared"), "samples")
         kinds = {**sums, "stratified": "normalized", "literal": "normalized"}
-        return kinds.get(part.weights, part.weights), "clients" if part.weights == "stratified" else part.population
+        return kinds.get(name, name), "clients" if name == "stratified" else population
 
     def _factors(self, t: int, turnout: Turnout, rows: dict[int, list[int]]) -> tuple[dict[int, float], bool]:
         """c_k of every participant, and whether Δ = Σ c_k Δ_k is divided by Σ c_k of those who have rows."""
@@ -1345,13 +1359,13 @@ class PlainLoop:
         return facts | ({"train_loss": losses / passed} if passed else {})
 
     def _facts(self, t: int, turnout: Turnout, opening: bool) -> dict[str, Any]:
-        system, grouping = self.config.system, self.strata.grouping
+        table, grouping = self.config.clients, self.strata.grouping
         facts: dict[str, Any] = {"participants": len(turnout.cohort.clients)}
         if opening:
             facts["opening"] = True
-        if system.availability != "always":
+        if table.availability.name != "always":
             facts["available"] = len(turnout.there)
-        if system.drop_out or system.over_selection > 1:
+        if table.failure_rate or table.over_selection > 1:
             facts["asked"] = len(turnout.asked)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = max(turnout.seconds, default=0.0)
@@ -1365,7 +1379,7 @@ class PlainLoop:
 
     def _links(self, t: int, turnout: Turnout, facts: dict[str, Any]) -> dict[str, Any]:
         """Bytes of models, updates, size answers, probes and class counts, four a number."""
-        config, part, d = self.config, self.config.participation, len(self.w)
+        config, part, d = self.config, self.strata.part, len(self.w)
         received, returned = len(turnout.asked), len(turnout.cohort.clients)
         more_down, more_up, numbers = self.algorithm.vectors()
         down = 4 * d * received * (1 + more_down)
@@ -1375,15 +1389,16 @@ class PlainLoop:
             up += 4 * facts["size_asked"]
             down += 8 * received
         if self.strata.measured:
-            if part.features == "label-histogram":
+            if part.features.name == "label-histogram":
                 one = 4 * classes
-            elif part.features == "compressed-gradient":  # centres, norm, an index per value
-                one = 4 * (part.levels + 1) + math.ceil(d * max(1, (part.levels - 1).bit_length()) / 8)
+            elif part.features.name == "compressed-gradient":  # centres, norm, an index per value
+                levels = part.features.codebook_size
+                one = 4 * (levels + 1) + math.ceil(d * max(1, (levels - 1).bit_length()) / 8)
             else:
                 one = 4 * d
             assert trainable <= d
             up += one * self.strata.measured
-            down += 4 * d * self.strata.measured if part.features != "label-histogram" else 0
+            down += 4 * d * self.strata.measured if part.features.name != "label-histogram" else 0
         if t == 0 and config.rebalance is not None:
             up, down = up + 4 * classes * self.n, down + 4 * classes * self.n
         found = {"bytes_client_up": up, "bytes_client_down": down}
@@ -1392,14 +1407,14 @@ class PlainLoop:
     def _spent(self, t: int, turnout: Turnout) -> dict[str, Any]:
         """ε spent on size answers so far, by basic composition: a repeated answer is paid for once, a size that is told
         otherwise has none."""
-        part = self.config.samples
-        if part.rule != "bernoulli" or part.size_estimate == "exact":
+        part = self.config.samples.size
+        if self.config.samples.sampler.name != "bernoulli" or part.estimate == "exact":
             return {}
         asked = [] if self.strata.opens(t) else self._queried(turnout)
         fresh, exposed = False, len(self.used.exposed)
         for k in asked:
-            fresh |= self.used.answers[k] == 0 or not part.memoise
-            self.used.answers[k] = 1 if part.memoise else self.used.answers[k] + 1
+            fresh |= self.used.answers[k] == 0 or not part.reuse_reports
+            self.used.answers[k] = 1 if part.reuse_reports else self.used.answers[k] + 1
         self.used.exposed |= self._exposed(turnout, asked)
         any_exposed = bool(self.used.exposed)
         return {
@@ -1411,22 +1426,22 @@ class PlainLoop:
 
     def _exposed(self, turnout: Turnout, asked: list[int]) -> set[int]:
         """Clients whose n_k the server learns in this round without any noise."""
-        part, weights = self.config.participation, self.config.server.weights.name
-        by_samples = self.config.aggregation.population == "samples"
+        sampler, part, weights = self.strata.sampler, self.strata.part, self.config.server.weights.name
+        by_samples = self.config.server.weights.options.get("population", "samples") == "samples"
         opened = (
-            part.clients == "stratified"
-            and part.opening
+            sampler == "stratified"
+            and part.initial_step
             and weights in ("samples", "gradient-sum", "gradient-sum-squared")
         )
         if (
-            part.clients == "weighted"
+            sampler == "weighted"
             or self.config.rebalance is not None
-            or (part.clients == "stratified" and part.features == "label-histogram")
+            or (sampler == "stratified" and part.features.name == "label-histogram")
             or (by_samples and (opened or weights in ("normalized", "unbiased", "literal")))
         ):
             return set(range(self.n))
-        open_answers = {k for k in asked if self.sizes[k] >= self.config.samples.threshold}
-        found = set() if self.config.samples.clip else open_answers
+        open_answers = {k for k in asked if self.sizes[k] >= self.config.samples.size.max_size}
+        found = set() if self.config.samples.size.clip else open_answers
         return found | (set(turnout.cohort.clients) if weights == "samples" else set())
 
     def _diagnosed(

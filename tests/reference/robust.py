@@ -41,7 +41,7 @@ def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
 
 def combine(config: Config, changes: list[np.ndarray], shares: list[float]) -> np.ndarray:
     """The update that the rule makes of all updates, coordinate after coordinate."""
-    rule, options, m = config.server.aggregator.name, config.aggregation.model_extra or {}, len(changes)
+    rule, options, m = config.server.aggregator.name, config.server.aggregator.options, len(changes)
     columns = [sorted(column) for column in np.transpose(changes).tolist()]
     if rule == "median":
         return np.array([(c[(m - 1) // 2] + c[m // 2]) / 2 for c in columns])
@@ -67,7 +67,7 @@ def _krum(changes: list[np.ndarray], byzantine: int) -> list[int]:
 
 def fair_mean(config: Config, lr: float, changes: list[np.ndarray], losses: list[float], times: list[Any]) -> Any:
     """Σ L F^q Δ / Σ (q F^{q−1} L² ‖Δ‖² + L F^q), every client as often as it was drawn."""
-    options = config.aggregation.model_extra or {}
+    options = config.server.weights.options
     q, bound = options.get("q", 1.0), options.get("lipschitz") or 1 / lr
     step, total = np.zeros_like(changes[0]), 0.0
     for change, loss, often in zip(changes, losses, times, strict=True):

@@ -20,10 +20,12 @@ from fedmpi import UserError
 from fedmpi.cli import compare
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
-from fedmpi.results.loading import find_runs, read_runs
+from fedmpi.results.loading import components_from, find_runs, read_runs
 from fedmpi.results.tables import _latex_cell, as_csv, as_latex, print_comparison
 
 Record = dict[str, Any]
+EVALUATION = {"evaluation.every": 1, "evaluation.on": "auto"}
+"""Keys that every config.toml has."""
 
 
 def write_run(
@@ -36,8 +38,8 @@ def write_run(
 ) -> None:
     """The files of a run with these test accuracies; each round uses 10 samples and sends 1,000 bytes up and down."""
     folder.mkdir(parents=True)
-    table = {"preset": "fedavg", "rounds": len(accuracies), "data.source": "digits", **(config or {})}
-    (folder / "config.toml").write_text(tomli_w.dumps(nested(table, "test")))
+    table = {"preset": "fedavg", "rounds": len(accuracies), "data.source": "digits", **EVALUATION, **(config or {})}
+    (folder / "config.toml").write_text(tomli_w.dumps(nested(table)))
     with open(folder / "metrics.jsonl", "w") as file:
         for round, accuracy in enumerate(accuracies):
             record: Record = {"round": round, "samples": 10, "bytes_client_up": 400, "bytes_client_down": 600}
@@ -109,18 +111,13 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     assert "2.5 ± 0.7 (2 of 3)" in rendered(compared(tmp_path, target=0.8))
 
 
-def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmpis(tmp_path: Path) -> None:
+def test_an_option_that_a_run_lacks_is_named_as_absent(tmp_path: Path) -> None:
     own = {"clients.sampler": "mine:sampler"}
     write_run(tmp_path / "a", [0.1], own)
     write_run(tmp_path / "b", [0.2], own | {"clients.sampler.strata": 10})
     write_run(tmp_path / "c", [0.3], own | {"clients.sampler.strata": "many"})
     [(_, rows)] = compared(tmp_path).blocks
     assert [row.group.label for row in rows] == ["without clients.sampler.strata", "strata = 10", "strata = many"]
-    law = {"clients.availability": "mine:law"}
-    write_run(tmp_path / "laws" / "a", [0.1], law)
-    write_run(tmp_path / "laws" / "b", [0.2], law | {"clients.failure_rate": 0.5})
-    [(_, rows)] = compared(tmp_path / "laws").blocks
-    assert [row.group.label for row in rows] == ["drop_out = 0.0", "drop_out = 0.5"], "fedmpi's with any law"
 
 
 def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path) -> None:
@@ -138,26 +135,30 @@ def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path
     assert first.group.label == "local.lr = 0.2, server.optimizer.lr = 0.3"
 
 
-def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there(tmp_path: Path) -> None:
+def test_an_option_is_named_only_with_the_component_that_has_it(tmp_path: Path) -> None:
     stratified = {"clients.sampler": "stratified"}
     for name, config, labels in (
         ("two", stratified | {"clients.sampler.strata": 2}, {"clients.sampler.strata": 2}),
-        ("older", stratified, {"clients.sampler.strata": 10}),
+        ("ten", stratified | {"clients.sampler.strata": 10}, {"clients.sampler.strata": 10}),
         ("uniform", {"clients.sampler": "uniform"}, {}),
-        ("adam", {"clients.sampler": "uniform", "local.optimizer": "adam"}, {}),
+        ("adam", {"local.optimizer": "adam", "local.optimizer.beta1": 0.9}, {}),
         ("gone", {"clients.sampler": "no longer there"}, {}),
     ):
         write_run(tmp_path / name, [0.1], config, labels={"run": name, **labels})
     [(_, rows)] = compared(tmp_path).blocks
-    expected = ["two, strata = 2", "older, strata = 10", "uniform", "adam", "gone, strata = 10"]
-    assert {row.group.label for row in rows} == set(expected)
-    for name, config in (("one", ["top-5"]), ("k", ["top-5", "top-k"])):
-        given = {"task.metrics": config} | ({"task.metrics.k_XXX": 3} if name == "k" else {})
-        write_run(tmp_path / "metrics" / name, [0.1], given, labels={"run": name})
-    [(_, rows)] = compared(tmp_path / "metrics", by=("run", "task.metrics.k_XXX")).blocks
-    assert {row.group.label for row in rows} == {"one", "k, k = 3"}
+    assert {row.group.label for row in rows} == {"two, strata = 2", "ten, strata = 10", "uniform", "adam", "gone"}
     [(_, rows)] = compared(tmp_path, by=("run", "local.optimizer.beta1")).blocks
     assert [row.group.label for row in rows if "beta1" in row.group.label] == ["adam, beta1 = 0.9"]
+
+
+def test_components_of_a_list_are_named_with_their_options(tmp_path: Path) -> None:
+    for number, metrics in enumerate((["top-5"], ["top-5", {"name": "top-k", "k": 3}], [{"name": "mine:own", "k": 3}])):
+        write_run(tmp_path / str(number), [0.1], {"task.metrics": metrics})
+    [(_, rows)] = compared(tmp_path).blocks
+    expected = ["[top-5]", "[top-5, top-k(k = 3)]", "[mine:own(k = 3)]"]
+    assert [row.group.label for row in rows] == [f"metrics = {metrics}" for metrics in expected]
+    tables = [run.table for run in read_runs(find_runs([tmp_path]))]
+    assert components_from("mine.py", tables) == "task.metrics = mine:own"
 
 
 def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
@@ -224,14 +225,6 @@ def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None
         ("fedadam", [0, 1, 2]),
         ("fedavg", [0, 1, 2]),
     ]
-
-
-def test_a_key_that_an_older_run_lacks_has_its_default(tmp_path: Path) -> None:
-    write_run(tmp_path / "old", [0.1, 0.6])
-    write_run(tmp_path / "new", [0.1, 0.6], {"seed": 1, "task.loss": "cross-entropy", "devices.speed.rates": []})
-    write_run(tmp_path / "other", [0.1, 0.6], {"seed": 1, "task.loss": "focal"})
-    [(_, rows)] = compared(tmp_path).blocks
-    assert [(row.group.label, row.final.n) for row in rows] == [("loss = cross-entropy", 2), ("loss = focal", 1)]
 
 
 def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:

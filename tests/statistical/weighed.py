@@ -16,7 +16,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import load_config
 
-KINDS = [part.name for part in parts("weights")]
+KINDS = [part.name for part in components("weights")]
 
 
 def weighing(kind: str, **options: Any) -> Weighing:

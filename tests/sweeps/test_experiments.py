@@ -93,24 +93,26 @@ def test_fedsampling_has_the_numbers_of_its_section_4() -> None:
     for name in ("table1", "table1-toys", "table1-beauty", "fig3", "fig4", "fig5"):
         for run in runs(f"fedsampling-{name}"):
             if run.labels["run"] in ("Centralization", "FedSampling"):
-                assert (run.config.samples.budget, run.config.aggregation.lr) == (2048, 0.05)
+                assert (run.config.samples.budget, run.config.server.optimizer.options["lr"]) == (2048, 0.05)
             if run.labels["run"] == "FedSampling":
-                assert (run.config.samples.threshold, run.config.samples.epsilon) == (300, 3.0)
+                assert (run.config.samples.size.max_size, run.config.samples.size.epsilon) == (300, 3.0)
     table = [*runs("fedsampling-table1"), *runs("fedsampling-table1-toys"), *runs("fedsampling-table1-beauty")]
     assert len(table) == 3 * 2 * 6, "data sets, networks, algorithms"
     assert {run.data.words[0] for run in table if run.data} == {"mind", "amazon"}
     [text, code] = [run.config for run in runs("fedsampling-code")]
-    assert (text.aggregation.weights, code.aggregation.weights) == ("gradient-sum", "gradient-sum-squared")
-    truthful = (np.exp(code.samples.epsilon) - 1) / (np.exp(code.samples.epsilon) + code.samples.threshold - 2)
+    assert (text.server.weights.name, code.server.weights.name) == ("gradient-sum", "gradient-sum-squared")
+    size = code.samples.size
+    truthful = (np.exp(size.epsilon) - 1) / (np.exp(size.epsilon) + size.max_size - 2)
     assert truthful == pytest.approx(0.5, abs=1e-3), "the α of the published code, by Eq 21"
 
 
 def test_fedsso_has_the_numbers_of_its_section_4() -> None:
     for run in (*runs("fedsso-fig3"), *runs("fedsso-fig5")):
-        local, part = run.config.local, run.config.participation
-        assert (local.lr, local.batch_size, part.fraction) == (0.01, 10, 0.1)
+        local, clients = run.config.local, run.config.clients
+        assert (local.lr, local.batch_size, clients.fraction) == (0.01, 10, 0.1)
         if run.config.preset == "fedsso":
-            assert (part.min_samples, part.xi) == (2, 0.25)
+            clustering = clients.sampler.services.clustering
+            assert (clustering.name, clustering.min_samples, clustering.xi) == ("optics", 2, 0.25)
         assert run.config.preset != "fedprox" or local.proximal_mu == 0.2
     assert len(runs("fedsso-fig2")) == 7 and len(runs("fedsso-fig3")) == 5 * 4
 
@@ -118,11 +120,11 @@ def test_fedsso_has_the_numbers_of_its_section_4() -> None:
 def test_fedstas_has_the_numbers_of_its_section_3() -> None:
     systems = [run for run in runs("fedstas-fig2") if run.labels["run"] in ("FedSTS", "FedSTaS", "DP-FedSTaS")]
     for run in (*systems, *runs("fedstas-fig3")):
-        local, part, samples = run.config.local, run.config.participation, run.config.samples
-        assert (part.strata, part.count, part.levels) == (10, 10, 9)
+        local, samples, strata = run.config.local, run.config.samples, run.config.clients.sampler.services
+        assert (strata.strata, run.config.clients.count, strata.features.codebook_size) == (10, 10, 9)
         assert (local.steps, local.lr, local.batch_size) == (3, 0.01, 128)
-        assert run.config.preset == "fedsts" or samples.wanted == 2048
-        assert run.config.preset != "fedstas-dp" or (samples.threshold, samples.epsilon) == (100, 3.0)
+        assert run.config.preset == "fedsts" or samples.budget == 2048
+        assert run.config.preset != "fedstas-dp" or (samples.size.max_size, samples.size.epsilon) == (100, 3.0)
         assert run.config.rounds == (199 if "CIFAR" in str(run.labels.get("set")) else 99)
 
 
@@ -136,11 +138,11 @@ def test_astraea_has_the_numbers_of_its_section_4() -> None:
             )
             assert run.data is not None and "230752" in run.data.words and "500" in run.data.words
     first = runs("astraea-fig1")[0].config
-    assert (first.participation.count, first.local.epochs, first.local.batch_size) == (25, 10, 20)
+    assert (first.clients.count, first.local.epochs, first.local.batch_size) == (25, 10, 20)
     table = {run.labels["run"]: run.config for run in runs("astraea-table3")}
-    assert [table[f"Med{e}"].topology.mediator_epochs for e in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert [table[f"Med{e}"].topology.epochs for e in (1, 2, 3, 4)] == [1, 2, 3, 4]
     fedavg = table["FedAvg"]
-    assert (fedavg.participation.count, fedavg.local.epochs, fedavg.evaluation.target_accuracy) == (10, 20, 0.75)
+    assert (fedavg.clients.count, fedavg.local.epochs, fedavg.evaluation.target_accuracy) == (10, 20, 0.75)
     assert {run.config.rebalance.alpha for run in runs("astraea-fig7")} == {0.83}
 
 

@@ -99,6 +99,23 @@ def test_a_list_of_which_not_all_have_names_is_replaced_as_a_whole() -> None:
         assert laid_over({"run": below}, {"run": above}) == {"run": above}
 
 
+def test_a_list_of_components_is_replaced_as_a_whole(folder: Path) -> None:
+    (folder / "below.toml").write_text(
+        'base = "whole.toml"\n[sweep]\n"clients.sampler" = [{name = "oort", explore = 0.5}, {name = "oort"}]\n'
+    )
+    sweep = planned(folder, 'base = "below.toml"\n[sweep]\nclients.sampler = [{name = "oort", explore = 0.1}]')
+    assert {run.labels["clients.sampler.explore"] for run in sweep.runs} == {0.1}
+
+
+def test_another_component_of_a_variant_drops_the_options_of_the_one_below(folder: Path) -> None:
+    (folder / "below.toml").write_text(
+        'base = "whole.toml"\n[[sweep.run]]\nname = "P"\nclients.sampler = {name = "oort", explore = 0.5}\n'
+    )
+    sweep = planned(folder, 'base = "below.toml"\n[[sweep.run]]\nname = "P"\nclients.sampler = "power-of-choice"')
+    [sampler] = {run.config.clients.sampler for run in sweep.runs if run.labels["run"] == "P"}
+    assert (sampler.name, sampler.given) == ("power-of-choice", {})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

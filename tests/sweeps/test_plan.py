@@ -12,7 +12,7 @@ import pytest
 
 from fedmpi import ClientArrays, UserError
 from fedmpi.config import load_config
-from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
+from fedmpi.sweeps.plan import PlannedRun, Sweep, labels_text, plan_sweep
 
 REPOSITORY = Path(__file__).parents[2]
 COUNT = {"clients": {"count": 5}}
@@ -138,7 +138,7 @@ seed = "{seed}"
 
 def test_shards_are_described_once_and_named_by_what_they_depend_on(tmp_path: Path) -> None:
     sweep = planned(
-        SHARDS + '[sweep]\npreset = ["fedavg", "fedprox"]\nseed = [0, 1]\ndata.shards = ["iid", "skewed"]', tmp_path
+        SHARDS + '[sweep]\npreset = ["fedavg", "fedprox"]\nseed = [0, 1]\ndata.source = ["iid", "skewed"]', tmp_path
     )
     shards = {run.name: run.data for run in sweep.runs}
     assert len({data.folder for data in shards.values() if data}) == 3, "iid for all, skewed for each seed"
@@ -169,6 +169,10 @@ WRONG: list[tuple[str, str]] = [
     ("[sweep]\nlocal.lr = 0.1", "is one value: write a list of values"),
     ("[sweep]\nseed = []", "leaves no run"),
     ("[sweep]\nseed = [1, 1]", "holds 1 twice"),
+    (
+        '[sweep]\n"clients.sampler" = [{name = "oort", explore = 0.5}]\n"clients.sampler.explore" = [0.1]',
+        "two lists in [sweep] set clients.sampler.explore",
+    ),
     ("[sweep]\nranks = 0", "ranks = 0: give a number from 1"),
     ("sweep = 3", "sweep is a table of keys: write [sweep]"),
     ("[[sweep.run]]\npreset = 'fedavg'", "[[sweep.run]] needs a name"),
@@ -182,13 +186,13 @@ WRONG: list[tuple[str, str]] = [
         "[[sweep.run]]\nname = 'a'\nrounds = 3\n[[sweep.x]]\nname = 'b'\nrounds = 4",
         "rounds is set by each of a and b",
     ),
-    ("data = 3\n[sweep]\ndata.shards = ['digits']", "data is a table of keys"),
+    ("data = 3\n[sweep]\ndata.source = ['digits']", "data is a table of keys"),
     ("[sweep]\ndata = [3]", "data is a table of keys"),
-    ("local = 2\n'local.lr' = 3", "local is a table of keys, and cannot be 2 too"),
-    ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha means nothing: no [prepare] is used"),
+    ("local = 2\n'local.lr' = 3", "local is a table of keys, not a single value"),
+    ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
     ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run: write data.source = "a"'),
-    ("[prepare]\ndataset = 'digits'\npartition = 'iid'\n[sweep]\ndata.shards = ['digits']", "is used by no run"),
+    ("[prepare]\ndataset = 'digits'\npartition = 'iid'\n[sweep]\ndata.source = ['digits']", "is used by no run"),
     ("[prepare.digits]\npartition = 'iid'", "has the name of the embedded data"),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\nout = 3", "give the folder of the shards as a text"),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 1979-05-27", "give a text, a number, true or false"),
@@ -236,21 +240,72 @@ def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
     ("table", "said"),
     [
         ('name = ["mlp", "mpl"]', "mpl"),
-        ('name = ["mlp", "text-cnn"]\n[model]\nhidden = [3]', "model.hidden is unknown to text-cnn"),
-        ('name = ["mlp"]\n[model]\nhidden = "wide"', "model.hidden = 'wide' does not suit mlp"),
-        ('name = ["nowhere.at_all:network"]', "nowhere"),
+        ('model = ["mlp", {name = "text-cnn", hidden = [3]}]', "model.hidden has no effect here: it needs model = "),
+        ('model = ["mlp"]\n"model.hidden" = ["wide"]', "model.hidden = 'wide' does not suit mlp"),
+        ('model = ["nowhere.at_all:network"]', "nowhere"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_before_any_run_starts(table: str, said: str, tmp_path: Path) -> None:
-    sweep, _, model = table.partition("\n[model]\n")
     with pytest.raises(UserError, match="mine.toml, run ") as refused:
-        planned(f"[model]\n{model}\n[sweep]\nmodel.{sweep}\n", tmp_path)
+        planned(f"[sweep]\n{table}\n", tmp_path)
     assert said in str(refused.value)
+
+
+def test_another_component_drops_the_options_of_the_one_that_it_replaces(tmp_path: Path) -> None:
+    sweep = planned('model.hidden = [3]\n[sweep]\nmodel = ["mlp", "text-cnn"]', tmp_path)
+    assert [run.config.model.options for run in sweep.runs] == [{"hidden": [3]}, {}]
+
+
+def test_a_list_can_hold_components_with_options(tmp_path: Path) -> None:
+    listed = ['"uniform"', '{name = "oort", explore = 0.5}', '{name = "oort", explore = 0.25}']
+    expected = {
+        "sampler=uniform": {},
+        "sampler=oort,explore=0.5": {"clients.sampler.explore": 0.5},
+        "sampler=oort,explore=0.25": {"clients.sampler.explore": 0.25},
+    }
+    for lists in (listed, listed[1:]):
+        for key in ("clients.sampler", '"clients.sampler"'):
+            runs = named(planned(f"[sweep]\n{key} = [{', '.join(lists)}]", tmp_path))
+            assert list(runs) == [*expected][-len(lists) :]
+            for name, run in runs.items():
+                options = {key.rpartition(".")[2]: value for key, value in expected[name].items()}
+                assert run.config.clients.sampler.given == options
+                assert run.labels == {"clients.sampler": run.config.clients.sampler.name, **expected[name]}
+    one = planned(
+        '[sweep]\n"clients.sampler" = [{name = "oort", explore = 0.5}]', tmp_path, ("clients.sampler.explore=0.1",)
+    )
+    assert (one.runs[0].name, one.runs[0].config.clients.sampler.given) == ("sampler=oort", {"explore": 0.1})
+
+
+def test_variants_can_list_components_and_a_key_at_the_top_can_too(tmp_path: Path) -> None:
+    text = """
+    [sweep]
+    attack = ["none", {name = "noise", scale = 0.5}]
+    rebalance = [false, {alpha = 0.5}]
+    [[sweep.run]]
+    name = "a"
+    clients.sampler = ["uniform", {name = "oort", explore = 0.5}]
+    """
+    runs = named(planned(text, tmp_path))
+    assert set(runs) == {
+        f"a,{attack},{rebalance},{sampler}"
+        for attack in ("attack=none", "attack=noise,scale=0.5")
+        for rebalance in ("rebalance=false", "alpha=0.5")
+        for sampler in ("sampler=uniform", "sampler=oort,explore=0.5")
+    }
+    config = runs["a,attack=noise,scale=0.5,alpha=0.5,sampler=uniform"].config
+    assert (config.attack.name, config.attack.scale, config.rebalance.alpha) == ("noise", 0.5, 0.5)
+
+
+def test_components_in_a_list_of_a_key_are_named_with_their_options(tmp_path: Path) -> None:
+    sweep = planned('[sweep]\ntask.metrics = [["top-5"], ["top-5", {name = "top-k", k = 3}]]', tmp_path)
+    assert [run.name for run in sweep.runs] == ["metrics=top-5", "metrics=top-5-top-k-k-3"]
+    assert labels_text(sweep.runs[1].labels) == "task.metrics = [top-5, top-k(k = 3)]"
 
 
 def test_a_run_that_a_key_of_all_runs_does_not_suit_is_named(tmp_path: Path) -> None:
     variants = "".join(f'[[sweep.run]]\nname = "{p}"\npreset = "{p}"\n' for p in ("fedavg", "fedsampling"))
-    with pytest.raises(UserError, match=r"^run fedsampling,seed=3: clients.count \(from .*mine.toml\) means noth"):
+    with pytest.raises(UserError, match=r"^run fedsampling,seed=3: clients.count \(from .*mine.toml\) has no effect"):
         planned(f"[sweep]\nseed = [3]\n{variants}", tmp_path)
 
 
@@ -263,7 +318,7 @@ def test_a_run_is_named_once_and_with_its_file_whatever_the_words_of_the_error(t
             planned(text, tmp_path, settings)
         assert str(refused.value).count("run lr=") == 1
     (tmp_path / "run a").mkdir()
-    with pytest.raises(UserError, match=r"^run a: clients.count \(from .*mine.toml\) means nothing"):
+    with pytest.raises(UserError, match=r"^run a: clients.count \(from .*mine.toml\) has no effect"):
         planned('[[sweep.run]]\nname = "a"\npreset = "fedsampling"\n', tmp_path / "run a")
 
 
@@ -273,7 +328,7 @@ def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, m
     seen: list[object] = []
     check = models.check_model_options
     monkeypatch.setattr(models, "check_model_options", lambda name, options: seen.append(name) or check(name, options))
-    planned('[sweep]\nmodel.name = ["mlp", "cnn"]\nseed = [0, 1, 2]', tmp_path)
+    planned('[sweep]\nmodel = ["mlp", "cnn"]\nseed = [0, 1, 2]', tmp_path)
     assert seen == ["mlp", "cnn"]
 
 
@@ -291,9 +346,7 @@ def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: 
         "model": {"name": nn.Sequential(nn.Linear(64, 10))},
         "sweep": {"seed": [0]},
     }
-    with pytest.raises(
-        UserError, match="run seed=0: runs of a sweep are started from files, and model.name was given as"
-    ):
+    with pytest.raises(UserError, match="run seed=0: runs of a sweep are started from files, and model was given as"):
         plan_sweep(tables, tmp_path)
 
 
@@ -317,4 +370,4 @@ def test_options_are_looked_at_with_every_model_that_has_others(tmp_path: Path) 
 def test_small_matrices_are_no_option_of_the_model(tmp_path: Path) -> None:
     model = {"name": "mlp", "lora": {"rank": 2}}
     tables = {"clients": {"count": 5}, "model": model, "sweep": {"seed": [0]}}
-    assert plan_sweep(tables, tmp_path).runs[0].config.model.lora is not None
+    assert plan_sweep(tables, tmp_path).runs[0].config.model.options.get("lora") is not None

@@ -551,7 +551,7 @@ def test_two_sweeps_of_one_file_share_its_runs(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
-        "rounds = 1\nparticipation.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
+        "rounds = 1\nclients.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
         "[sweep]\nseed = [0, 1, 2]\n"
     )
     words = [

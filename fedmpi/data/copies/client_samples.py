@@ -65,14 +65,14 @@ class ClientSamples:
 def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
     """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on."""
     data, part = ClientData(store, device, standardise=config.data.normalize), config.rebalance
-    if not part.enabled:
+    if part is None:
         return ClientSamples(data)
     check_images(store.description)
     if part.mode == "stored":
         return ClientSamples.rebalanced(data, stored_rebalancing(part, store), part)
     if ORIGINAL_COUNTS in store.extras:
         raise UserError(
-            f"{config.data.source.choice} holds augmented copies already and would be augmented twice: set rebalance.mode = "
+            f"{config.data.source.name} holds augmented copies already and would be augmented twice: set rebalance.mode = "
             '"stored"'
         )
     rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
@@ -112,15 +112,16 @@ def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancin
     """
     if rebalancing is None:
         return {}
-    description, added = store.description, int(rebalancing.added.sum())
+    assert config.rebalance is not None
+    mode, description, added = config.rebalance.mode, store.description, int(rebalancing.added.sum())
     row_bytes = math.prod(description.feature_shape) * np.dtype(description.dtype).itemsize + 8
     before, after = rebalancing.original_counts, rebalancing.class_counts
     return {
-        "mode": config.rebalance.mode,
+        "mode": mode,
         "copies": added,
         "overhead": rebalancing.overhead,
         "bytes": added * row_bytes,
-        "stored_bytes": added * row_bytes if config.rebalance.mode == "stored" else 0,
+        "stored_bytes": added * row_bytes if mode == "stored" else 0,
         "copies_per_sample": rebalancing.copies.tolist(),
         "class_totals_before": before.sum(axis=0).tolist(),
         "class_totals": after.sum(axis=0).tolist(),

@@ -1,4 +1,4 @@
-"""A data sampler: samples.sampler = "row_rule:rare_first"."""
+"""A data sampler: samples.sampler = "rare_first:rare_first"."""
 
 import numpy as np
 

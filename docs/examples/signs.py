@@ -1,4 +1,4 @@
-"""A robust aggregation rule: server.aggregator = "combiner:signs"."""
+"""A robust aggregation rule: server.aggregator = "signs:signs"."""
 
 import torch
 

@@ -9,28 +9,28 @@ from fedmpi.common.registry import KINDS, Component, components, describe, known
 from fedmpi.common.terminal import paragraph
 
 
-def list_parts(kind: str | None) -> None:
+def list_components(kind: str | None) -> None:
     """Print the built-in parts of a kind, or of all kinds."""
     for name in [known_kind(kind)] if kind is not None else KINDS:
-        found = parts(name)
+        found = components(name)
         if found:
             print(f"{name}  ({KINDS[name].key})")
         for part in found:
             print(paragraph(part.title, f"  {part.name:<20} "))
-            for option in part.options:
+            for option in (*part.options, *part.service_options):
                 print(paragraph(_line(option), "      ", " " * 10))
             print(paragraph(_source(part), "    source: "))
         if found:
             print()
 
 
-def show_part(choice: str, kind: str | None) -> None:
+def show_component(choice: str, kind: str | None) -> None:
     """Print one part, built-in or of the user's own."""
     part = describe(choice) if kind is None else resolve(known_kind(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     if part.title:
         print(paragraph(part.title, "  "))
-    for option in part.options:
+    for option in (*part.options, *part.service_options):
         print(paragraph(_line(option, KINDS[part.kind].option_key(option.name)), "  ", " " * 6))
     if part.takes_any:
         print("  options of any name")

@@ -1,0 +1,120 @@
+"""Options of samplers that need strata of the clients or the norms of their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from fedmpi.common.options import not_with, only_with
+from fedmpi.common.registry import SERVICES
+from fedmpi.config.base import Count, Table, WholeOrZero, named, variant_name
+
+if TYPE_CHECKING:
+    from fedmpi.config.tables import ConfigTables
+
+
+class LabelHistogram(Table):
+    """Shares of the classes among a client's samples."""
+
+    name: Literal["label-histogram"] = "label-histogram"
+
+
+class GradientFeatures(Table):
+    """FedSSO's model change after one step, or the local gradient."""
+
+    name: Literal["one-step-change", "full-gradient"]
+    probe: Literal["full", "batch", "sample"] = "full"
+    """Local data that a probe uses: all of it, one batch, one sample."""
+
+
+class CompressedGradient(Table):
+    """FedSTS's compressed gradient: every value is replaced by the nearest of d' centers (IS())."""
+
+    name: Literal["compressed-gradient"] = "compressed-gradient"
+    codebook_size: Annotated[int, Field(ge=2, le=255)] = 9
+    """d', the number of values that a compressed gradient keeps (FedSTaS, IS())."""
+    decompress: bool = True
+    """Cluster the decompressed gradients (the paper) or, if false, the d' sorted centers (the authors' code)."""
+    probe: Literal["full", "batch", "sample"] = "full"
+    """Local data that a probe uses: all of it, one batch, one sample."""
+
+
+class KMeansClustering(Table):
+    """k-means with `strata` clusters."""
+
+    name: Literal["kmeans"] = "kmeans"
+
+
+class OpticsClustering(Table):
+    """OPTICS with the ξ method, which finds the number of clusters (FedSSO)."""
+
+    name: Literal["optics"] = "optics"
+    min_samples: Annotated[Count, Field(ge=2)] = 2
+    """Neighbors that define a core client."""
+    xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Steepness that bounds a cluster."""
+    outliers: Literal["nearest", "singletons", "stratum", "drop"] = "nearest"
+    """Clients in no cluster join the stratum of the nearest client in one, become strata of their own, one common
+    stratum, or are left out (β and the mean are then those of the others)."""
+
+
+Features = Annotated[
+    Annotated[LabelHistogram, Tag("label-histogram")]
+    | Annotated[GradientFeatures, Tag("one-step-change")]
+    | Annotated[GradientFeatures, Tag("full-gradient")]
+    | Annotated[CompressedGradient, Tag("compressed-gradient")],
+    Discriminator(variant_name),
+    named("compressed-gradient"),
+]
+Clustering = Annotated[
+    Annotated[KMeansClustering, Tag("kmeans")] | Annotated[OpticsClustering, Tag("optics")],
+    Discriminator(variant_name),
+    named("kmeans"),
+]
+
+
+class Norms(Table):
+    """Measurement of gradients for samplers that draw by their norms."""
+
+    features: Features = CompressedGradient()
+    """What is measured of a client: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
+    label shares."""
+    refresh: WholeOrZero = 1
+    """Rounds between two stratifications; 0 = once, before the first round."""
+    refresh_clients: Annotated[
+        Literal["all", "selected"], not_with("features", "label-histogram"), not_with("refresh", 0)
+    ] = "all"
+    """Whose gradients are measured again: all, or those selected in the previous round (the others' become stale)."""
+    projection_above: Annotated[Count, not_with("features", "label-histogram")] = 20_000_000
+    """Feature values (clients × parameters) above which a Johnson–Lindenstrauss projection is clustered instead."""
+
+
+class Strata(Norms):
+    """Grouping of the clients into strata."""
+
+    initial_step: bool = False
+    """Round 0 is one step of every client, from which the strata are made, too (FedSSO, Algorithm 1, lines 1-3)."""
+    clustering: Clustering = KMeansClustering()
+    """How clients are grouped into strata: k-means, or OPTICS."""
+    strata: Annotated[Count, only_with("clustering", "kmeans")] = 10
+    """H, the number of strata of k-means."""
+    spread: Annotated[Literal["std", "pairwise"], only_with("allocation", "neyman")] = "std"
+    """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
+
+
+SERVICES.update(norms=Norms, strata=Strata)
+
+
+def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:
+    """Return how much of a client's data a probe of its gradient uses."""
+    features = stratification(config).features
+    return "full" if isinstance(features, LabelHistogram) else features.probe
+
+
+def stratification(config: ConfigTables) -> Strata:
+    """Return how clients are measured and grouped for the sampler of a configuration."""
+    services = config.clients.sampler.services
+    if isinstance(services, Strata):
+        return services
+    return Strata(**({} if services is None else dict(services)))

@@ -1,0 +1,49 @@
+"""Schedules of the local learning rate: (lr, round, rounds) → rate of the round."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedmpi.common.registry import register
+
+
+@register("schedule", name="constant")
+def constant(lr: float, round: int, rounds: int) -> float:
+    """η in every round."""
+    return lr
+
+
+@register("schedule", name="inverse")
+def inverse(lr: float, round: int, rounds: int) -> float:
+    """η/(1 + t) in round t (FedSSO, section 4)."""
+    return lr / (1 + round)
+
+
+@register("schedule", name="cosine")
+def cosine(lr: float, round: int, rounds: int) -> float:
+    """η/2 (1 + cos(π t/T)): from η to zero over all T rounds."""
+    return lr * 0.5 * (1 + float(np.cos(np.pi * round / rounds)))
+
+
+@register("schedule", name="step")
+def step(
+    lr: float,
+    round: int,
+    rounds: int,
+    *,
+    every: Annotated[int, Field(ge=1)] = 30,
+    factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1,
+) -> float:
+    """η · factor^⌊t/every⌋.
+
+    Parameters
+    ----------
+    every : int
+        Rounds between two changes of the rate.
+    factor : float
+        Factor of every change.
+    """
+    return lr * factor ** (round // every)
