@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from data_prep.datasets import data_set
-from data_prep.options import help_of_options, parse_options, show_lists
 from data_prep.output import FULL
+from data_prep.parts import help_of_options, show_lists
 from data_prep.prepare import Job, catch_signals, check_job, prepare, signal_code
 from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
@@ -75,24 +75,12 @@ def run(words: list[str]) -> int:
 def _with_command(words: list[str]) -> list[str]:
     if not words:
         return ["--help"]
-    words = _data_set_first(words)
     if words[0] in COMMANDS or words[0] == "--help":
         return words
     if words[0].startswith("-"):
         raise UserError(f"the data set comes first: python -m data_prep DATASET {words[0]} ...")
     data_set(words[0])  # report an unknown name before anything else
     return ["prepare", *words]
-
-
-def _data_set_first(words: list[str]) -> list[str]:
-    """Return the words with the data set's name first instead of as the value of --dataset."""
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--dataset" and (equals or place + 1 < len(words)):
-            taken = 1 if equals else 2
-            command, rest = (words[:1], words[1:place]) if words[0] in COMMANDS else ([], words[:place])
-            return [*command, value if equals else words[place + 1], *rest, *words[place + taken :]]
-    return words
 
 
 @app.command("list")
@@ -110,7 +98,7 @@ def prepare_command(
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or module:reader of yours.")
     ],
-    law: Annotated[str, typer.Option("--partition", metavar="NAME", help="How samples are given to clients.")],
+    partition: Annotated[str, typer.Option(metavar="NAME", help="How samples are given to clients.")],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
     clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
     shards: Annotated[int, typer.Option(metavar="S", help="Training shards.")] = 8,
@@ -130,24 +118,11 @@ def prepare_command(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,
 ) -> None:
     """Replaced by HELP_PREPARE."""
-    given = parse_options(list(context.args), law, data_set(dataset), feature_shift, label_noise)
-    job = Job(
-        name=dataset,
-        raw=raw,
-        download=download,
-        law=law,
-        clients=clients,
-        shards=shards,
-        seed=seed,
-        out=out,
-        val=val,
-        strict=strict,
-        overwrite=overwrite,
-        command="python -m data_prep " + as_text(shlex.join(context.obj)),
-        given=given,
-        shift=feature_shift,
-        label_noise=label_noise,
-    )
+    own = ("dry_run", "plot", "context", "own")
+    settings = {name: value for name, value in locals().items() if name not in own}
+    reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
+    command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
+    job = Job(**settings, words=context.args, reserved=reserved, command=command)
     if plot is not None:
         check_picture(plot)
     if dry_run:
@@ -164,11 +139,6 @@ def prepare_command(
             inspection.plot(plot)
             console.print(f"drawn to {plot}", markup=False)
     cluster.close()
-
-
-def as_text(words: str) -> str:
-    """Return words of the command line without bytes that are not valid UTF-8."""
-    return words.encode("utf-8", "backslashreplace").decode()
 
 
 if __name__ == "__main__":

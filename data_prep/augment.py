@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,10 +22,9 @@ from data_prep.raw import RawDataset
 from data_prep.writer import join_team, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Ints
-from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
-from fedmpi.data.copies.warps import AugmentedRows, WarpRanges
-from fedmpi.data.shards import ShardStore, open_folder
+from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance
+from fedmpi.data.copies.warps import AugmentedStore, WarpRanges
+from fedmpi.data.shards import open_folder
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
 
@@ -42,42 +40,11 @@ def write_augmented(
     ranges: WarpRanges | None = None,
     overwrite: bool = False,
     command: str = "",
-    progress: Callable[[int, int], None] | None = None,
     cluster: Cluster | None = None,
 ) -> Rebalancing:
     """Write the shards of a folder again, with the augmented copies of every client after its samples.
 
-    Parameters
-    ----------
-    folder, out : Path
-        The prepared folder and the new one.
-    alpha : float
-        α >= 0.
-    copies : {"ratio", "ratio-minus-one"}
-        See `fedmpi.data.copies.class_copies.copies_per_sample`.
-    seed : int
-        Seed of the runs that make the same copies.
-    ranges : WarpRanges
-        Ranges of the random warps.
-    overwrite : bool
-        Replace what is in `out`.
-    command : str
-        Command line for the manifest.
-    progress : callable, optional
-        ``progress(done, total)`` in bytes.
-    cluster : Cluster, optional
-        Processes that write together; see `data_prep.writer.write_shards`.
-
-    Returns
-    -------
-    Rebalancing
-        The added copies; its `overhead` is that of the paper's Fig 9.
-
-    Raises
-    ------
-    UserError
-        The data are not images or are augmented already, the folder has a validation part, `out` is the folder itself,
-        or one of them cannot be read or written.
+    The copies are those of runs with this seed. `overhead` of the result is that of the paper's Fig 9.
     """
     if out.resolve() == folder.resolve():
         raise UserError(f"{out} is the folder to be augmented: choose another --out")
@@ -88,54 +55,43 @@ def write_augmented(
         raise UserError(f"{folder} holds augmented copies already: name the folder that it was made from")
     streams, ranges = Streams(seed), ranges or WarpRanges()
     rebalancing = rebalance(store.class_counts(), alpha, copies, streams)
-    rows = AugmentedRows(store, rebalancing, streams, ranges)
+    augmented, manifest = AugmentedStore(store, rebalancing, streams, ranges), store.manifest
+    named = store.client_ids.dtype.kind == "U"
     partition = Partition(
-        rows=np.arange(int(rows.offsets[-1])),
-        offsets=rows.offsets,
-        law=store.manifest.partition,
-        options=store.manifest.partition_options
+        rows=np.arange(int(augmented.offsets[-1])),
+        offsets=augmented.offsets,
+        law=manifest.partition,
+        options=manifest.partition_options
         | {"augment_alpha": alpha, "augment_copies": copies, "augment_seed": seed}
         | {f"augment_{name}": value for name, value in asdict(ranges).items()},
-        users=np.arange(store.clients) if store.client_ids.dtype.kind == "U" else store.client_ids,
+        users=np.arange(store.clients) if named else store.client_ids,
         notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
     )
-    labels = []
-    for client in range(store.clients):
-        own = np.asarray(store.client(client)[1], np.int64)
-        labels += [own, own[source_rows(own, rebalancing.copies, streams, client)]]
-    raw = _raw(store, rows, np.concatenate(labels))
-    raw = replace(raw, extras={**raw.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)})
-    shards = len(store.shard_starts) - 1
-    write_shards(raw, partition, out, shards, store.manifest.seed, command, 0.0, overwrite, progress, cluster)
-    return rebalancing
-
-
-def _raw(store: ShardStore, rows: AugmentedRows, labels: Ints) -> RawDataset:
-    """Return the store with its copies, in the form that the writer reads."""
-    manifest, description = store.manifest, store.description
     test_x, test_y = store.test()
-    named = store.client_ids.dtype.kind == "U"
-    return RawDataset(
+    raw = RawDataset(
         name=manifest.dataset,
         task="image",
         classes=manifest.classes,
         class_names=tuple(manifest.class_names),
-        feature_shape=description.feature_shape,
-        dtype="uint8" if description.dtype == "uint8" else "float32",
-        mean=description.mean,
-        std=description.std,
-        labels=labels,
+        feature_shape=store.description.feature_shape,
+        dtype="uint8" if store.description.dtype == "uint8" else "float32",
+        mean=store.description.mean,
+        std=store.description.std,
+        labels=np.concatenate([augmented.labels(client) for client in range(store.clients)]),
         users=None,
         user_names=tuple(store.client_ids.tolist()) if named else None,
-        read=lambda positions: rows.read(positions)[0],
+        read=lambda positions: augmented.rows(positions)[0],
         test_x=test_x,
         test_y=np.asarray(test_y, np.int64),
         skipped=manifest.skipped,
         licence=manifest.licence,
         citation=manifest.citation,
-        extras=store.extras,
+        extras={**store.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)},
         understood=manifest.understood,
     )
+    shards = len(store.shard_starts) - 1
+    write_shards(raw, partition, out, shards, manifest.seed, command, 0.0, overwrite, None, cluster)
+    return rebalancing
 
 
 def augment(

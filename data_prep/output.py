@@ -20,8 +20,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import refuse_unwritable, sync_folder
-from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.assignment import ownership
+from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import (
     EXTRAS,
     MANIFEST,
@@ -36,7 +35,7 @@ from fedmpi.data.schema import (
 from fedmpi.records.hold import FOLDER, Hold
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 _ALIGNMENT = 64  # every array starts at a multiple of this, so that it can be mapped as its dtype
 _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
@@ -52,7 +51,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def require_room(folder: Path, needed: int, replaced: int) -> None:
+def _require_room(folder: Path, needed: int, replaced: int) -> None:
     """Raise an error if the output does not fit on the disk."""
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize + replaced
@@ -76,28 +75,14 @@ def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
         ) from error
 
 
-class SparedFile(io.RawIOBase):
+class SparedFile(io.FileIO):
     """File for HDF5 to write to, which hides write errors such as a full disk from HDF5.
 
     HDF5 cannot close a file whose writes fail: its destructor retries at the end of the process and crashes. This class
     keeps the first error and drops all later writes.
     """
 
-    def __init__(self, path: Path):
-        self._file = open(path, "wb+", buffering=0)  # noqa: SIM115  (closed by `close`)
-        self.error: OSError | None = None
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Set the position."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._file.tell()
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read into the buffer."""
-        return self._file.readinto(buffer)
+    error: OSError | None = None
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, or keep the error."""
@@ -105,7 +90,7 @@ class SparedFile(io.RawIOBase):
         length = len(left)
         try:
             while len(left) and self.error is None:
-                left = left[self._file.write(left) :]
+                left = left[os.write(self.fileno(), left) :]
         except OSError as error:
             self.error = error
         return length
@@ -114,19 +99,17 @@ class SparedFile(io.RawIOBase):
         """Set the length, or keep the error."""
         try:
             if self.error is None:
-                self._file.truncate(size)
+                super().truncate(size)
         except OSError as error:
             self.error = error
         return size or 0
 
     def close(self) -> None:
         """Close the file; an error counts as a write error."""
-        if not self.closed:
-            try:
-                self._file.close()
-            except OSError as error:
-                self.error = self.error or error
-        super().close()
+        try:
+            super().close()
+        except OSError as error:
+            self.error = self.error or error
 
 
 class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
@@ -147,7 +130,7 @@ def growing_h5(path: Path) -> Iterator[GrowingFile]:
     """Open an HDF5 file under a temporary name, removed if the block fails; `complete` gives it its final name."""
     partial = partial_of(path)
     try:
-        with closing(SparedFile(partial)) as file, GrowingFile(file, _ALIGNMENT) as h5:
+        with closing(SparedFile(partial, "w+")) as file, GrowingFile(file, _ALIGNMENT) as h5:
             yield h5
         if file.error is not None:
             raise file.error
@@ -224,36 +207,34 @@ def entry(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0)
     return ShardFile(path.name, path.stat().st_size, digest, first_client, clients, samples)
 
 
-def shard_starts(sizes: Ints, shards: int) -> Ints:
-    """Return the first client of every shard, then N: shards of nearly equal samples, each with at least one client."""
-    clients = len(sizes)
-    return ownership(sizes, np.array([0, clients]), min(shards, clients)) if shards > 1 else np.array([0, clients])
-
-
 def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
     """Lock `folder` and make it ready to be written, or raise an error.
 
     An empty or missing folder is used. A folder whose preparation was interrupted is cleared of its files; a prepared
     one only with `overwrite`. Files that a preparation does not write are never touched.
     """
+    hold = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse(folder, overwrite)
-    except OSError as error:
-        raise UserError(f"the output folder {folder} cannot be made ({error.strerror}): choose another --out") from None
-    try:
         hold = Hold(folder)
-    except OSError as error:
-        _forget(folder)
-        raise _unwritable(folder, error) from None
-    try:
         _refuse(folder, overwrite)  # others may have written before they released the lock
-        _clear(folder, needed)
-    except OSError as error:
-        let_go(hold)
-        raise _unwritable(folder, error) from None
-    except BaseException:
-        let_go(hold)
+        ours = own_files(folder)
+        _require_room(folder, needed, sum(path.stat().st_size for path in ours))
+        (folder / PREPARING).touch()
+        sync_folder(folder)
+        for path in ours:  # the manifest first, so that it never describes missing files
+            path.unlink()
+    except BaseException as error:
+        if hold is not None:
+            hold.release()
+            hold.path.unlink(missing_ok=True)
+        with suppress(OSError):  # another process has the lock already, or it is gone
+            (folder / FOLDER).rmdir()
+        if isinstance(error, OSError):
+            raise UserError(
+                f"the output folder {folder} cannot be written ({error.strerror}): choose another --out"
+            ) from None
         raise
     return hold
 
@@ -272,33 +253,6 @@ def _refuse(folder: Path, overwrite: bool) -> None:
     if present and MANIFEST not in present and PREPARING not in present:
         other = sorted(present)[0]
         raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
-
-
-def _clear(folder: Path, needed: int) -> None:
-    """Mark the folder as being written, and remove the files of earlier preparations."""
-    ours = own_files(folder)
-    require_room(folder, needed, sum(path.stat().st_size for path in ours))
-    (folder / PREPARING).touch()
-    sync_folder(folder)
-    # Remove the manifest first, so that it never describes missing files.
-    for path in ours:
-        path.unlink()
-
-
-def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"the output folder {folder} cannot be written ({error.strerror}): choose another --out")
-
-
-def let_go(hold: Hold) -> None:
-    """Release the folder lock and remove its traces."""
-    hold.release()
-    hold.path.unlink(missing_ok=True)
-    _forget(hold.run)
-
-
-def _forget(folder: Path) -> None:
-    with suppress(OSError):  # another process has the lock already, or it is gone
-        (folder / FOLDER).rmdir()
 
 
 def own_files(folder: Path) -> list[Path]:

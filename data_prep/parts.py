@@ -1,91 +1,153 @@
-"""Built-in partitions and data sets as components, listed by `fedmpi components` and checked by `fedmpi check`.
+"""Components of data_prep on the command line: built-in data sets as components, lists, help, and given options.
 
-Each is a function with the signature of a custom component: (labels, clients, generator, *, options) -> the client of
-every row, and (raw, *, options) -> `RawDataset`. A partition scheme that uses more than labels takes the other data of
-the data set as arguments after the generator, under the names that `partition` has for them.
+The lists are plain lines without frames, so that addresses stay whole and `grep` finds a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+import difflib
+import textwrap
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any
 
-import numpy as np
-from pydantic import Field
+from rich.console import Console
 
 from data_prep.datasets import DATASETS
-from data_prep.partitions import PARTITIONS, Law, LawOption, partition
-from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
-from fedmpi.common.options import parameter_docs
-from fedmpi.common.registry import register
-from fedmpi.common.types import Ints
+from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Tally
+from data_prep.shifts import LABEL_NOISE, SHIFT
+from fedmpi.common.errors import UserError
+from fedmpi.common.options import REQUIRED, Option
+from fedmpi.common.registry import KINDS, Component, components, register
+
+WIDEST = 120
+INDENT = 4
+LISTED = {"PARTITIONS": "partition", "FEATURE SHIFTS": SHIFT, "LABEL NOISE": LABEL_NOISE}
+SHORT = {"--file": "--files"}
+"""Names of repeatable options on the command line."""
 
 
-def _register_law(name: str, law: Law) -> None:
-    def owners(
-        labels: Ints,
-        clients: int | None,
-        generator: np.random.Generator,
-        known: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Ints:
-        classes = int(np.max(labels, initial=0)) + 1
-        drawn = partition(name, labels, classes, clients, generator, **(known or {}), **options)
-        found = np.full(len(labels), -1, np.int64)
-        found[drawn.rows] = np.repeat(np.arange(drawn.clients), drawn.sizes)
-        return found
+def _register(data: DataSet) -> None:
+    """Make a built-in data set a component (raw, *, options) -> `RawDataset`."""
 
-    entries = [f"{option.name} : {option.kind.__name__}\n    {option.help}" for option in law.options]
-    options = [(o.name, _annotation(o), Parameter.empty if o.default is None else o.default) for o in law.options]
-    _dress(owners, name, ("labels", "clients", "generator"), options, law.sentence, entries)
-    register("partition", name, needs=law.needs)(owners)
-
-
-def _register_data_set(data: DataSet) -> None:
     def read(raw: Path = Path(), **options: Any) -> RawDataset:
         return data.read(Path(raw), ReadOptions(**{**data.defaults, **options}), Tally())
 
-    types, docs, defaults = get_type_hints(ReadOptions), parameter_docs(ReadOptions), ReadOptions()
-    taken = [field.name for field in fields(ReadOptions) if field.name in data.options]
-    options = [(name, types[name], data.defaults.get(name, getattr(defaults, name))) for name in taken]
-    parts = " (train + test)" if "+" in data.samples else ""
-    size = "data of your own" if data.samples == "yours" else f"{data.samples} samples{parts}, {data.classes} classes"
+    options = data.reading.options
+    defaults = {option.name: data.defaults.get(option.name, option.default) for option in options}
+    positional = [] if data.raw == "none" else [Parameter("raw", Parameter.POSITIONAL_OR_KEYWORD)]
+    keywords = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in defaults.items()]
+    read.__name__ = read.__qualname__ = data.name
+    read.__annotations__ = {option.name: option.annotation for option in options}
+    read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
+    listed = "".join(f"\n{option.name} : {option.type}\n    {option.doc}" for option in options)
+    size = "data of your own" if data.samples == "yours" else data.size
     files = f"; --raw names {data.files}" if data.files else ""
-    entries = [f"{name} : any\n    {docs.get(name, '')}" for name in taken]
-    _dress(read, data.name, () if data.raw == "none" else ("raw",), options, f"{size}{files}", entries)
+    read.__doc__ = f"{size[:1].upper()}{size[1:]}{files}." + (f"\n\nParameters\n----------{listed}" if options else "")
     register("data set", data.name)(read)
 
 
-def _dress(
-    function: Callable[..., Any],
-    name: str,
-    given: tuple[str, ...],
-    options: list[tuple[str, Any, Any]],
-    sentence: str,
-    entries: list[str],
-) -> None:
-    """Give a function the signature and the docstring of the component it wraps."""
-    positional = [Parameter(parameter, Parameter.POSITIONAL_OR_KEYWORD) for parameter in given]
-    keywords = [Parameter(option, Parameter.KEYWORD_ONLY, default=default) for option, _, default in options]
-    function.__name__ = function.__qualname__ = name
-    function.__annotations__ = {option: kind for option, kind, _ in options}
-    function.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
-    section = "".join(f"\n{entry}" for entry in entries)
-    function.__doc__ = f"{sentence[:1].upper()}{sentence[1:]}." + (
-        f"\n\nParameters\n----------{section}" if entries else ""
+for _data in DATASETS.values():
+    _register(_data)
+for _family in ("labels", "sizes", "mixes", "users", "astraea"):
+    import_module(f"data_prep.partitions.{_family}")  # registers its schemes; they are listed in this order
+
+
+def flag(name: str) -> str:
+    """Return the command-line form of an option: classes_per_client is --classes-per-client."""
+    return "--file" if name == "files" else "--" + name.replace("_", "-")
+
+
+def show_lists(console: Console) -> None:
+    """Print the data sets, the partitions, and the components that change clients' samples."""
+    wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
+    lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
+    for heading, kind in LISTED.items():
+        about = {part.name: [part.title, *map(_about_option, part.options)] for part in parts(kind)}
+        lists[f"{heading} ({KINDS[kind].key} NAME)"] = about
+    for heading, entries in lists.items():
+        console.print(heading, style="bold", markup=False, highlight=False)
+        for name, facts in entries.items():
+            console.print(f"\n{name}", style="bold", markup=False, highlight=False)
+            for line in (line for fact in facts for line in wrapper.wrap(fact)):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+
+
+def _about(data: DataSet) -> Iterator[str]:
+    yield f"samples: {data.size}"
+    yield f"licence: {data.licence}"
+    yield "built in: nothing to fetch" if data.raw == "none" else f"--raw {data.raw.upper()}: {data.files}"
+    if data.sources:  # for several files, the address of their folder
+        files, url = len(data.sources), data.sources[0].url
+        yield f"--download: {url if files == 1 else url.rpartition('/')[0] + '/'}{f' ({files} files)' * (files > 1)}"
+    if data.page:
+        yield f"page: {data.page}"
+    if data.options:
+        yield f"options: {' '.join(sorted(map(flag, data.options)))}"
+
+
+def _about_option(option: Option) -> str:
+    choices = f"{option.type}; " if "|" in option.type else ""
+    default = "required" if option.default is REQUIRED else f"default {option.default}"
+    return f"{flag(option.name)}: {option.doc} ({choices}{default})"
+
+
+def help_of_options() -> str:
+    """Return the options of data sets and partitions for `--help`, one option or partition per line."""
+    read = "\n".join(f"  {flag(option.name)}: {option.doc}" for option in READING)
+    flags = {part.name: " ".join(flag(option.name) for option in part.options) for part in parts("partition")}
+    laws = "\n".join(f"  {name}: {named or 'no options'}" for name, named in flags.items())
+    return (
+        f"\b\nOptions of data sets:\n{read}\n\n\b\n"
+        f"Partitions and their options (`python -m data_prep list` explains them):\n{laws}\n"
     )
 
 
-def _annotation(option: LawOption) -> Any:
-    if option.choices:
-        return Literal[option.choices]
-    return option.kind if option.low is None else Annotated[option.kind, Field(ge=option.low)]
+def parse_options(
+    words: Sequence[str], takers: Sequence[Component], reserved: Sequence[str]
+) -> dict[Component, dict[str, Any]]:
+    """Parse the options of components from words of the command line: --name value, --name=value or --name.
 
-
-for _name, _law in PARTITIONS.items():
-    _register_law(_name, _law)
-for _data in DATASETS.values():
-    _register_data_set(_data)
+    An option that several components have is given to each; `reserved` names the options of data_prep itself.
+    """
+    taken: dict[str, dict[Component, Option]] = {}
+    for part in takers:
+        for option in part.options:
+            taken.setdefault(option.name, {})[part] = option
+            if option.name in reserved:
+                name = flag(option.name)
+                raise UserError(f"{name} is an option of data_prep itself: name the one of your own otherwise")
+    others = [part for kind in LISTED.values() for part in parts(kind)]
+    known = {option.name for part in others for option in part.options} | {option.name for option in READING}
+    given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
+        written, equals, value = word.partition("=")
+        name = SHORT.get(written, written)[2:].replace("-", "_")
+        if name not in taken:
+            if name not in known:
+                close = difflib.get_close_matches(name, [*taken, *known, *reserved], n=1)
+                hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows them"
+                raise UserError(f"there is no option {written}; {hint}")
+            owners = ", ".join(sorted({part.name for part in others if part.option(name)})) or "other data sets"
+            used = " and ".join(part.name for part in takers)
+            raise UserError(f"{written} is an option of {owners}, not of {used}. Remove it")
+        truth = all(option.annotation is bool for option in taken[name].values())
+        reads = any(part.object is ReadOptions for part in taken[name])
+        if not equals and left and not left[0].startswith("--") and not (truth and reads):
+            equals, value = "=", left.pop(0)
+        if not equals and not truth:
+            doc = next(option.doc for option in taken[name].values())
+            raise UserError(f"{written} needs a value: {doc or 'an option of your own'}")
+        found: Any = value if equals else True
+        for part in taken[name]:
+            repeated = name == "files" and part.object is ReadOptions
+            given[part][name] = (*given[part].get(name, ()), found) if repeated else found
+    return given

@@ -6,13 +6,16 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BeforeValidator
 
 from data_prep.download import Source
+from data_prep.partitions.base import Count
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.data.schema import Modality, scales_of
@@ -149,75 +152,85 @@ def measured(
     return replace(again, mean=mean, std=std)
 
 
-@dataclass(frozen=True)
+def _pixels(given: Any) -> Any:
+    """Parse width and height of 64x48 or 64."""
+    width, _, height = str(given).lower().partition("x")
+    return (width, height or width) if isinstance(given, str) else given
+
+
+Pixels = Annotated[tuple[Count, Count], BeforeValidator(_pixels)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """Options of readers; a data set takes the options that it names in `DataSet.options`.
 
     Parameters
     ----------
-    length : int
-        Number of tokens kept of a text; shorter texts are padded with 0.
-    vocabulary : int
-        Number of words kept, the most frequent first; padding and unknown are added.
-    vectors : Path or None
-        Pretrained word vectors, a GloVe text file.
     files : tuple of str
-        Names of the files to read, if a folder contains several.
-    label : str
-        Column that contains the label, or several separated by commas.
-    task : {"image", "text", "vector"} or None
-        Meaning of the arrays, if their dtype does not determine it.
-    channels : {"first", "last"} or None
-        Channel axis of four-dimensional arrays, if their shape does not determine it.
-    skip_unlabelled : bool
-        Skip rows of the user's data without a label instead of rejecting them.
-    numbers_are_classes : bool
-        Treat every distinct number among labels as a class, fractions too.
-    image_size : (int, int) or None
-        Width and height that images are resized to; None keeps their size, which must then be the same for all.
-    skip_odd_sizes : bool
-        Skip images whose size is not the most frequent one instead of rejecting them.
+        Amazon: a file to read; repeatable.
     split : str
-        What to hold out for testing if the files have no test part: "rows", "users" with all their rows, "texts" with
-        all rows that contain them, or a column whose values are held out with all their rows.
+        Your data: what is held out for testing if the files have no test part: rows, users with all their rows, or a
+        column whose values are held out with all their rows. Image folders: folders. Amazon: texts.
     keep_duplicates : bool
-        Keep all reviews by the same person of the same product with the same text.
-    targets : str or None
-        Kind of the user's targets (`fedmpi.data.schema.TARGETS`); None treats whole numbers or texts (n,) as classes,
-        and determines the kind of targets with several values from their numbers.
-    user : str or None
-        Column that names the natural client of a row; None uses a column "user", if there is one.
-    features : tuple of str or None
-        Feature columns; None chooses suitable ones.
-    delimiter : str or None
-        Separator of the columns of a CSV file; None detects it.
-    decimal : str or None
-        Decimal separator of a CSV file; None detects it.
-    encoding : str or None
-        Encoding of a CSV file; None is UTF-8.
+        Amazon: keep reviews that repeat one of the same reviewer, product and text.
+    length : int
+        Texts: tokens kept of each; shorter texts are padded.
+    vocabulary : int
+        Texts: words kept, the most frequent first.
+    vectors : Path
+        Texts: GloVe vectors to store.
+    label : str
+        Tables: label column, or columns A,B.
+    user : str
+        Tables: column of users; by default user, if there is one.
+    features : tuple of str
+        Tables: columns A,B that samples are made of; by default suitable ones.
+    delimiter : str
+        CSV: what separates columns, e.g. tab; by default detected.
+    decimal : {".", ","}
+        CSV: the decimal sign; by default detected.
+    encoding : str
+        CSV: encoding of the text, e.g. latin-1; by default UTF-8.
+    targets : {"classification", "tokens", "multilabel", "regression"}
+        Arrays, tables: one class per row, one per position, 0 or 1 each, or numbers; by default what they look like.
+    task : {"image", "text", "vector"}
+        Arrays, tables: what a sample is, if its values do not determine it.
+    channels : {"first", "last"}
+        Arrays: channel axis of images, (n, C, h, w) or (n, h, w, C), if their shape does not determine it.
+    skip_unlabelled : bool
+        Arrays, tables: leave out rows without a label.
+    numbers_are_classes : bool
+        Arrays, tables: labels may be fractions, each a class.
+    image_size : (int, int)
+        Image folders, tables: resize to WIDTHxHEIGHT, or N to N x N; by default all must have one size.
+    skip_odd_sizes : bool
+        Image folders, tables: leave out images of another size than most.
     """
 
-    length: int = 30
-    vocabulary: int = 20_000
-    vectors: Path | None = None
     files: tuple[str, ...] = ()
+    split: str = "rows"
+    keep_duplicates: bool = False
+    length: Count = 30
+    vocabulary: Count = 20_000
+    vectors: Path | None = None
     label: str = "label"
+    user: str | None = None
+    features: Columns | None = None
+    delimiter: str | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
+    targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     task: Modality | None = None
     channels: Literal["first", "last"] | None = None
     skip_unlabelled: bool = False
     numbers_are_classes: bool = False
-    image_size: tuple[int, int] | None = None
+    image_size: Pixels | None = None
     skip_odd_sizes: bool = False
-    split: str = "rows"
-    keep_duplicates: bool = False
-    targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
-    user: str | None = None
-    features: tuple[str, ...] | None = None
-    delimiter: str | None = None
-    decimal: Literal[".", ","] | None = None
-    encoding: str | None = None
 
 
+READING = options_of(ReadOptions)[0]
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})
 
 
@@ -247,9 +260,9 @@ class Tally:
         self.notes.append(text)
 
     @property
-    def first_of_none(self) -> str:
-        """Return the first unreadable row, as the end of a sentence which reports that there is no readable one."""
-        return f": the first that is none: {self.first}" if self.first else ""
+    def first_bad(self) -> str:
+        """The first unreadable row as a sentence; empty if there is none."""
+        return f" The first: {self.first}." if self.first else ""
 
 
 @dataclass(frozen=True)
@@ -269,6 +282,19 @@ class DataSet:
     raw: Literal["folder", "file", "none"] = "folder"  # Kind of path that `--raw` names
     own: Component | None = None  # Custom reader, which has options of its own
     defaults: Mapping[str, Any] = field(default_factory=dict)  # Default options that differ from those of ReadOptions
+
+    @property
+    def reading(self) -> Component:
+        """The options of reading it, as those of a component."""
+        return Component(
+            "data set", self.name, ReadOptions, options=tuple(o for o in READING if o.name in self.options)
+        )
+
+    @property
+    def size(self) -> str:
+        """Samples and classes of the official set, for people."""
+        parts = " (train + test)" if "+" in self.samples else ""
+        return self.samples if self.samples == self.classes else f"{self.samples}{parts}, {self.classes} classes"
 
     def read(self, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         """Read the official files below `raw`."""

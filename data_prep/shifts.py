@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from data_prep.partitions import OptionValue, Partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Component, register, resolve
+from fedmpi.common.registry import Component, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 
@@ -191,22 +191,21 @@ def pair(
 
 
 def shifted(
-    raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
+    raw: RawDataset, partition: Partition, part: Component, options: Mapping[str, Any], seed: int
 ) -> RawDataset:
     """Return the data set whose clients' features are shifted.
 
     The noise of a row comes from its own random stream, so features do not depend on the rows read with it. Measured
     normalization uses the shifted features. The test part is not shifted.
     """
-    part = resolve(SHIFT, name)
     if raw.task == "text":
-        raise UserError(f"--feature-shift {name} changes numbers, and {raw.name} is text: leave it out")
+        raise UserError(f"--feature-shift {part.name} changes numbers, and {raw.name} is text: leave it out")
     streams = Streams(seed)
     with calling(part):
         of_sample = part.make(options)(partition.clients, streams.generator(Purpose.PARTITION, _SHIFT_STREAM))
     if not callable(of_sample):
         raise refuse_result(part, f"returned a {type(of_sample).__name__}: return a function (x, client, generator)")
-    owners = owners_of(partition, len(raw.labels))
+    owners = partition.owners(len(raw.labels))
     byte = raw.dtype == "uint8"
 
     def read(rows: Ints) -> AnyArray:
@@ -222,26 +221,22 @@ def shifted(
     levels = getattr(of_sample, "levels", None)
     kept = {} if levels is None else {"feature_shift": np.asarray(levels, np.float64)}
     levels_note = f" (feature_shift of extras.h5: {of_sample.description})" if isinstance(of_sample, Shift) else ""
-    note = f"features shifted client by client: {name}{levels_note}; the test part is not"
+    note = f"features shifted client by client: {part.name}{levels_note}; the test part is not"
     changed = replace(raw, read=read, extras={**raw.extras, **kept}, notes=(*raw.notes, note))
     one_scale = len(raw.feature_shape) != 3 and len(raw.mean) == 1
     return measured(changed, together=one_scale) if raw.refit is not None else changed
 
 
 def with_label_noise(
-    raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
+    raw: RawDataset, partition: Partition, part: Component, options: Mapping[str, Any], seed: int
 ) -> RawDataset:
-    """Return the data set whose clients have noisy labels; validation and test part keep the true ones.
-
-    Parameters and errors are those of `shifted`; `name` is "uniform", "pair" or "package.module:function".
-    """
-    part = resolve(LABEL_NOISE, name)
+    """Return the data set whose clients have noisy labels; validation and test part keep the true ones."""
     if not raw.has_classes:
         raise UserError(
-            f"--label-noise {name} changes classes, and targets of {raw.name} are {raw.targets}: leave it out"
+            f"--label-noise {part.name} changes classes, and targets of {raw.name} are {raw.targets}: leave it out"
         )
     generator = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM)
-    owners = owners_of(partition, len(raw.labels))
+    owners = partition.owners(len(raw.labels))
     with calling(part):
         given = part.make(options)(raw.labels.copy(), owners, raw.classes, generator)
     labels, rates = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
@@ -279,10 +274,3 @@ def checked_labels(part: Component, given: Any, rows: int, classes: int) -> Ints
             part, f"returned labels from {found.min()} to {found.max()}, and there are {classes} classes"
         )
     return found.astype(np.int64)
-
-
-def owners_of(partition: Partition, rows: int) -> Ints:
-    """Return the client of every row, int64 (n,); -1 for unassigned rows."""
-    owners = np.full(rows, -1, np.int64)
-    owners[partition.rows] = np.repeat(np.arange(partition.clients), partition.sizes)
-    return owners

@@ -144,7 +144,7 @@ def text_data_set(
     for part, rows in (("training", train), ("test", test)):
         if not len(rows) and (part == "training" or "split" not in data_set.options):
             raise UserError(
-                f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}{tally.first_of_none}"
+                f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}.{tally.first_bad}"
             )
     codes = np.array(texts.users, np.int64)[train]
     named = bool((codes >= 0).any())

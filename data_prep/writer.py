@@ -30,7 +30,6 @@ from data_prep.output import (
     nothing_partial,
     release,
     reserve,
-    shard_starts,
     store,
     whole_file,
     write_text,
@@ -40,7 +39,7 @@ from data_prep.raw import RawDataset, row_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.assignment import inverse_of
+from fedmpi.data.assignment import inverse_of, ownership
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -86,14 +85,13 @@ def write_shards(
     cluster: Cluster | None = None,
     held: tuple[Ints, Ints | None] | None = None,
 ) -> Manifest:
-    """Write the shards of a partitioned data set and their manifest."""
+    """Write the shards of a partitioned data set and their manifest.
+
+    `held` gives validation rows and the offsets of their clients, instead of a share of every client's rows.
+    """
     check_numbers(shards, val_fraction)
     _check(raw)
-    test = np.arange(len(raw.test_y))
-    if partition.balanced_test and raw.has_classes:
-        test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
-    team = cluster or alone()
-    folder = Path(out)
+    team, folder = cluster or alone(), Path(out)
     rows_written = len(partition.rows) + len(raw.test_y) + (0 if held is None else len(held[0]))
     needed = rows_written * (row_bytes(raw) + 1) + sum(array.nbytes for array in raw.extras.values())
     needed += 0 if raw.vectors is None else raw.vectors.nbytes
@@ -102,20 +100,12 @@ def write_shards(
         if hold is not None:
             after.callback(hold.release)
             after.enter_context(nothing_partial(*(folder / name for name in (TEST, VALIDATION, EXTRAS))))
-        generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
-        rows, offsets = partition.rows, partition.offsets
-        if held is None:
-            rows, offsets, *drawn = hold_out_validation(rows, offsets, val_fraction, generator)
-            held = drawn[0], drawn[1]
-            raw = _after_hold_out(raw, rows, held[0], val_fraction)
-        given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)
-        plan = make_plan(given, partition, rows, offsets, shards)
+        plan = _planned(raw, partition, shards, seed, val_fraction, held)
         try:
-            written = _write_samples(plan, raw, held[0], held[1], folder, progress, team)
+            written = _write_samples(plan, folder, progress, team)
             if hold is not None:
                 hold.check()
-                dropped = len(raw.labels) - len(rows) - len(held[0])
-                _write_rest(plan, raw, partition, dropped, test, held[0], written, folder, seed, command)
+                write_text(folder / MANIFEST, _write_rest(plan, written, folder, seed, command).to_json())
                 release(folder)
         except OSError as error:
             if team.size == 1:
@@ -126,6 +116,58 @@ def write_shards(
             ) from error
     team.barrier()
     return read_manifest(folder)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All inputs that determine the bytes of the files."""
+
+    raw: RawDataset  # The data set with the labels that the clients get
+    true: RawDataset  # The same with the true labels
+    partition: Partition
+    rows: Ints  # (n,): Training rows of the clients without the validation part
+    offsets: Ints
+    held: Ints  # Rows of the validation part
+    held_offsets: Ints | None  # Their clients' offsets, if they belong to clients
+    client_ids: AnyArray  # (N,): int64 or bytes
+    starts: Ints  # (shards + 1,): First client of every shard
+    count_dtype: np.dtype[Any]
+
+
+def _planned(
+    raw: RawDataset,
+    partition: Partition,
+    shards: int,
+    seed: int,
+    fraction: float,
+    held: tuple[Ints, Ints | None] | None,
+) -> ShardPlan:
+    """Hold out the validation part, fit the data set to the rest, and divide the clients into shards."""
+    rows, offsets, held_offsets = partition.rows, partition.offsets, None
+    if held is not None:
+        held_rows, held_offsets = held
+    else:
+        generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
+        rows, offsets, held_rows, held_offsets = hold_out_validation(rows, offsets, fraction, generator)
+        raw = _after_hold_out(raw, rows, held_rows, fraction)
+    sizes, clients, largest = np.diff(offsets), len(offsets) - 1, 0
+    given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)
+    if raw.has_classes:
+        blocks = class_count_blocks(Partition(rows, offsets), given.labels, raw.classes)
+        largest = max(int(block.max(initial=0)) for block in blocks)
+    return ShardPlan(
+        given,
+        raw,
+        partition,
+        rows,
+        offsets,
+        held_rows,
+        held_offsets,
+        _client_ids(raw, partition),
+        # shards of nearly equal samples, each with at least one client
+        ownership(sizes, np.array([0, clients]), min(shards, clients)) if shards > 1 else np.array([0, clients]),
+        np.min_scalar_type(largest),
+    )
 
 
 def _after_hold_out(raw: RawDataset, rows: Ints, held: Ints, fraction: float) -> RawDataset:
@@ -153,22 +195,14 @@ class _Written:
     hashes: dict[str, Hashes]
 
 
-def _write_samples(
-    plan: ShardPlan,
-    true: RawDataset,
-    held: Ints,
-    held_offsets: Ints | None,
-    folder: Path,
-    progress: Progress | None,
-    team: Cluster,
-) -> _Written:
+def _write_samples(plan: ShardPlan, folder: Path, progress: Progress | None, team: Cluster) -> _Written:
     """Write this process's share of the training shards; rank 0 also writes the validation part, with true labels.
 
-    Rank 0 lists all files.
+    While one shard is filled, the previous one is flushed and its checksum is computed. Rank 0 lists all files.
     """
     mine = range(team.rank, len(plan.starts) - 1, team.size)
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
-    held = held if team.is_server else held[:0]
+    held = plan.held if team.is_server else plan.held[:0]
     total, done = (samples + len(held)) * row_bytes(plan.raw), 0
 
     def tick(amount: int) -> None:
@@ -177,36 +211,59 @@ def _write_samples(
         if progress is not None:
             progress(done, total)
 
-    files, hashes = write_training(plan, mine, folder, tick)
+    paths = {index: folder / shard_name(index) for index in mine}
+    with nothing_partial(*paths.values()), ThreadPoolExecutor(1) as finisher:
+        pending, hashes = [], [np.zeros(0, np.uint64)]
+        for index, path in paths.items():
+            hashes.append(_fill_shard(plan, index, path, tick))
+            first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+            count = int(plan.offsets[last] - plan.offsets[first])
+            pending.append(finisher.submit(complete, path, first, last - first, count))
+        files = [file.result() for file in pending]
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
+    joined = np.concatenate(hashes)
     found = _Written(sorted(listed, key=lambda file: file.first_client), None, {})
-    found.hashes[TRAINING] = np.concatenate(team.gather(hashes) or [hashes])
+    found.hashes[TRAINING] = np.concatenate(team.gather(joined) or [joined])
     if len(held):
-        truly = replace(plan, raw=true)
-        val = write_validation(truly, folder / VALIDATION, held, held_offsets, tick)
-        found.val, found.hashes[VALIDATION_PART] = val
+        offsets, path = plan.held_offsets, folder / VALIDATION
+        with growing_h5(path) as h5:
+            if offsets is not None:
+                store(h5, OFFSETS, offsets)
+                store(h5, CLIENT_IDS, plan.client_ids)
+            found.hashes[VALIDATION_PART] = _stream(h5, plan.true, held, target_dtype(plan.raw), tick)
+        found.val = complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(held))
     return found
 
 
-def _write_rest(
-    plan: ShardPlan,
-    true: RawDataset,
-    partition: Partition,
-    dropped: int,
-    test: Ints,
-    held: Ints,
-    written: _Written,
-    folder: Path,
-    seed: int,
-    command: str,
-) -> None:
-    """Write the test part, the data that belong to the whole data set, and last the manifest."""
-    raw, hashes = plan.raw, written.hashes
+def _fill_shard(plan: ShardPlan, index: int, path: Path, tick: Callable[[int], None]) -> Hashes:
+    first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+    offsets = plan.offsets[first : last + 1] - plan.offsets[first]
+    mine = Partition(plan.rows[plan.offsets[first] : plan.offsets[last]], offsets)
+    with growing_h5(path) as h5:
+        store(h5, OFFSETS, offsets)
+        store(h5, CLIENT_IDS, plan.client_ids[first:last])
+        if plan.raw.has_classes:
+            counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
+            filled = 0
+            for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
+                counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
+                filled += len(block)
+        return _stream(h5, plan.raw, mine.rows, target_dtype(plan.raw), tick)
+
+
+def _write_rest(plan: ShardPlan, written: _Written, folder: Path, seed: int, command: str) -> Manifest:
+    """Write the test part and the data that belong to the whole data set; return the manifest."""
+    raw, partition, hashes = plan.raw, plan.partition, written.hashes
+    test = np.arange(len(raw.test_y))
+    if partition.balanced_test and raw.has_classes:
+        test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     tested = replace(
-        raw, labels=np.asarray(raw.test_y), read=lambda rows: raw.test_x[rows].astype(raw.dtype, copy=False)
+        raw,
+        labels=np.asarray(raw.test_y),
+        read=lambda rows: raw.test_x[rows].astype(raw.dtype, copy=False),
+        read_targets=None if raw.has_classes else lambda rows: np.asarray(raw.test_y)[rows],
     )
-    tested = replace(tested, read_targets=None if raw.has_classes else lambda rows: np.asarray(raw.test_y)[rows])
     with growing_h5(folder / TEST) as h5:
         dtype = np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
         hashes[TESTING] = _stream(h5, tested, test, dtype, lambda amount: None)
@@ -214,9 +271,10 @@ def _write_rest(
     shared = duplicates(hashes)
     notes = duplicate_notes(shared, {part: len(samples) for part, samples in hashes.items()})
     if raw.has_classes:
-        labels = {TRAINING: true.labels[plan.rows], VALIDATION_PART: true.labels[held], TESTING: raw.test_y[test]}
+        true = plan.true.labels
+        labels = {TRAINING: true[plan.rows], VALIDATION_PART: true[plan.held], TESTING: raw.test_y[test]}
         notes = (*class_notes(labels, raw.class_names), *notes)
-    manifest = Manifest(
+    return Manifest(
         dataset=raw.name,
         partition=partition.law,
         partition_options=dict(partition.options),
@@ -231,7 +289,7 @@ def _write_rest(
         val=written.val,
         **_write_beside(raw, folder),
         empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
-        dropped=dropped,
+        dropped=len(raw.labels) - len(plan.rows) - len(plan.held),
         skipped=raw.skipped,
         licence=raw.licence,
         citation=raw.citation,
@@ -240,7 +298,6 @@ def _write_rest(
         understood=raw.understood,
         duplicates=shared,
     )
-    write_text(folder / MANIFEST, manifest.to_json())
 
 
 def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
@@ -298,86 +355,6 @@ def _check(raw: RawDataset) -> None:
             )
 
 
-@dataclass(frozen=True)
-class ShardPlan:
-    """All inputs that determine the bytes of the training shards."""
-
-    raw: RawDataset
-    rows: Ints  # (n,): Training rows of the clients without the validation part
-    offsets: Ints
-    client_ids: AnyArray  # (N,): int64 or bytes
-    starts: Ints  # (shards + 1,): First client of every shard
-    label_dtype: np.dtype[Any]  # Dtype of y and class_counts (which are written if each row has a class)
-    count_dtype: np.dtype[Any]
-
-
-def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> ShardPlan:
-    """Plan a partition whose clients have `rows` (n,) at `offsets` (N + 1,), with at least one client per shard."""
-    draft = ShardPlan(
-        raw,
-        rows,
-        offsets,
-        _client_ids(raw, partition),
-        shard_starts(np.diff(offsets), shards),
-        target_dtype(raw),
-        np.dtype(np.uint8),
-    )
-    if not raw.has_classes:
-        return draft
-    blocks = class_count_blocks(Partition(rows, offsets, "", {}), raw.labels, raw.classes)
-    largest = max(int(block.max(initial=0)) for block in blocks)
-    return replace(draft, count_dtype=np.min_scalar_type(largest))
-
-
-def write_training(
-    plan: ShardPlan, indices: range, folder: Path, tick: Callable[[int], None]
-) -> tuple[list[ShardFile], Hashes]:
-    """Write some of the training shards; shards are independent, so several processes may each write some.
-
-    While one shard is filled, the previous one is flushed and its checksum is computed. Also returns the hashes of
-    their samples.
-    """
-    with nothing_partial(*(folder / shard_name(index) for index in indices)), ThreadPoolExecutor(1) as finisher:
-        files, hashes = [], [np.zeros(0, np.uint64)]
-        for index in indices:
-            hashes.append(_fill_shard(plan, index, folder, tick))
-            first, last = int(plan.starts[index]), int(plan.starts[index + 1])
-            samples = int(plan.offsets[last] - plan.offsets[first])
-            files.append(finisher.submit(complete, folder / shard_name(index), first, last - first, samples))
-        return [file.result() for file in files], np.concatenate(hashes)
-
-
-def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int], None]) -> Hashes:
-    first, last = int(plan.starts[index]), int(plan.starts[index + 1])
-    rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
-    with growing_h5(folder / shard_name(index)) as h5:
-        store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
-        store(h5, CLIENT_IDS, plan.client_ids[first:last])
-        if plan.raw.has_classes:
-            counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
-            mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
-            filled = 0
-            for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
-                counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
-                filled += len(block)
-        return _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-
-
-def write_validation(
-    plan: ShardPlan, path: Path, rows: Ints, offsets: Ints | None, tick: Callable[[int], None]
-) -> tuple[ShardFile, Hashes]:
-    """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``.
-
-    Without offsets they belong to no client. Also returns the hashes of their samples.
-    """
-    with growing_h5(path) as h5:
-        if offsets is not None:
-            store(h5, OFFSETS, offsets)
-            store(h5, CLIENT_IDS, plan.client_ids)
-        hashes = _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(rows)), hashes
-
-
 def _stream(
     h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
 ) -> Hashes:
@@ -395,7 +372,7 @@ def _stream(
         if y.shape != (len(part), *raw.target_shape):
             raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(part), *raw.target_shape)}")
         x, y = (values.take(inverse_of(order), axis=0) for values in (x, y))
-        labels[low : low + len(part)] = kept_as(raw, y, label_dtype)
+        labels[low : low + len(part)] = _kept_as(raw, y, label_dtype)
         features[low : low + len(part)] = x
         hashes[low : low + len(part)] = sample_hashes(x)
         h5.check()
@@ -413,7 +390,7 @@ def target_dtype(raw: RawDataset) -> np.dtype[Any]:
     return np.dtype(np.uint8 if whole else np.float32)
 
 
-def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+def _kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """Convert targets to their stored dtype."""
     if not raw.has_classes:
         wrong = wrong_target(y, describe(raw))

@@ -69,7 +69,7 @@ class Population:
         }
         generator = Streams(seed).generator(Purpose.PARTITION)
         names = BYMERGE if self.named else ()
-        draw = draw_astraea(Request(labels, len(BYMERGE), self.clients, generator, None, options, names))
+        draw = draw_astraea(Request(labels, len(BYMERGE), self.clients, generator, class_names=names), **options)
         found = np.zeros((self.clients, len(BYMERGE)), np.int64)
         holders = np.repeat(np.arange(self.clients), np.diff(draw.offsets))
         np.add.at(found, (holders, labels[draw.rows]), 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 
@@ -18,31 +19,31 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
 from fedmpi.data.opening import open_store
-from fedmpi.data.statistics import DivergenceSummary, kl_divergence, pooled_counts, summarise
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise
 from fedmpi.mediators.scheduling import assign_mediators
 
 KINDS = ("greedy", "exchange", "random")
 
 
-def row(name: str, found: list[DivergenceSummary], seconds: float | None = None) -> str:
+def row(name: str, found: list[dict[str, Any]], seconds: float | None = None) -> str:
     """Return one line of the table."""
     means = (
-        np.mean([one.mean for one in found]),
-        np.mean([one.std for one in found]),
-        np.mean([one.max for one in found]),
+        np.mean([one["kl_mean"] for one in found]),
+        np.mean([one["kl_std"] for one in found]),
+        np.mean([one["kl_max"] for one in found]),
     )
     cost = "" if seconds is None else f"{1e3 * seconds:.1f}"
     return f"| {name} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.3f} | {cost} |"
 
 
-def grouped(kind: str, counts: Ints, cohorts: list[Ints], most: int) -> tuple[list[DivergenceSummary], float]:
+def grouped(kind: str, counts: Ints, cohorts: list[Ints], most: int) -> tuple[list[dict[str, Any]], float]:
     """Return the divergences of the mediators of each cohort, and the mean CPU seconds of a plan."""
     generator = Streams(0).generator(Purpose.SCHEDULE)
     found, began = [], time.process_time()
     plans = [assign_mediators(kind, counts[cohort], most, generator) for cohort in cohorts]
     seconds = (time.process_time() - began) / len(cohorts)
     for cohort, mediators in zip(cohorts, plans, strict=True):
-        found.append(summarise(kl_divergence(pooled_counts(counts[cohort], mediators))))
+        found.append(summarise(kl_divergence(pooled_counts(counts[cohort], mediators)), "kl"))
     return found, seconds
 
 
@@ -63,7 +64,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     augmented = rebalance(before, asked.alpha, asked.copies, Streams(0))
     for title, counts in (("", before), (f", α = {asked.alpha}", augmented.class_counts)):
-        print(row(f"clients{title}", [summarise(kl_divergence(counts[cohort])) for cohort in cohorts]))
+        print(row(f"clients{title}", [summarise(kl_divergence(counts[cohort]), "kl") for cohort in cohorts]))
         for kind in KINDS:
             print(row(f"{kind}{title}", *grouped(kind, counts, cohorts, asked.most)))
     print(f"copies: {augmented.overhead:.1%} of the samples")

@@ -216,8 +216,7 @@ def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Fo
     kept = [(path, name, facts) for name, path in images if (facts := image_facts(path, tally))]
     counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
     if not kept:
-        first = f" The first that cannot be read: {tally.first}." if tally.first else ""
-        first += f" Of no format that is read: {counted}." if counted else ""
+        first = tally.first_bad + (f" Of no format that is read: {counted}." if counted else "")
         raise UserError(
             f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
         )

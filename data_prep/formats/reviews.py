@@ -43,7 +43,7 @@ def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) 
         else:
             texts.add(fields[TITLE], categories.setdefault(fields[CATEGORY], len(categories)))
     if not len(texts):
-        raise UserError(f"{path} holds no readable row{': ' + tally.first if tally.first else ''}; fetch it again")
+        raise UserError(f"{path} holds no readable row.{tally.first_bad} Fetch it again")
     names = sorted(categories)
     place = np.empty(len(names), np.int64)
     place[[categories[name] for name in names]] = np.arange(len(names))

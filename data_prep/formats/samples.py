@@ -61,9 +61,8 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
             rows = rows[~odd[rows]]
     samples = SAMPLES[roles.kind](table, facts, roles, options, rows, tally)
     rows = rows[samples.good]
-    first = f" The first: {tally.first}." if tally.first else ""
     if not len(rows):
-        raise UserError(f"{raw} holds no readable row.{first or ' Add rows.'}")
+        raise UserError(f"{raw} holds no readable row.{tally.first_bad or ' Add rows.'}")
 
     def place(row: int) -> str:
         return table.where(int(rows[row]))
@@ -263,10 +262,9 @@ class OwnSamples:
     tally: Tally
 
     def __post_init__(self) -> None:
-        first = f" The first: {self.tally.first}." if self.tally.first else ""
         for rows, which in ((self.train, "training"), (self.test, "test")):
             if not len(rows) and (self.tested or which == "training"):
-                raise UserError(f"{self.raw} holds no usable {which} sample.{first}")
+                raise UserError(f"{self.raw} holds no usable {which} sample.{self.tally.first_bad}")
 
     @property
     def train(self) -> Ints:

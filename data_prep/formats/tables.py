@@ -100,7 +100,8 @@ class UserTable:
         if self.is_text:
             cells = self.values(name)
             return lambda row: cells[row]
-        pa = _pyarrow()[0]
+        import pyarrow as pa  # slow to import
+
         chunks = pa.chunked_array([chunk for part in self.held[name] for chunk in part.chunks])
         return lambda row: chunks[row].as_py()
 
@@ -173,8 +174,7 @@ def open_table(raw: Path, options: ReadOptions, tally: Tally) -> UserTable:
     table.boundary = sum(sizes[: len(parts["train"])])
     table.file_of, table.places = np.repeat(np.arange(len(files)), sizes), np.concatenate(places)
     if not sum(sizes):
-        first = f" The first: {tally.first}." if tally.first else " Add rows."
-        raise UserError(f"{raw} holds no readable row.{first}")
+        raise UserError(f"{raw} holds no readable row.{tally.first_bad or ' Add rows.'}")
     return table
 
 
@@ -310,7 +310,8 @@ def _arrow_values(path: Path, table: UserTable, options: ReadOptions, tally: Tal
 
 def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
     """Return the column that a pyarrow type declares."""
-    types = _pyarrow()[0].types
+    from pyarrow import types
+
     name = str(kind)
     if types.is_dictionary(kind):
         return _column(kind.value_type, class_names)
@@ -337,7 +338,8 @@ def _column(kind: Any, class_names: tuple[str, ...]) -> Column:
 
 def _numpy(column: Any) -> AnyArray:
     """Convert a column of a file to an array."""
-    pa = _pyarrow()[0]
+    import pyarrow as pa
+
     if pa.types.is_dictionary(column.type):
         decoded = [chunk.dictionary_decode() for chunk in column.chunks]
         column = pa.chunked_array(decoded, column.type.value_type)
@@ -350,7 +352,9 @@ def _numpy(column: Any) -> AnyArray:
 
 def _read_arrow(path: Path, schema: bool = False) -> Any:
     """Read a file as a pyarrow table, or only its schema."""
-    pa, pq = _pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         if path.name.lower().endswith(".parquet"):
             with pq.ParquetFile(path) as file:
@@ -379,12 +383,3 @@ def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
         return {name: tuple(map(str, entry["names"])) for name, entry in labels.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("Parquet and Arrow files need pyarrow, which is missing. Run pip install pyarrow.") from None
-    return pyarrow, pyarrow.parquet

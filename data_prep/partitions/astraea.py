@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from data_prep.partitions.base import Draw, Law, LawOption, Request
-from data_prep.partitions.sizes import SIZE_LAWS, in_proportion, relative_sizes, whole_sizes
+from data_prep.partitions.base import CountOrZero, NotNegative, Partition, Positive, Request
+from data_prep.partitions.sizes import SizeLaw, in_proportion, relative_sizes, whole_sizes
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, take_counts
 
@@ -134,46 +136,69 @@ def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
     return np.minimum(in_proportion(shares, total or most), stock)
 
 
-def draw_astraea(request: Request) -> Draw:
-    """Draw a variant of Table I, in which no two clients share rows.
+@register("partition", "astraea", by_label=True)
+def draw_astraea(
+    request: Request,
+    *,
+    variant: Literal["BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL"],
+    size_law: SizeLaw = "pareto",
+    shape: Positive = 1.5,
+    alpha: Positive = 1.0,
+    digit_weight: NotNegative = 1.0,
+    skew: NotNegative = 1.0,
+    total: CountOrZero = 0,
+    test_total: CountOrZero = 0,
+) -> Partition:
+    """Astraea's Table I: even or heavy-tailed sizes x balanced, letter or normal class totals x local mixes.
 
-    The test part is cut to equal class totals, or to ``--test-total``.
-    Sizes: even, or proportional to a heavy-tailed distribution (`size_law`, `shape`), at least one sample. The default,
-    Pareto with tail index 1.5, replaces the uploads of Instagram users. Class totals: `class_shares` of the largest
-    total that the stock of every class allows, or of ``--total``. LTRF1 uses 117,500 / 230,752 of LTRF2's total as in
-    Table I; the other rows are dropped. `digit_weight` and `skew` change the class totals (beyond the paper). Local
-    mixes: balanced gives every client each class in proportion, up to rounding. random draws the client's class mix in
-    proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and samples from it while the
-    stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+    No two clients share rows, and the test part is cut to equal class totals. The default sizes, Pareto with tail index
+    1.5, replace the uploads of Instagram users. LTRF1 uses 117,500 / 230,752 of LTRF2's total as in Table I; the other
+    rows are dropped. Local mixes: balanced gives every client each class in proportion, up to rounding. random draws
+    the client's class mix in proportion to (class share) x Gamma(alpha), for balanced totals Dirichlet(alpha), and
+    samples from it while the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+
+    Parameters
+    ----------
+    variant : str
+        Row of Table I.
+    size_law : str
+        Distribution of uneven sizes, which are at least one sample.
+    shape : float
+        Sigma (lognormal), tail index (pareto) or exponent (zipf).
+    alpha : float
+        Concentration of the random local mixes.
+    digit_weight : float
+        Frequency of a digit among letters, relative to a mean letter; the paper does not state it.
+    skew : float
+        Power of unequal class totals: 0 makes them equal.
+    total : int
+        Training samples of all clients; 0 is the most that the class totals allow.
+    test_total : int
+        Test samples, equally many per class; 0 is the most that the test part allows.
     """
-    variant = VARIANTS[str(request.options["variant"])]
-    stock = np.bincount(request.labels, minlength=request.classes)
-    weight, skew = request.number("digit_weight"), request.number("skew")
-    shares = class_shares(variant.totals, request.classes, request.class_names, stock, weight, skew)
-    given = request.integer("total")
-    used = class_totals(stock, shares, given)
-    if not given and variant.share < 1:
-        used = class_totals(stock, shares, max(1, round(variant.share * int(used.sum()))))
-    total, clients = int(used.sum()), request.clients or 1
-    if total < clients:
+    row, stock, generator, clients = VARIANTS[variant], request.stock, request.generator, request.clients or 1
+    shares = class_shares(row.totals, request.classes, request.class_names, stock, digit_weight, skew)
+    used = class_totals(stock, shares, total)
+    if not total and row.share < 1:
+        used = class_totals(stock, shares, max(1, round(row.share * int(used.sum()))))
+    samples = int(used.sum())
+    if samples < clients:
         raise UserError(
-            f"the class totals of {request.options['variant']} leave {total} of {len(request.labels)} samples, too few "
-            f"for {clients} clients: ask for at most {total} clients"
+            f"the class totals of {variant} leave {samples} of {len(request.labels)} samples, too few for {clients} "
+            f"clients: ask for at most {samples} clients"
         )
-    if variant.even:
-        sizes = even_sizes(total, clients)
+    if row.even:
+        sizes = even_sizes(samples, clients)
     else:
-        law = str(request.options["size_law"])
-        sizes = whole_sizes(relative_sizes(law, clients, request.number("shape"), request.generator), total)
-    if variant.mix == "balanced":
-        rows, offsets = _deal_evenly(request.labels, used, sizes, request.generator)
+        sizes = whole_sizes(relative_sizes(size_law, clients, shape, generator), samples)
+    if row.mix == "balanced":
+        rows, offsets = _deal_evenly(request.labels, used, sizes, generator)
     else:
-        weights = shares * request.generator.standard_gamma(request.number("alpha"), (clients, request.classes))
+        weights = shares * generator.standard_gamma(alpha, (clients, request.classes))
         mass = weights.sum(axis=1, keepdims=True)
         mixes = np.where(mass > 0, weights / np.where(mass > 0, mass, 1), shares)
-        counts = fill_by_mix(sizes, used, mixes, request.generator)
-        rows, offsets = take_counts(request.labels, counts, request.generator)
-    return Draw(rows, offsets, balanced_test=True, test_total=request.integer("test_total"))
+        rows, offsets = take_counts(request.labels, fill_by_mix(sizes, used, mixes, generator), generator)
+    return Partition(rows, offsets, balanced_test=True, test_total=test_total)
 
 
 def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Generator) -> Rows:
@@ -185,23 +210,3 @@ def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Gen
     counts = np.zeros((len(sizes), len(used)), np.int64)
     np.add.at(counts, (sequence, np.repeat(np.arange(len(used)), used)), 1)
     return take_counts(labels, counts, generator)
-
-
-ASTRAEA = Law(
-    draw_astraea,
-    "Astraea's Table I: even or heavy-tailed sizes x balanced, letter or normal class totals x local mixes",
-    (
-        LawOption("variant", str, None, "the set", tuple(VARIANTS)),
-        LawOption("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
-        LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
-        LawOption("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
-        LawOption("digit_weight", float, 1.0, "frequency of a digit among letters, in those of a mean letter", low=0),
-        LawOption("skew", float, 1.0, "power of unequal class totals: 0 makes them equal", low=0),
-        LawOption("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
-        LawOption(
-            "test_total", int, 0, "test samples, equally many a class; 0 is the most that the test part allows", low=0
-        ),
-    ),
-    drops=True,
-    by_label=True,
-)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
-from data_prep.partitions.base import Draw, Law, LawOption, Request, enough
+from data_prep.partitions.base import Count, CountOrZero, Partition, Positive, Request
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.common.types import Ints
 from fedmpi.data.assignment import (
     REDRAWS,
@@ -19,63 +22,82 @@ from fedmpi.data.assignment import (
 )
 
 _MIXING_PASSES = 40  # per class of a client; a table of 100 clients forgets its start after about ten
-DRAWS = ("random", "first", "rotated")
 _CLIENTS_AT_ONCE = 1 << 16  # bounds the memory of the draws
 
 
-def draw_iid(request: Request) -> Draw:
-    """Cut a uniformly random permutation of the rows into N clients whose sizes differ by at most one."""
-    sizes = even_sizes(len(request.labels), enough(request))
-    return Draw(*iid(len(request.labels), sizes, request.generator))
+@register("partition", "iid")
+def draw_iid(request: Request) -> Partition:
+    """Rows are permuted uniformly at random and cut into N clients whose sizes differ by at most one."""
+    sizes = even_sizes(len(request.labels), request.enough)
+    return Partition(*iid(len(request.labels), sizes, request.generator))
 
 
-def draw_dirichlet(request: Request) -> Draw:
-    """Draw Dirichlet(alpha) label skew, `by` class or client.
+@register("partition", "dirichlet", by_label=True)
+def draw_dirichlet(
+    request: Request,
+    *,
+    alpha: Positive,
+    by: Literal["class", "client"] = "class",
+    empty: Literal["fill", "keep"] = "fill",
+    redraws: CountOrZero = REDRAWS,
+) -> Partition:
+    """By class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes.
 
-    by = class: for every class c independently, the shares of the clients (p_c1 ... p_cN) ~ Dir(alpha, ..., alpha), and
-    the class's rows are cut in these shares, rounded at random without bias; sizes vary. A draw that leaves a client
-    empty is repeated up to `redraws` times; then (`empty` = fill) every empty client gets one random row of the largest
-    by = client: every client's class mix ~ Dir(alpha, ..., alpha) and sizes differ by at most one. Clients draw from
-    their mixes. If a class runs out, the remaining requests are redrawn from the client's mix over the classes left
-    (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
-    classes left (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
+    By class: the class's rows are cut in the shares, rounded at random without bias, so sizes vary. By client: sizes
+    differ by at most one, and clients draw from their mixes. If a class runs out, the remaining requests are redrawn
+    from the client's mix over the classes left (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
+
+    Parameters
+    ----------
+    alpha : float
+        Concentration; small means few classes per client.
+    by : {"class", "client"}
+        What is drawn from the Dirichlet distribution.
+    empty : {"fill", "keep"}
+        Clients without a sample: give each one random row of the largest clients, or keep them empty.
+    redraws : int
+        Largest number of repeated draws while a client is empty.
     """
-    alpha, clients = request.number("alpha"), request.clients or 1
-    fill = request.options["empty"] == "fill"
-    if request.options["by"] == "client":
-        sizes = even_sizes(len(request.labels), enough(request))
-        return Draw(*dirichlet_by_client(request.labels, request.classes, sizes, alpha, request.generator))
-    redraws = request.integer("redraws")
+    if by == "client":
+        sizes = even_sizes(len(request.labels), request.enough)
+        return Partition(*dirichlet_by_client(request.labels, request.classes, sizes, alpha, request.generator))
     rows, offsets, filled = dirichlet_by_class(
-        request.labels, request.classes, clients, alpha, request.generator, fill, redraws
+        request.labels, request.classes, request.clients or 1, alpha, request.generator, empty == "fill", redraws
     )
     notes = (f"{filled} clients drew no sample and were given one of the largest clients' samples",) if filled else ()
-    return Draw(rows, offsets, notes=notes)
+    return Partition(rows, offsets, notes=notes)
 
 
-def draw_label_shards(request: Request) -> Draw:
-    """Give every client exactly c classes, the same number of samples of each, with sets of classes at random.
+@register("partition", "shards", by_label=True)
+def draw_label_shards(
+    request: Request, *, classes_per_client: Count = 2, surplus: Literal["drop", "keep"] = "drop"
+) -> Partition:
+    """Every client has exactly c classes in equal numbers, with sets of classes uniformly at random.
 
     The data of every class are cut into shards of s samples, where s is the largest size that gives N c shards with at
     most N of one class. If there are more, the classes with the most shards lose some. The N c shards are assigned
     uniformly at random among all ways that give every client c different classes (a Markov chain of class swaps between
-    clients). Rows that fill no shard are dropped (`surplus` = drop), or shared among the shards of their class (keep),
-    which makes sizes slightly uneven. Compare McMahan et al. (2017), whose shards may mix or repeat classes.
+    clients). Compare McMahan et al. (2017), whose shards may mix or repeat classes.
+
+    Parameters
+    ----------
+    classes_per_client : int
+        Number c of classes of a client.
+    surplus : {"drop", "keep"}
+        Rows that fill no shard: drop them, or share them among the shards of their class (slightly uneven sizes).
     """
-    clients, per_client = enough(request), request.integer("classes_per_client")
-    present = np.bincount(request.labels, minlength=request.classes)
-    if per_client > np.count_nonzero(present):
+    clients, present = request.enough, request.stock
+    if classes_per_client > np.count_nonzero(present):
         raise UserError(
-            f"--classes-per-client {per_client} is impossible: the data set has {np.count_nonzero(present)} classes"
+            f"--classes-per-client {classes_per_client} is impossible: the data set has {np.count_nonzero(present)} "
+            "classes"
         )
-    slots, size = _shards_per_class(present, clients, per_client)
-    table = _class_table(slots, clients, per_client, request.generator)
+    slots, size = _shards_per_class(present, clients, classes_per_client)
+    table = _class_table(slots, clients, classes_per_client, request.generator)
     holds = np.zeros((clients, request.classes), np.int64)
     np.put_along_axis(holds, table, 1, axis=1)
-    if request.options["surplus"] == "drop":
-        return Draw(*take_counts(request.labels, holds * size, request.generator))
-    counts = share_out(holds, present, slots, request.generator)
-    return Draw(*take_counts(request.labels, counts, request.generator))
+    counts = holds * size if surplus == "drop" else share_out(holds, present, slots, request.generator)
+    return Partition(*take_counts(request.labels, counts, request.generator))
 
 
 def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Ints, int]:
@@ -120,12 +142,17 @@ def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Gene
     return counts
 
 
-def draw_label_sorted(request: Request) -> Draw:
-    """Cut rows sorted by label (in random order within a label) into blocks of `size` samples, one per client.
+@register("partition", "label-sorted", by_label=True, counts_clients=True)
+def draw_label_sorted(request: Request, *, size: Count = 300) -> Partition:
+    """Rows are sorted by label and cut into clients of equal size; the remainder is dropped.
 
-    The remainder, fewer than `size` rows, is dropped. With ``--clients`` N, N random blocks are used.
+    Rows of one label are in random order. With ``--clients`` N, N random blocks are used.
+
+    Parameters
+    ----------
+    size : int
+        Samples per client.
     """
-    size = request.integer("size")
     blocks = len(request.labels) // size
     clients = request.clients or blocks
     if blocks == 0 or clients > blocks:
@@ -136,24 +163,34 @@ def draw_label_sorted(request: Request) -> Draw:
     ordered = shuffled[np.argsort(request.labels[shuffled], kind="stable")]
     chosen = np.sort(request.generator.permutation(blocks)[:clients])
     rows = ordered[: blocks * size].reshape(blocks, size)[chosen].reshape(-1)
-    return Draw(rows.astype(np.int64), offsets_of(np.full(clients, size)))
+    return Partition(rows.astype(np.int64), offsets_of(np.full(clients, size)))
 
 
-def draw_pathological(request: Request) -> Draw:
-    """Let every client draw c classes; the rows of a class are shared evenly among the clients that drew it.
+@register("partition", "pathological", by_label=True)
+def draw_pathological(
+    request: Request, *, classes_per_client: Count = 2, draws: Literal["random", "first", "rotated"] = "random"
+) -> Partition:
+    """Every client draws c classes; the rows of a class are shared evenly among the clients that drew it.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-A, quantity-based
-    label imbalance. `draws` = random: c different classes, all sets equally likely and independent for each client.
-    first: client k has the class k mod C and draws c - 1 of the others, as in the authors' code. rotated: client k has
-    the classes k, k + 1, ..., k + c - 1 mod C. C counts the classes that have rows. The size of a client depends on how
-    many clients drew the same classes. Rows of a class that no client drew are dropped.
+    label imbalance. C counts the classes that have rows. The size of a client depends on how many clients drew the same
+    classes. Rows of a class that no client drew are dropped.
+
+    Parameters
+    ----------
+    classes_per_client : int
+        Number c of classes of a client.
+    draws : {"random", "first", "rotated"}
+        random: c different classes, all sets equally likely. first: client k has the class k mod C and draws c - 1 of
+        the others, as in the authors' code. rotated: client k has the classes k, k + 1, ..., k + c - 1 mod C.
     """
-    clients, per_client = enough(request), request.integer("classes_per_client")
-    stock = np.bincount(request.labels, minlength=request.classes)
+    clients, stock = request.enough, request.stock
     present = np.flatnonzero(stock)
-    if per_client > len(present):
-        raise UserError(f"--classes-per-client {per_client} is impossible: the data set has {len(present)} classes")
-    drawn = _drawn(len(present), clients, per_client, str(request.options["draws"]), request.generator)
+    if classes_per_client > len(present):
+        raise UserError(
+            f"--classes-per-client {classes_per_client} is impossible: the data set has {len(present)} classes"
+        )
+    drawn = _drawn(len(present), clients, classes_per_client, draws, request.generator)
     holds = np.zeros((clients, request.classes), np.int64)
     np.put_along_axis(holds, present[drawn], 1, axis=1)
     holders = holds.sum(axis=0)
@@ -170,7 +207,7 @@ def draw_pathological(request: Request) -> Draw:
             f"nobody drew {len(unused)} of the classes ({listed}): their {stock[unused].sum()} samples are unused",
         )
     counts = share_out(holds, stock, holders, request.generator)
-    return Draw(*take_counts(request.labels, counts, request.generator), notes=notes)
+    return Partition(*take_counts(request.labels, counts, request.generator), notes=notes)
 
 
 def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: np.random.Generator) -> Ints:
@@ -187,47 +224,3 @@ def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: n
             np.put_along_axis(keys, some % classes, -1.0, axis=1)  # comes first
         parts.append(np.argsort(keys, axis=1)[:, :per_client])
     return np.concatenate(parts).astype(np.int64)
-
-
-IID = Law(draw_iid, "rows are permuted uniformly at random and cut into N equal clients")
-DIRICHLET = Law(
-    draw_dirichlet,
-    "by class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes",
-    (
-        LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
-        LawOption("by", str, "class", "what is drawn from the Dirichlet law", ("class", "client")),
-        LawOption(
-            "empty", str, "fill", "clients without a sample: give them one, or keep them empty", ("fill", "keep")
-        ),
-        LawOption("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
-    ),
-    by_label=True,
-)
-SHARDS = Law(
-    draw_label_shards,
-    "every client holds exactly c classes in equal numbers, sets of classes uniformly at random",
-    (
-        LawOption("classes_per_client", int, 2, "number c of classes of a client", low=1),
-        LawOption("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
-    ),
-    drops=True,
-    by_label=True,
-)
-LABEL_SORTED = Law(
-    draw_label_sorted,
-    "rows are sorted by label and cut into clients of equal size; the remainder is dropped",
-    (LawOption("size", int, 300, "samples of a client", low=1),),
-    clients="optional",
-    drops=True,
-    by_label=True,
-)
-PATHOLOGICAL = Law(
-    draw_pathological,
-    "every client draws c classes of its own; a class's rows are shared evenly among the clients that drew it",
-    (
-        LawOption("classes_per_client", int, 2, "number c of classes of a client", low=1),
-        LawOption("draws", str, "random", "all at random; client k's first is k mod C; or k, k + 1, ... mod C", DRAWS),
-    ),
-    drops=True,
-    by_label=True,
-)

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partitions.base import Draw, Law, LawOption, Request, enough
+from data_prep.partitions.base import CountOrZero, NotNegative, Partition, Positive, Request
 from data_prep.partitions.sizes import relative_sizes, whole_sizes
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.common.types import Bools, Floats, Ints
 from fedmpi.data.assignment import Rows, even_sizes
 
 _CELLS = 1 << 22  # bounds the memory of the mixes that are looked up at once
 
 
-def draw_inner_dirichlet(request: Request) -> Draw:
-    """Fix the sizes, draw every client's class mix ~ Dir(alpha), then draw the samples one at a time.
+@register("partition", "inner-dirichlet", by_label=True)
+def draw_inner_dirichlet(request: Request, *, alpha: Positive, sigma: NotNegative = 0.0) -> Partition:
+    """Sizes are fixed first; each client's mix ~ Dir(alpha), and samples are drawn one at a time while classes last.
 
     D. A. E. Acar et al., Federated learning based on dynamic regularization (ICLR 2021), appendix, and its published
     code: a client with open requests is chosen uniformly. It draws a class from its mix, again if that class has run
-    out, and takes a random sample of it. Sizes: balanced, differing by at most one (`sigma` = 0), else ~ LogNormal(0,
-    sigma^2) in proportion, at least one. All rows are assigned.
+    out, and takes a random sample of it. All rows are assigned.
+
+    Parameters
+    ----------
+    alpha : float
+        Concentration; small means few classes per client.
+    sigma : float
+        Sizes ~ LogNormal(0, sigma^2) in proportion, at least one; 0 makes them equal.
     """
-    clients, available = enough(request), len(request.labels)
-    sigma, generator = request.number("sigma"), request.generator
+    clients, available, generator = request.enough, len(request.labels), request.generator
     sizes = even_sizes(available, clients)
     if sigma:
         sizes = whole_sizes(relative_sizes("lognormal", clients, sigma, generator), available)
-    mixes = generator.dirichlet(np.full(request.classes, request.number("alpha")), size=clients)
+    mixes = generator.dirichlet(np.full(request.classes, alpha), size=clients)
     turns = random_turns(sizes, generator)
-    drawn = draw_in_turn(turns, np.bincount(request.labels, minlength=request.classes), mixes, generator)
-    return Draw(*rows_of_turns(request.labels, turns, drawn, clients, generator))
+    drawn = draw_in_turn(turns, request.stock, mixes, generator)
+    return Partition(*rows_of_turns(request.labels, turns, drawn, clients, generator))
 
 
 def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
@@ -44,30 +51,38 @@ def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
     return owner[np.argsort(waited - np.repeat(starts, sizes), kind="stable")]
 
 
-def draw_pachinko(request: Request) -> Draw:
-    """Draw the Pachinko allocation of a data set whose classes belong to superclasses, e.g. CIFAR-100's 20.
+@register("partition", "pachinko", needs="superclasses", by_label=True)
+def draw_pachinko(
+    request: Request, *, alpha: Positive = 0.1, beta: Positive = 10.0, size: CountOrZero = 0
+) -> Partition:
+    """Each client's mix of superclasses ~ Dir(alpha), of classes within ~ Dir(beta); clients draw one after another.
 
     S. Reddi et al., Adaptive federated optimization (ICLR 2021), appendix F, after W. Li and A. McCallum (ICML 2006).
-    Each client in turn draws a mix of the superclasses ~ Dir(alpha) and, within each, a mix of its classes ~ Dir(beta).
-    Each of its samples draws a superclass, then a class, then a row without replacement. A class that has run out is
-    removed from its superclass, and a superclass without classes from the tree; the mixes are renormalized. The paper
-    gives 500 clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
+    Each sample draws a superclass, then a class, then a row without replacement. A class that has run out is removed
+    from its superclass, and a superclass without classes from the tree; the mixes are renormalized. The paper gives 500
+    clients 100 samples each of CIFAR-100 with alpha = 0.1 and beta = 10.
+
+    Parameters
+    ----------
+    alpha : float
+        Concentration of the superclasses.
+    beta : float
+        Concentration of the classes within a superclass.
+    size : int
+        Samples per client; 0 shares all.
     """
     assert request.superclasses is not None  # the registry requires them
-    clients, size = enough(request), request.integer("size")
-    if clients * size > len(request.labels):
+    clients, available = request.enough, len(request.labels)
+    if clients * size > available:
         raise UserError(
-            f"{clients} clients of {size} samples need {clients * size}, and there are {len(request.labels)}: lower "
-            "--size or --clients, or leave --size out to share all"
+            f"{clients} clients of {size} samples need {clients * size}, and there are {available}: lower --size or "
+            "--clients, or leave --size out to share all"
         )
-    sizes = np.full(clients, size, np.int64) if size else even_sizes(len(request.labels), clients)
-    mixes = pachinko_mixes(
-        request.superclasses, clients, request.number("alpha"), request.number("beta"), request.generator
-    )
+    sizes = np.full(clients, size, np.int64) if size else even_sizes(available, clients)
+    mixes = pachinko_mixes(request.superclasses, clients, alpha, beta, request.generator)
     turns = np.repeat(np.arange(clients), sizes)
-    stock = np.bincount(request.labels, minlength=request.classes)
-    drawn = draw_in_turn(turns, stock, mixes, request.generator, request.superclasses)
-    return Draw(*rows_of_turns(request.labels, turns, drawn, clients, request.generator))
+    drawn = draw_in_turn(turns, request.stock, mixes, request.generator, request.superclasses)
+    return Partition(*rows_of_turns(request.labels, turns, drawn, clients, request.generator))
 
 
 def pachinko_mixes(families: Ints, clients: int, alpha: float, beta: float, generator: np.random.Generator) -> Floats:
@@ -192,26 +207,3 @@ def rows_of_turns(labels: Ints, turns: Ints, drawn: Ints, clients: int, generato
     rows[order] = by_class[starts[drawn[order]] + rank]
     back = np.argsort(turns, kind="stable")
     return rows[back], offsets_of(np.bincount(turns, minlength=clients))
-
-
-INNER_DIRICHLET = Law(
-    draw_inner_dirichlet,
-    "sizes fixed first; each client's mix ~ Dir(alpha), samples drawn one at a time while classes last; all rows used",
-    (
-        LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
-        LawOption("sigma", float, 0.0, "sizes ~ LogNormal(0, sigma^2) in proportion; 0: equal sizes", low=0.0),
-    ),
-    by_label=True,
-)
-PACHINKO = Law(
-    draw_pachinko,
-    "each client's mix of superclasses ~ Dir(alpha), of classes within ~ Dir(beta); samples drawn client by client",
-    (
-        LawOption("alpha", float, 0.1, "concentration of the superclasses", low=1e-4),
-        LawOption("beta", float, 10.0, "concentration of the classes within a superclass", low=1e-4),
-        LawOption("size", int, 0, "samples of a client; 0 shares all", low=0),
-    ),
-    needs="superclasses",
-    drops=True,
-    by_label=True,
-)

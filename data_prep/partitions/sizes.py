@@ -5,21 +5,25 @@ Sizes are whole numbers of at least one, vectorised over clients.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Annotated, Literal, get_args
 
-from data_prep.partitions.base import Draw, Law, LawOption, Request, enough
+import numpy as np
+from pydantic import Field
+
+from data_prep.partitions.base import NotNegative, Partition, Positive, Request
 from fedmpi.common.apportionment import largest_remainders
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.assignment import even_sizes, group_by_owner, iid
 
 MOST_SAMPLES = 1 << 53
 """Largest number up to which floats represent every whole number."""
-SIZE_LAWS = ("even", "lognormal", "pareto", "zipf", "linear", "square", "exponential")
-MEANT = "the mean before sizes are rounded and raised to at least one"
+SizeLaw = Literal["even", "lognormal", "pareto", "zipf", "linear", "square", "exponential"]
+SIZE_LAWS: tuple[SizeLaw, ...] = get_args(SizeLaw)
 
 
-def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> Floats:
+def relative_sizes(law: SizeLaw, clients: int, shape: float, generator: np.random.Generator) -> Floats:
     """Draw positive relative sizes of the clients, float64 (N,)."""
     if law == "even":
         return np.ones(clients)
@@ -32,9 +36,7 @@ def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Ge
     ranks = np.arange(1, clients + 1, dtype=np.float64)
     if law in ("linear", "square"):
         return generator.permutation(ranks if law == "linear" else ranks**2)
-    if law == "exponential":
-        return generator.permutation(np.exp(shape * (ranks - clients)))  # the largest is 1, whatever N
-    raise UserError(f"there is no size law {law!r}: choose one of {', '.join(SIZE_LAWS)}")
+    return generator.permutation(np.exp(shape * (ranks - clients)))  # exponential: the largest is 1, whatever N
 
 
 def whole_sizes(relative: Floats, total: int) -> Ints:
@@ -97,61 +99,87 @@ def capped_sizes(sizes: Ints, available: int) -> Ints:
     return sizes if total <= available else whole_sizes(sizes.astype(np.float64), available)
 
 
-def draw_lognormal(request: Request) -> Draw:
-    """Draw log-normal sizes (`lognormal_sizes`) and assign rows uniformly at random.
+@register("partition", "lognormal")
+def draw_lognormal(
+    request: Request, *, mean: Positive = 2.0, sigma: NotNegative = 1.0, law: Literal["paper", "code"] = "paper"
+) -> Partition:
+    """Sizes ~ LogNormal scaled to a mean, at least one; rows at random, scaled down if the data set is too small.
 
-    If the sizes request more rows than there are, they are scaled down in proportion, none below one, to use all rows.
-    If they request fewer, the other rows are dropped. FedSampling section 4.1 and its Figure 4 (sigma). `mean` is that
-    of the distribution before sizes are rounded and raised to one; `realised_mean` reports the mean of the drawn sizes.
+    FedSampling section 4.1 and its Figure 4 (sigma). If the sizes request fewer rows than there are, the other rows are
+    dropped. `realised_mean` in the manifest is the mean of the drawn sizes.
+
+    Parameters
+    ----------
+    mean : float
+        Mean samples per client before sizes are rounded and raised to at least one; the partition sizes keeps its mean.
+    sigma : float
+        Standard deviation of the logarithm of the sizes.
+    law : {"paper", "code"}
+        With L ~ LogNormal(0, sigma^2), paper: max(1, round(mean L / E[L])); code: ceil(mean L / average ceil(L)).
     """
-    clients, available = enough(request), len(request.labels)
-    wanted = lognormal_sizes(
-        clients, request.number("mean"), request.number("sigma"), str(request.options["law"]), request.generator
-    )
+    clients, available = request.enough, len(request.labels)
+    wanted = lognormal_sizes(clients, mean, sigma, law, request.generator)
     sizes = capped_sizes(wanted, available)
     realised = round(float(sizes.mean()), 4)
-    notes = [f"clients hold {realised:g} samples on average; --mean {request.number('mean'):g} is {MEANT}"]
+    notes = [
+        f"clients hold {realised:g} samples on average; --mean {mean:g} is the mean before sizes are rounded and "
+        "raised to at least one"
+    ]
     if wanted.sum() > available:
         notes.append(f"the sizes asked for {wanted.sum()} samples and were scaled to the {available} there are")
     rows, offsets = iid(available, sizes, request.generator)
-    return Draw(rows, offsets, notes=tuple(notes), facts={"realised_mean": realised})
+    return Partition(rows, offsets, notes=tuple(notes), options={"realised_mean": realised})
 
 
-def draw_sizes(request: Request) -> Draw:
-    """Draw sizes proportional to a size distribution (`relative_sizes`), at least one; rows uniformly at random.
+@register("partition", "sizes")
+def draw_sizes(
+    request: Request, *, law: SizeLaw = "pareto", shape: Positive = 1.5, mean: NotNegative = 0.0
+) -> Partition:
+    """Sizes in proportion to random (lognormal, pareto) or ranked numbers (zipf, linear), at least one; rows at random.
 
-    All rows are used, or N times `mean` of them.
+    Parameters
+    ----------
+    law : str
+        Distribution of the sizes.
+    shape : float
+        Sigma (lognormal), tail index (pareto), exponent (zipf) or rate (exponential).
+    mean : float
+        Mean number of samples per client; 0 uses all samples.
     """
-    clients, available = enough(request), len(request.labels)
-    mean = request.number("mean")
+    clients, available = request.enough, len(request.labels)
     total = round(clients * mean) if mean else available
     if not clients <= total <= available:
         raise UserError(
             f"--mean {mean:g} asks for {total} samples for {clients} clients of {available} available: "
             f"choose a mean from 1 to {available / clients:g}, or 0 for all samples"
         )
-    relative = relative_sizes(str(request.options["law"]), clients, request.number("shape"), request.generator)
-    return Draw(*iid(available, whole_sizes(relative, total), request.generator))
+    relative = relative_sizes(law, clients, shape, request.generator)
+    return Partition(*iid(available, whole_sizes(relative, total), request.generator))
 
 
-def draw_by_attribute(request: Request) -> Draw:
-    """Sort rows by an attribute blurred with noise and cut them into N clients whose sizes differ by at most one.
+@register("partition", "attribute", needs="attributes")
+def draw_by_attribute(
+    request: Request, *, attribute: str, strictness: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+) -> Partition:
+    """Rows are sorted by a continuous attribute blurred with noise and cut into N equal clients in random order.
 
     The order is that of s z + (1 - s) e, with z the standardised attribute, e ~ N(0, 1) independent for each row and s
-    the `strictness`. 1 sorts by the attribute itself (rows of equal value in random order), 0 equals the partition iid.
-    This is the scheme of the ContinuousPartitioner of Flower Datasets. The order of the clients is random.
+    the strictness. This is the scheme of the ContinuousPartitioner of Flower Datasets.
+
+    Parameters
+    ----------
+    attribute : str
+        mean or std of a sample's features, length of a text, or a column's name.
+    strictness : float
+        1: sorted by the attribute alone (rows of equal value in random order); 0: at random.
     """
     assert request.attribute is not None  # the registry requires it
-    clients, strictness = enough(request), request.number("strictness")
-    if strictness > 1:
-        raise UserError(f"--strictness {strictness:g} is impossible: give a number from 0 to 1")
-    name = str(request.options["attribute"])
-    values = request.attribute(name)
+    clients, values = request.enough, request.attribute(attribute)
     if (wrong := np.flatnonzero(~np.isfinite(values))).size:
-        raise UserError(f"--attribute {name}: row {wrong[0]} has no finite value: choose another or mend the data")
+        raise UserError(f"--attribute {attribute}: row {wrong[0]} has no finite value: choose another or mend the data")
     spread = values.std()
     if not spread > 0:
-        raise UserError(f"--attribute {name} is {values[0]:g} for every row: choose another")
+        raise UserError(f"--attribute {attribute} is {values[0]:g} for every row: choose another")
     noise = request.generator.standard_normal(len(values))
     score = strictness * (values - values.mean()) / spread + (1 - strictness) * noise
     order = np.lexsort((noise, score))
@@ -159,47 +187,4 @@ def draw_by_attribute(request: Request) -> Draw:
     place = request.generator.permutation(clients)  # the clients in the order of the attribute
     owner = np.empty(len(values), np.int64)
     owner[order] = np.repeat(place, sizes[place])
-    return Draw(*group_by_owner(owner, clients, request.generator))
-
-
-LOGNORMAL = Law(
-    draw_lognormal,
-    "sizes ~ LogNormal scaled to a mean, at least one; rows at random; scaled down where the data set is too small",
-    (
-        LawOption("mean", float, 2.0, f"samples of a client, {MEANT}; the partition sizes keeps its mean", low=0.01),
-        LawOption("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
-        LawOption(
-            "law",
-            str,
-            "paper",
-            "with L ~ LogNormal(0, sigma^2), paper: max(1, round(mean L / E[L])); code: ceil(mean L / average ceil(L))",
-            ("paper", "code"),
-        ),
-    ),
-    drops=True,
-)
-SIZES = Law(
-    draw_sizes,
-    "sizes in proportion to random (lognormal, pareto) or ranked numbers (zipf, linear), at least one; rows at random",
-    (
-        LawOption("law", str, "pareto", "law of the sizes", SIZE_LAWS),
-        LawOption(
-            "shape",
-            float,
-            1.5,
-            "sigma (lognormal), tail index (pareto), exponent (zipf) or rate (exponential)",
-            low=1e-3,
-        ),
-        LawOption("mean", float, 0.0, "mean number of samples of a client; 0 uses all samples", low=0.0),
-    ),
-    drops=True,
-)
-ATTRIBUTE = Law(
-    draw_by_attribute,
-    "rows sorted by a continuous attribute blurred with noise and cut into N equal clients",
-    (
-        LawOption("attribute", str, None, "mean or std of a sample's features, length of a text, or a column's name"),
-        LawOption("strictness", float, 1.0, "1: sorted by the attribute alone; 0: at random", low=0.0),
-    ),
-    needs="attributes",
-)
+    return Partition(*group_by_owner(owner, clients, request.generator))

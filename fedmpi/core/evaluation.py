@@ -29,8 +29,6 @@ from fedmpi.config.server_tables import EvaluationTable
 from fedmpi.core.placement import Layout
 from fedmpi.core.worker import Trainer
 from fedmpi.data.copies.class_copies import Rebalancing
-from fedmpi.data.copies.client_samples import SampleSource
-from fedmpi.data.copies.warps import AugmentedData
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
@@ -91,7 +89,7 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
 class EvaluatedParts:
     """Parts of a data set (test, validation) that a run evaluates on."""
 
-    def __init__(self, config: Config, store: ShardStore, data: SampleSource):
+    def __init__(self, config: Config, store: ShardStore, data: ClientData):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
         self._rows: int | None = None
@@ -398,7 +396,7 @@ def clients_view(
     config: Config,
     cluster: Cluster,
     streams: Streams,
-    data: SampleSource,
+    data: ClientData,
     rebalancing: Rebalancing | None,
     layout: Layout,
     trainer: Trainer,
@@ -406,5 +404,4 @@ def clients_view(
     """Return the client evaluation of a run, or None if `evaluation.clients` disables it."""
     if config.evaluation.clients is None:
         return None
-    stored = data.data if isinstance(data, AugmentedData) else data
-    return ClientsView(config, cluster, streams, OwnRows.of(stored, rebalancing), layout, trainer)
+    return ClientsView(config, cluster, streams, OwnRows.of(data, rebalancing), layout, trainer)

@@ -33,11 +33,11 @@ from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out
 from fedmpi.core.plan import Decisions, Inquiry, Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
 from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
-from fedmpi.data.copies.client_samples import ClientSamples, SampleSource, client_samples, rebalancing_facts
+from fedmpi.data.copies.client_samples import ClientSamples, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import DataWatch
+from fedmpi.data.source import ClientData, DataWatch
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
@@ -117,7 +117,7 @@ class Experiment:
     config: Config
     cluster: Cluster
     layout: Layout  # Clients that each rank owns
-    data: SampleSource  # Samples of every client; a rank reads those of its own clients
+    data: ClientData  # Samples of every client; a rank reads those of its own clients
     data_facts: RunData  # Facts about the data besides the samples
     model: FlatModel  # Network whose parameters are views of one flat vector
     decisions: Decisions  # Measurements and decisions before the work of a round
@@ -163,7 +163,7 @@ class Experiment:
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
-        view = clients_view(config, cluster, streams, samples.data, samples.rebalancing, layout, trainer)
+        view = clients_view(config, cluster, streams, samples.originals, samples.rebalancing, layout, trainer)
         return cls(
             config=config,
             cluster=cluster,

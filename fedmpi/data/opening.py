@@ -1,4 +1,4 @@
-"""The data that a configuration names, as a shard store, wherever they come from; among them the embedded digits.
+"""The data that a configuration names, as a shard store: a folder, data in memory, or the embedded digits.
 
 scikit-learn's 1,797 real 8 x 8 images of digits need no preparation: Alpaydin and Kaynak, Optical Recognition of
 Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0).
@@ -21,21 +21,26 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.arrays import ArrayShard, arrays_of
-from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
+from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
 from fedmpi.data.digits_options import DigitsOptions, parse_options
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shards import ShardStore, open_folder
 
 CLASSES = 10
 TEST_EVERY = 5
-LEVELS = 16  # pixel values are 0 ... 16
 
 
 def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
-    """The embedded digits as a store; `options` count over those written in `where`."""
+    """The embedded digits as a store, with the options written in `where` and those in `options`."""
     chosen = parse_options(where, options or {})
     x, y, test_x, test_y = load_digits_split()
-    rows, offsets = _draw(chosen, y)
+    if chosen.clients > len(y):
+        raise UserError(f"the embedded digits have {len(y)} training images: ask for at most as many clients")
+    generator = Streams(chosen.seed).generator(Purpose.PARTITION)
+    if chosen.partition == "iid":
+        rows, offsets = iid(len(y), even_sizes(len(y), chosen.clients), generator)
+    else:
+        rows, offsets, _ = dirichlet_by_class(y, CLASSES, chosen.clients, chosen.alpha, generator)
     x, y = np.ascontiguousarray(x[rows]), y[rows]
     x.flags.writeable = y.flags.writeable = False
     manifest = _manifest(chosen, x, y, test_x)
@@ -45,11 +50,9 @@ def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -
 def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
     """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing."""
     images, labels = _images_and_labels()
-    rank = np.empty(len(labels), np.int64)  # position of an image within its class
+    test = np.zeros(len(labels), bool)
     for label in range(CLASSES):
-        members = np.flatnonzero(labels == label)
-        rank[members] = np.arange(len(members))
-    test = rank % TEST_EVERY == TEST_EVERY - 1
+        test[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
     features = images.reshape(-1, 1, 8, 8).astype(np.uint8)
     return features[~test], labels[~test], features[test], labels[test]
 
@@ -67,15 +70,6 @@ def _images_and_labels() -> tuple[AnyArray, Ints]:
 
     images, labels = load_digits(return_X_y=True)
     return images, labels.astype(np.int64)
-
-
-def _draw(options: DigitsOptions, labels: Ints) -> Rows:
-    if options.clients > len(labels):
-        raise UserError(f"the embedded digits have {len(labels)} training images: ask for at most as many clients")
-    generator = Streams(options.seed).generator(Purpose.PARTITION)
-    if options.partition == "iid":
-        return iid(len(labels), even_sizes(len(labels), options.clients), generator)
-    return dirichlet_by_class(labels, CLASSES, options.clients, options.alpha, generator)[:2]
 
 
 def _manifest(options: DigitsOptions, x: npt.NDArray[np.uint8], y: Ints, test_x: npt.NDArray[np.uint8]) -> Manifest:
@@ -111,5 +105,5 @@ def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: boo
     if in_memory(where):
         return arrays_of(where, options or {}).store
     if options:
-        raise UserError(f"data.{next(iter(options))} means nothing for the shard folder {where}: remove it")
+        raise UserError(f"data.{next(iter(options))} has no effect on the shard folder {where}. Remove it")
     return open_folder(Path(where), verify)

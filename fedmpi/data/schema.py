@@ -1,8 +1,7 @@
-"""The shard schema: file names, data set names, and the manifest that describes a folder.
+"""The shard schema: file names, names of datasets, and the manifest that describes a folder.
 
-"fedmpi-shards/1" is a folder of one class a sample; "fedmpi-shards/2" one of any other targets, and says which.
-
-The only thing that data_prep (which writes) and fedmpi (which reads) agree on; see docs/reference/shards.md.
+"fedmpi-shards/1" is a folder with one class per sample; "fedmpi-shards/2" one with any other targets. The schema is all
+that data_prep (which writes) and fedmpi (which reads) share; see docs/reference/shards.md.
 """
 
 from __future__ import annotations
@@ -38,6 +37,9 @@ FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "clie
 DTYPES = ("uint8", "float32", "int32")
 CLASSES_NAMED = 10
 SMALLEST_STD = 1e-37  # its inverse is finite in single precision
+TEXTS_AND_FILES = {"command", "notes", "licence", "citation", "understood", "duplicates"}
+TEXTS_AND_FILES |= {"train", "test", "val", "extras", "words", "vectors"}
+"""Entries of a manifest that do not identify the data, or do so by their checksums."""
 REPREPARE = "prepare it again with python -m data_prep"
 
 Modality = Literal["image", "text", "vector"]
@@ -79,17 +81,17 @@ class DataDescription:
 
     @property
     def counted(self) -> bool:
-        """Whether y holds numbers of classes, int64 in memory; otherwise numbers, float32."""
+        """Whether y contains numbers of classes, int64 in memory; otherwise numbers, float32."""
         return self.targets in ("classification", "tokens")
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of one sample's outputs, as a model gives them: (C,), or (L, C) where targets are tokens."""
+        """Shape of a model's outputs for one sample: (C,), or (L, C) where targets are tokens."""
         return (*self.target_shape, self.classes) if self.targets == "tokens" else (self.classes,)
 
     @property
     def sample(self) -> str:
-        """What one sample is, in words."""
+        """One sample, in words."""
         shape = " x ".join(map(str, self.feature_shape))
         if self.task == "text":
             return f"text of {shape} tokens, from a vocabulary of {self.vocabulary:,}"
@@ -101,7 +103,7 @@ class DataDescription:
 
     @property
     def target(self) -> str:
-        """What is to be predicted of a sample, in words."""
+        """The target of one sample, in words."""
         shape = " x ".join(map(str, self.target_shape)) or "1"
         return {
             "classification": f"one of {self.classes:,} classes",
@@ -111,55 +113,55 @@ class DataDescription:
         }[self.targets]
 
     def takes_outputs(self, shape: tuple[int, ...], samples: int) -> bool:
-        """Whether outputs of this shape are those of the task; numbers may also have the shape of the targets."""
+        """Check whether outputs have the shape of the task; numbers may also have the shape of the targets."""
         own = self.targets == "regression" and shape[1:] == self.target_shape
         return shape[:1] == (samples,) and (own or shape[1:] == self.output_shape)
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
-        """The description with these entries, as JSON gives them."""
+        """Return the description with these entries, as JSON gives them."""
         found = TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
         found.check()
         return found
 
     def check(self) -> None:
-        """Raise ValueError where no sample and no model can be like this."""
-        if self.dtype not in DTYPES or self.task not in TASKS:
-            raise ValueError(
-                f"the dtype {shown(self.dtype, repr)} or the task {shown(self.task, repr)} is unknown here"
-            )
-        if not self.feature_shape or min(self.feature_shape) < 1:
-            raise ValueError(f"samples of shape {self.feature_shape} hold nothing")
-        if self.classes < 1:
-            raise ValueError(f"{self.classes} classes: there is at least one")
-        self._check_targets()
-        if (self.task == "text") != (self.dtype == "int32") or (self.task == "text" and self.vocabulary < 1):
-            raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
-        scales = scales_of(self.feature_shape)
-        if any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)):
-            raise ValueError(f"mean and std are one number, or one for each of {scales} channels or columns")
-        if not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std):
-            raise ValueError("mean and std are finite numbers, std above 0")
-
-    def _check_targets(self) -> None:
-        shape = self.target_shape
-        if self.targets not in TARGETS:
-            raise ValueError(f"the targets {shown(self.targets, repr)} are unknown here")
-        if any(length < 1 for length in shape):
-            raise ValueError(f"targets of shape {shape} hold nothing")
+        """Raise ValueError if no sample and no model can be like this."""
+        shape, scales = self.target_shape, scales_of(self.feature_shape) if self.feature_shape else 0
+        text = self.task == "text"
         fits = {
             "classification": shape == (),
             "tokens": len(shape) == 1,
             "multilabel": shape == (self.classes,),
             "regression": math.prod(shape) == self.classes,
         }
-        if not fits[self.targets]:
-            raise ValueError(f"targets of shape {shape} are no {self.targets} of {self.classes} values")
+        for wrong, problem in (
+            (self.dtype not in DTYPES, f"the dtype {shown(self.dtype, repr)} is unknown"),
+            (self.task not in TASKS, f"the task {shown(self.task, repr)} is unknown"),
+            (min(self.feature_shape, default=0) < 1, f"samples of shape {self.feature_shape} contain nothing"),
+            (self.classes < 1, f"{self.classes} classes: there is at least one"),
+            (self.targets not in TARGETS, f"the targets {shown(self.targets, repr)} are unknown"),
+            (min(shape, default=1) < 1, f"targets of shape {shape} contain nothing"),
+            (not fits.get(self.targets), f"targets of shape {shape} are no {self.targets} of {self.classes} values"),
+            (
+                text != (self.dtype == "int32") or (text and self.vocabulary < 1),
+                "texts are token ids of a vocabulary, int32, and nothing else is",
+            ),
+            (
+                any(len(values) not in (0, 1, scales) for values in (self.mean, self.std)),
+                f"mean and std are one number, or one for each of {scales} channels or columns",
+            ),
+            (
+                not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std),
+                "mean and std are finite numbers, std above 0",
+            ),
+        ):
+            if wrong:
+                raise ValueError(problem)
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of a folder as the manifest lists it; the client fields are 0 for files that hold no clients."""
+    """One file of a folder as the manifest lists it; the client fields are 0 for files without clients."""
 
     name: str
     bytes: int
@@ -171,14 +173,12 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Understood:
-    """What a reader took the user's files for; printed by every preparation, kept in the manifest, shown by
+    """A reader's interpretation of the user's files: printed by every preparation, stored in the manifest, shown by
     `inspect`.
     """
 
-    # What one sample is made of, e.g. ``"3 numbers: age, income, height"`` or ``"grey image of 28 x 28 pixels"``; empty
-    # where the data set's name says it
-    sample: str = ""
-    target: str = ""  # What is to be predicted, e.g. ``"column label"`` or ``"name of the folder"``
+    sample: str = ""  # Parts of one sample, e.g. ``"3 numbers: age, income, height"``
+    target: str = ""  # Source of the target, e.g. ``"column label"`` or ``"name of the folder"``
     # (str, str): Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``
     unused: tuple[tuple[str, str], ...] = ()
 
@@ -187,14 +187,14 @@ class Understood:
 class Manifest:
     """The content of manifest.json."""
 
-    dataset: str  # Names of the data set and of the law that drew the clients
+    dataset: str  # Names of the data set and of the partition scheme
     partition: str
-    partition_options: dict[str, Any]  # The law's options as used
+    partition_options: dict[str, Any]  # The scheme's options as used
     seed: int  # Seed of the partition
-    clients: int  # N, n (training), C, clients without a sample, rows the law left out, rows that could not be read
+    clients: int  # N, n (training), C, clients without a sample, rows that the scheme left out, unreadable rows
     samples: int
     classes: int
-    class_names: tuple[str, ...]  # C names; may be none where samples have no class of their own
+    class_names: tuple[str, ...]  # C names; may be empty where samples have no class
     description: DataDescription  # Shape, dtype and normalization of a sample
     train: tuple[ShardFile, ...]  # Training shards in client order
     test: ShardFile  # The test part
@@ -253,22 +253,8 @@ class Manifest:
         return entries
 
     def identity(self) -> dict[str, str]:
-        """What identifies the data: every entry but the command that made them and the words about them."""
-        words = {
-            "command",
-            "notes",
-            "licence",
-            "citation",
-            "understood",
-            "duplicates",
-            "train",
-            "test",
-            "val",
-            "extras",
-            "words",
-            "vectors",
-        }
-        entries = {key: value for key, value in self.as_dict().items() if key not in words}
+        """Entries that identify the data: all except the command that made them and texts about them."""
+        entries = {key: value for key, value in self.as_dict().items() if key not in TEXTS_AND_FILES}
         facts = {f"manifest.json, {key}": json.dumps(value) for key, value in entries.items()}
         return facts | {f"manifest.json, {file.name} (sha256)": file.sha256 for file in self.files()}
 
@@ -284,7 +270,7 @@ class Manifest:
 
 
 def check_targets(kind: str, description: DataDescription, where: str) -> None:
-    """Refuse data whose targets are not those of the task."""
+    """Reject data with other targets than those of the task."""
     if description.targets != kind:
         meant = (kind, description.targets) == ("classification", "regression")
         otherwise = "store them as whole numbers, where they are classes" if meant else "prepare them otherwise"
@@ -295,12 +281,12 @@ def check_targets(kind: str, description: DataDescription, where: str) -> None:
 
 
 def without_targets(description: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a description without those about targets, which one of a class a sample never had."""
+    """Return the entries of a description without those about targets, which schema 1 does not have."""
     return {name: value for name, value in description.items() if name not in ("targets", "target_shape")}
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; names that no file system takes name none."""
+    """Check whether the folder exists; a name that no file system accepts does not."""
     try:
         return path.is_dir()
     except OSError:
@@ -308,7 +294,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a shard folder."""
+    """Read the manifest of a shard folder."""
     if not is_folder(folder):
         raise UserError(
             f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "
@@ -317,16 +303,15 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if (folder / PREPARING).exists():
         raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file: {folder} is not a shard folder; {REPREPARE}")
     try:
-        if not path.is_file() and path.exists():
-            raise UserError(f"{path} is no file: {folder} is not a shard folder; {REPREPARE}")
         text = path.read_bytes()
+        content = from_json(text)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
-    try:
-        content = from_json(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): {REPREPARE}") from None
     if not isinstance(content, dict) or content.get("schema") not in (SCHEMA, SCHEMA_OF_TARGETS):
@@ -337,7 +322,9 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = _manifests().validate_json(text, strict=True)
         _check(manifest)
     except ValidationError as error:
-        raise UserError(f"{path} is damaged ({_first(error)}): {REPREPARE}") from None
+        first = error.errors(include_url=False)[0]
+        where, reason = ".".join(map(str, first["loc"])), f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise UserError(f"{path} is damaged ({where}: {reason}): {REPREPARE}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {REPREPARE}") from None
     return manifest
@@ -345,18 +332,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 @cache
 def _manifests() -> TypeAdapter[Manifest]:
-    """What reads manifests: making it takes longer than reading one."""
+    """Return the validator of manifests; making it takes longer than reading one."""
     return TypeAdapter(Manifest)
 
 
-def _first(error: ValidationError) -> str:
-    """The first thing that is wrong with the types of a manifest."""
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
 def _check(manifest: Manifest) -> None:
-    """Raise ValueError where entries contradict each other, or name what no folder of shards holds."""
+    """Raise ValueError if entries contradict each other, or name a file that no folder of shards contains."""
     if manifest.clients < 1 or not manifest.train:
         raise ValueError("it lists no client, but a run needs at least one")
     manifest.description.check()
@@ -378,9 +359,9 @@ def _check(manifest: Manifest) -> None:
 
 
 def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, str] | None:
-    """The first row whose target cannot be one, and what it is, in words; None where all can.
+    """Return the first row with an invalid target and the reason, or None.
 
-    A class lies in 0 … C − 1 (or is -1 at a position that counts nowhere), what a label is worth in 0 … 1, and a number
+    A class lies in 0 … C − 1 (or is -1 at a position that counts nowhere), the value of a label in 0 … 1, and a number
     is finite in single precision.
     """
     if not targets.size or targets.dtype.kind == "b":

@@ -1,7 +1,7 @@
 """One HDF5 file of a shard folder: checked once when opened, mapped into memory when first read.
 
 Contiguous datasets are mapped at their offset in the file: four times quicker per client than reading through HDF5, and
-the processes of a machine share the pages. The operating system can be asked to read ahead what is needed soon.
+the processes of a machine share the pages. The operating system can read ahead what is needed soon.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import errno
 import hashlib
 import math
 import mmap
-import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,92 +34,46 @@ from fedmpi.data.schema import (
     wrong_target,
 )
 
-NEIGHBOURS = 64 << 10
-"""Ranges closer than this, in bytes, are asked for as one: a request costs more than so much more data."""
 MOST_RANGES = 256
-MOST_BYTES = 256 << 20
-"""What is asked for at once at most: pages that nobody has room for would be dropped before they are read."""
-
-
+"""Largest number of clients per shard whose samples are read ahead."""
 WHOLE, NAMES, NUMBERS = "iu", "iuS", "biuf"
 KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts", NUMBERS: "numbers"}
 """Kinds of dtypes, and their names."""
 H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
-"""What h5py raises when a file is damaged."""
-
-
-@dataclass(frozen=True)
-class ReadRequest:
-    """Ranges of a mapped file."""
-
-    mapping: mmap.mmap
-    starts: Ints  # (k,): Bytes of the mapping, starts ascending
-    stops: Ints
-
-    def joined(self) -> ReadRequest:
-        """Neighbouring ranges made one, beginning on pages."""
-        ends = np.maximum.accumulate(self.stops)
-        first = np.concatenate([[True], self.starts[1:] - ends[:-1] > NEIGHBOURS])
-        starts = self.starts[first] // mmap.PAGESIZE * mmap.PAGESIZE
-        return ReadRequest(self.mapping, starts, np.append(ends[:-1][first[1:]], ends[-1]))
-
-
-def read_ahead(requests: Sequence[ReadRequest]) -> None:
-    """Have the system begin to read the ranges, the first ones only where they are many or large; does not wait."""
-    ranges, room = MOST_RANGES, MOST_BYTES
-    for request in map(ReadRequest.joined, requests):
-        for start, stop in zip(request.starts.tolist(), request.stops.tolist(), strict=True):
-            if not ranges or room <= 0:
-                return
-            length = min(stop - start, room)
-            request.mapping.madvise(mmap.MADV_WILLNEED, start, length)
-            ranges, room = ranges - 1, room - length
-
-
-@cache
-def physical_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Errors that h5py raises for damaged files."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Where a contiguous dataset lies in its file."""
+    """Position of a contiguous dataset in its file."""
 
     path: Path
     byte: int | None
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def map(self) -> AnyArray:
-        """The dataset as a read-only array over the mapped file (n, ...)."""
-        if self.byte is None or 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        return np.frombuffer(self._mapping, self.dtype, math.prod(self.shape), self._lead).reshape(self.shape)
-
     @property
     def length(self) -> int:
-        """In bytes."""
+        """Length in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def request(self, first: Ints, last: Ints) -> ReadRequest:
-        """The bytes of the rows first[i] … last[i] − 1 of the dataset, which must not be empty."""
-        row = self.dtype.itemsize * math.prod(self.shape[1:])
-        return ReadRequest(self._mapping, self._lead + first * row, self._lead + last * row)
+    def map(self) -> AnyArray:
+        """Return the dataset as a read-only array over the mapped file (n, ...)."""
+        if self.byte is None or 0 in self.shape:
+            return np.empty(self.shape, self.dtype)
+        return np.asarray(self._mapping)
 
-    @property
-    def _lead(self) -> int:
-        """Bytes before the dataset in the mapping, which begins where a page may."""
+    def read_ahead(self, first: int, last: int) -> None:
+        """Let the system begin to read the rows first … last - 1 of the dataset; does not wait."""
         assert self.byte is not None
-        return self.byte % mmap.ALLOCATIONGRANULARITY
+        row, lead = self.dtype.itemsize * math.prod(self.shape[1:]), self.byte % mmap.ALLOCATIONGRANULARITY
+        start = (lead + first * row) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapping._mmap.madvise(mmap.MADV_WILLNEED, start, lead + last * row - start)
 
     @cached_property
-    def _mapping(self) -> mmap.mmap:
-        assert self.byte is not None
-        start, length = self.byte - self._lead, self._lead + self.length
+    def _mapping(self) -> Any:
         try:
-            with self.path.open("rb") as file:
-                return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+            return np.memmap(self.path, self.dtype, "r", self.byte or 0, self.shape)
         except (OSError, ValueError) as error:
             full = isinstance(error, OSError) and error.errno == errno.EMFILE
             advice = "raise `ulimit -n`, or write fewer --shards" if full else "check that it was not moved or changed"
@@ -142,16 +95,15 @@ class ShardData:
 
     @cached_property
     def y(self) -> AnyArray:
-        """Targets (n, ...) as stored, all of them looked at once."""
+        """Targets (n, ...) as stored, all of them checked."""
         return targets_of(self._sections[LABELS], self._description)
 
-    def requests(self, clients: Ints) -> list[ReadRequest]:
-        """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
+    def read_ahead(self, clients: Ints) -> None:
+        """Let the system begin to read the samples of these clients of the shard, the first ones if there are many."""
         full = clients[self.offsets[clients] < self.offsets[clients + 1]]
-        if not len(full) or not self._sections:
-            return []
-        rows = self.offsets[full], self.offsets[full + 1]
-        return [self._sections[name].request(*rows) for name in (FEATURES, LABELS)]
+        for client in full[:MOST_RANGES].tolist() if self._sections else ():
+            for name in (FEATURES, LABELS):
+                self._sections[name].read_ahead(int(self.offsets[client]), int(self.offsets[client + 1]))
 
     @cached_property
     def class_counts(self) -> AnyArray:
@@ -187,14 +139,14 @@ def open_part(path: Path, file: ShardFile, description: DataDescription) -> tupl
 
 
 def _expect_samples(sections: dict[str, Section], file: ShardFile, description: DataDescription, path: Path) -> None:
-    """Refuse features or targets of another shape or type than the manifest's."""
+    """Reject features or targets of another shape or type than the manifest's."""
     _expect(sections, FEATURES, (file.samples, *description.feature_shape), path, description.dtype)
     numbers = WHOLE if description.counted else NUMBERS
     _expect(sections, LABELS, (file.samples, *description.target_shape), path, numbers)
 
 
 def targets_of(section: Section, description: DataDescription) -> AnyArray:
-    """The targets of a section, mapped, once all are known to be what targets are; raises `UserError` otherwise."""
+    """Return the mapped targets of a section; raise `UserError` if one is invalid."""
     targets = section.map()
     wrong = wrong_target(targets, description)
     if wrong is not None:
@@ -205,7 +157,7 @@ def targets_of(section: Section, description: DataDescription) -> AnyArray:
 
 
 def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
-    """Where the samples of every client begin in val.h5, int64 (clients + 1,); None where the file does not say."""
+    """Return the offsets of the clients' samples in val.h5, int64 (clients + 1,); None if the file has none."""
     check_size(path, file)
     with _opened(path) as h5:
         if OFFSETS not in _keys(h5, path):
@@ -225,7 +177,7 @@ def _offsets(section: Section, path: Path, samples: int) -> Ints:
 
 
 def read_arrays(path: Path, file: ShardFile) -> dict[str, AnyArray]:
-    """All datasets of extras.h5, in memory."""
+    """Return all datasets of extras.h5, in memory."""
     check_size(path, file)
     with _opened(path) as h5:
         names = tuple(_keys(h5, path))
@@ -279,7 +231,7 @@ def _keys(h5: h5py.File, path: Path) -> list[str]:
 
 
 def _sections(path: Path, names: Iterable[str]) -> dict[str, Section]:
-    """Where the datasets of these names lie; each within the file and apart from the others."""
+    """Return the positions of the datasets of these names; each within the file and apart from the others."""
     with _opened(path) as h5:
         sections = {name: _section(h5, path, name) for name in names}
     end = 0
@@ -314,7 +266,7 @@ def _section(h5: h5py.File, path: Path, name: str) -> Section:
 
 
 def _expect(sections: dict[str, Section], name: str, shape: tuple[int, ...], path: Path, dtype: str) -> None:
-    """Refuse a dataset of another shape or type: a dtype, or kinds of them such as whole numbers ("iu")."""
+    """Reject a dataset of another shape or type: a dtype, or kinds of them such as whole numbers ("iu")."""
     found = sections[name]
     fits = found.dtype.kind in dtype if dtype in KINDS else found.dtype == np.dtype(dtype)
     if found.shape != shape or not fits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,24 +22,24 @@ from fedmpi.data.shardfile import (
     open_part,
     open_train,
     part_offsets,
-    physical_memory,
-    read_ahead,
     read_arrays,
     targets_of,
 )
 
-VALUES_AT_ONCE = 1 << 22
-
-
 Samples = tuple[AnyArray, AnyArray]
-_CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
+_VALUES_AT_ONCE = 1 << 22  # bounds the memory of passes over whole files and populations
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_features(path: Path, x: AnyArray, description: DataDescription) -> None:
-    """Refuse features (n, …) that are not finite, or token ids outside the vocabulary."""
+    """Reject features (n, …) that are not finite, or token ids outside the vocabulary."""
     if x.dtype == np.uint8 or not x.size:
         return
-    step = max(1, VALUES_AT_ONCE // max(1, x[0].size))
+    step = max(1, _VALUES_AT_ONCE // max(1, x[0].size))
     for start in range(0, len(x), step):
         block = x[start : start + step].reshape(len(x[start : start + step]), -1)
         good = np.isfinite(block) if x.dtype.kind == "f" else (block >= 0) & (block < description.vocabulary)
@@ -51,9 +52,9 @@ def check_features(path: Path, x: AnyArray, description: DataDescription) -> Non
 
 
 def check_counts(path: Path, shard: ShardData, classes: int) -> None:
-    """Refuse class counts (clients, C) that are not those of the labels."""
+    """Reject class counts (clients, C) that are not those of the labels."""
     sizes: Ints = np.diff(shard.offsets)
-    step = max(1, VALUES_AT_ONCE // classes)
+    step = max(1, _VALUES_AT_ONCE // classes)
     for first in range(0, len(sizes), step):
         clients = sizes[first : first + step]
         owner = np.repeat(np.arange(len(clients)), clients)
@@ -90,7 +91,6 @@ class ShardStore:
         self._sample_starts = self.offsets[self.shard_starts]
         self._sample_bytes = math.prod(self.description.feature_shape) * np.dtype(self.description.dtype).itemsize
         self._announced = np.zeros(len(self.sizes), bool)
-        self._announced_samples = 0
 
     @property
     def clients(self) -> int:
@@ -143,7 +143,7 @@ class ShardStore:
     def class_count_blocks(self) -> Iterator[AnyArray]:
         """Class counts (m, C) of all clients in blocks, as stored: for passes over a large population."""
         self._need_classes()
-        step = max(1, _CELLS_AT_ONCE // self.description.classes)
+        step = max(1, _VALUES_AT_ONCE // self.description.classes)
         for shard in self._shards:
             counts = shard.class_counts
             yield from (counts[low : low + step] for low in range(0, len(counts), step))
@@ -155,40 +155,41 @@ class ShardStore:
                 "be chosen by how many samples of a class a client holds"
             )
 
-    def client(self, client: int) -> Samples:
-        """Features and labels of one client: read-only views of the mapped shard, in the stored dtypes."""
+    def client(self, client: int, rows: Ints | None = None) -> Samples:
+        """Features and labels of one client in the stored dtypes: read-only views of all, or copies of some rows."""
         shard = int(np.searchsorted(self.shard_starts, client, side="right")) - 1
         data = self._shards[shard]
         local = client - self.shard_starts[shard]
-        rows = slice(data.offsets[local], data.offsets[local + 1])
-        return data.x[rows], data.y[rows]
+        whole = slice(data.offsets[local], data.offsets[local + 1])
+        x, y = data.x[whole], data.y[whole]
+        return (x, y) if rows is None else (x.take(rows, axis=0), y.take(rows, axis=0))
+
+    def labels(self, client: int) -> AnyArray:
+        """Targets of one client, as stored."""
+        return self.client(client)[1]
 
     def unannounced(self, clients: Ints) -> Ints:
-        """Those of the clients (m,) that were not asked for here lately; they count as announced from now on.
+        """Those of the clients (m,) that were not announced lately; they count as announced from now on.
 
-        All are forgotten once so much else was announced that the system may have dropped what it read.
+        All are forgotten once the announced samples exceed a quarter of the machine's memory.
         """
         fresh = clients[~self._announced[clients]]
         self._announced[fresh] = True
-        self._announced_samples += int(self.sizes[fresh].sum())
-        if self._announced_samples * self._sample_bytes > physical_memory() // 4:
+        if int(self.sizes[self._announced].sum()) * self._sample_bytes > physical_memory() // 4:
             self._announced[:] = False
-            self._announced_samples = 0
         return fresh
 
     def expect(self, clients: Ints) -> None:
-        """Have the system begin to read the samples of these clients (m,), sorted, which are needed soon."""
-        requests = []
+        """Let the system begin to read the samples of these clients (m,), sorted, which are needed soon."""
         cuts = np.searchsorted(clients, self.shard_starts)
         for shard in np.flatnonzero(np.diff(cuts)).tolist():
-            local = clients[cuts[shard] : cuts[shard + 1]] - self.shard_starts[shard]
-            requests += self._shards[shard].requests(local)
-        read_ahead(requests)
+            self._shards[shard].read_ahead(clients[cuts[shard] : cuts[shard + 1]] - self.shard_starts[shard])
 
     def rows(self, positions: Ints) -> Samples:
         """Features and labels at global sample positions (r,), copied, in the stored dtypes."""
         if len(self._shards) == 1:
-            return _take(self._shards[0], positions)
+            data = self._shards[0]
+            return data.x.take(positions, axis=0), data.y.take(positions, axis=0)
         if len(positions) > 1 and (np.diff(positions) < 0).any():
             order = np.argsort(positions, kind="stable")  # files are read front to back
             x, y = self.rows(positions[order])
@@ -270,10 +271,6 @@ class ShardStore:
             y = targets_of(y, self.description)
         self._parts[name] = x, y
         return x, y
-
-
-def _take(shard: ShardData, rows: Ints) -> Samples:
-    return shard.x.take(rows, axis=0), shard.y.take(rows, axis=0)
 
 
 def open_folder(folder: Path, verify: bool = False) -> ShardStore:

@@ -1,9 +1,9 @@
 """What engines read: the samples of clients as torch tensors, normalized, on the device of the work.
 
 A client that was read completely stays in memory, normalized, within a budget, so that later rounds only take views. On
-a CPU samples that a model receives as they are stored are not copied: the tensors lie on the mapped file, whose pages
-the ranks of a node share, or on the user's own arrays. A run ends if a file is changed under it: shards are mapped, so
-that a file that is overwritten would be trained on half old and half new.
+a CPU, samples that a model receives as they are stored are not copied: the tensors share the memory of the mapped file,
+whose pages the ranks of a node share, or of the user's arrays. A run ends if a file changes, since it would be trained
+on old and new samples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,12 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 RESIDENT_BYTES = 1 << 30
 DEVICE_SHARE = 0.5
-"""Of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
+"""Share of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
 LEAST_SHARED = 1 << 14
-"""Bytes of samples that are worth a tensor over the array they lie in, which takes 7 µs longer to make than a copy."""
-
-_OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
-
-
+"""Bytes of samples from which a tensor over their array pays, since it takes 7 µs longer to make than a copy."""
 SECONDS = 5.0
-"""Between two looks at the files; before a checkpoint and at the end they are always looked at."""
+"""Time between two checks of the files; before a checkpoint and at the end they are always checked."""
+_OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
 class Normaliser:
@@ -64,23 +61,22 @@ class Normaliser:
         self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 
     def __call__(self, x: AnyArray) -> torch.Tensor:
-        """Features (r, \\*feature_shape) as a model receives them, to be read only.
-
-        On a processor, those that stay as they are stay where they are, but for a few, which are copied sooner.
-        """
+        """Features (r, \\*feature_shape) as a model receives them, read-only; on a CPU copied only if necessary."""
         if self.device.type != "cpu":
             stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
             out = stored.to(self.device, non_blocking=True).to(self.output)  # widened there, not before the transfer
-        elif self.scale is None and x.nbytes >= LEAST_SHARED and self._as_it_lies(x):
+        elif (
+            self.scale is None
+            and x.nbytes >= LEAST_SHARED
+            and x.dtype == self._plain
+            and x.flags.c_contiguous
+            and x.flags.aligned
+        ):
             return torch.from_numpy(np.asarray(_DeclaredWritable(x)))
         else:
             out = torch.empty(x.shape, dtype=self.output)
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
-
-    def _as_it_lies(self, x: AnyArray) -> bool:
-        """Whether a tensor of what a model receives can lie on the array."""
-        return x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned
 
 
 class _DeclaredWritable:
@@ -120,19 +116,21 @@ class ClientData:
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
-        """Samples of one client."""
+        """Samples of one client, all of them or those of some local rows."""
         client = int(client)
         kept = self._kept.get(client)
-        if kept is not None:
-            return kept if rows is None else self._pick(kept, rows)
-        x, y = self.store.client(client)
-        if rows is not None:
-            return self._tensors(x.take(rows, axis=0), y.take(rows, axis=0))
-        tensors = self._tensors(x, y)
-        lent = tensors[0].data_ptr() == x.ctypes.data
-        if self._residence.takes(_OBJECT_BYTES + sum(tensor.nbytes for tensor in tensors[lent:])):
-            self._kept[client] = tensors
-        return tensors
+        if kept is None:
+            x, y = self.store.client(client, rows)
+            found = self._tensors(x, y)
+            if rows is None:
+                lent = found[0].data_ptr() == x.ctypes.data and not x.flags.writeable
+                if self._residence.takes(_OBJECT_BYTES + sum(tensor.nbytes for tensor in found[lent:])):
+                    self._kept[client] = found
+            return found
+        if rows is None:
+            return kept
+        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
+        return kept[0].index_select(0, index), kept[1].index_select(0, index)
 
     def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, in one gather."""
@@ -140,7 +138,7 @@ class ClientData:
 
     def labels(self, client: int) -> Ints:
         """The targets of one client, a copy: int64 (n,) of classes, otherwise as `load` gives them."""
-        return self.store.client(client)[1].astype(self._numbers)
+        return self.store.labels(client).astype(self._numbers)
 
     def positions(self, clients: Ints, rows_of: Sequence[Ints | None]) -> Ints:
         """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
@@ -186,7 +184,7 @@ class ClientData:
         return None if part is None else self._finite("validation", self._tensors(*part))
 
     def _finite(self, part: str, tensors: Tensors) -> Tensors:
-        """The tensors of an evaluated part, whose scores a feature that is no number would spoil without a word."""
+        """The tensors of an evaluated part, which must be finite numbers; others would spoil its scores silently."""
         if tensors[0].is_floating_point() and not bool(tensors[0].isfinite().all()):
             raise UserError(
                 f"the {part} part of {self.store.folder or self.store.name} holds features that are not finite: "
@@ -197,56 +195,37 @@ class ClientData:
     def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
         return self.normalize(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
 
-    def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
-        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
-        return kept[0].index_select(0, index), kept[1].index_select(0, index)
-
-
-def resident_budget(free_bytes: int | None) -> int:
-    """Bytes that normalized samples may take: a share of a device's free memory, or None there, `RESIDENT_BYTES`."""
-    return RESIDENT_BYTES if free_bytes is None else int(DEVICE_SHARE * free_bytes)
-
 
 class Residence:
-    """Says of one piece of data after another whether it stays in memory."""
+    """Decides for one piece of data after another whether it stays in memory."""
 
     def __init__(self, budget: int, free_bytes: Callable[[], int] | None = None):
         self._left, self._free_bytes = budget, free_bytes
-        self._spared = 0 if free_bytes is None else free_bytes() - budget
+        self._spared = 0 if free_bytes is None else free_bytes() - budget  # by all ranks that share the device
 
     @classmethod
     def on(cls, device: torch.device) -> Residence:
-        """What this device affords, which is logged for a GPU."""
+        """Return the budget of a device: a share of a GPU's free memory, which is logged, else `RESIDENT_BYTES`."""
         if device.type != "cuda":
-            return cls(resident_budget(None))
+            return cls(RESIDENT_BYTES)
 
         def free_bytes() -> int:
             return int(torch.cuda.mem_get_info(device)[0])
 
-        free = free_bytes()
-        budget = resident_budget(free)
-        log.info("data: up to %.1f of %.1f GB free on %s keep normalized samples", budget / 1e9, free / 1e9, device)
+        budget = int(DEVICE_SHARE * free_bytes())
+        log.info("data: up to %.1f GB on %s keep normalized samples", budget / 1e9, device)
         return cls(budget, free_bytes)
 
     def takes(self, nbytes: int) -> bool:
-        """Whether so many bytes, in memory already, may stay there; they are counted then."""
+        """Check whether so many bytes, in memory already, may stay there, and count them."""
         if nbytes > self._left or (self._free_bytes is not None and self._free_bytes() < self._spared):
             return False
         self._left -= nbytes
         return True
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What tells that a file was changed: size in bytes, time of modification in ns, and the inode."""
-
-    size: int
-    modified: int
-    inode: int
-
-
 class DataWatch:
-    """Watches the files that a store reads; for data in memory there is nothing to watch."""
+    """Detects changes of the files that a store reads; data in memory have none."""
 
     latest: DataWatch | None = None  # The one of the process's latest run
 
@@ -258,44 +237,40 @@ class DataWatch:
         DataWatch.latest = self
 
     def look(self) -> None:
-        """As `check`, at most every few seconds."""
+        """Do the same as `check`, at most every few seconds."""
         if time.monotonic() - self._looked >= SECONDS:
             self.check()
 
     def check(self) -> None:
-        """Compare all files with what they were.
+        """Compare all files with their earlier state.
 
-        One with another time or place but the same content, such as one that was copied back, is none that changed.
+        A file with another time or inode but the same content, such as one that was copied back, has not changed.
         """
         for path, mark in self._marks.items():
             now = _mark(path)
-            if now == mark:
-                continue
-            if now.size != mark.size or _digest(path) != self._sums[path]:
-                sizes = f" ({now.size} bytes, {mark.size} before)" if now.size != mark.size else ""
+            if now != mark and (now[0] != mark[0] or _digest(path) != self._sums[path]):
+                sizes = f" ({now[0]} bytes, {mark[0]} before)" if now[0] != mark[0] else ""
                 raise _changed(path, f"was changed since this run began{sizes}")
             self._marks[path] = now
         self._looked = time.monotonic()
 
 
-def _mark(path: Path) -> Mark:
+def _mark(path: Path) -> tuple[int, int, int]:
+    """Return size in bytes, time of modification in ns, and inode: some differ if a file has changed."""
     try:
         found = path.stat()
     except OSError as error:
         raise _changed(path, f"can no longer be read ({error.strerror})") from None
-    return Mark(found.st_size, found.st_mtime_ns, found.st_ino)
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise _changed(path, f"can no longer be read ({error.strerror})") from None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _changed(path: Path, how: str) -> RunFailure:
     return RunFailure(
-        f"{path} {how}: rounds since the last checkpoint are dropped; put the file back as it was and go on with "
+        f"{path} {how}: rounds since the last checkpoint are dropped; put the file back as it was and continue with "
         "--resume, or start a new run on the new data with another --out"
     )

@@ -9,7 +9,6 @@ counted over all samples and end as notes: results on such samples and classes n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,24 +33,9 @@ _SHIFT, _FACTOR = np.uint64(32), np.uint64(0xD6E8FEB86659FD93)
 
 
 def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
-    """The distribution that mediators should come close to.
+    """The distribution that mediators should come close to, float64 (C,).
 
-    Parameters
-    ----------
-    classes : int
-        C.
-    counts : array (C,), optional
-        Class counts to follow, for example those of the test set; None means uniform (P_u of the paper).
-
-    Returns
-    -------
-    float64 (C,)
-        Probabilities.
-
-    Raises
-    ------
-    ValueError
-        If the counts are not C finite numbers >= 0 with a positive sum.
+    It follows class counts (C,), for example those of the test set, or is uniform without counts (P_u of the paper).
     """
     if counts is None:
         return np.full(classes, 1 / classes)
@@ -103,42 +87,21 @@ def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
     return client, label, held, size
 
 
-@dataclass(frozen=True)
-class DivergenceSummary:
-    """Mean, standard deviation and largest value of some divergences (Fig 7 of the paper shows their distribution).
+def summarise(divergences: Floats, name: str) -> dict[str, float | list[float]]:
+    """Mean, standard deviation, largest value and quartiles (a box of Fig 7), as entries of a record, in nats.
 
-    Attributes
-    ----------
-    mean, std, max : float
-        In nats; NaN when there is nothing to summarise.
-    quartiles : tuple of 5 float
-        Smallest value, lower quartile, median, upper quartile, largest value: a box of Fig 7.
+    Rows without a distribution (NaN) are left out; everything is NaN when there is nothing to summarise.
     """
-
-    mean: float
-    std: float
-    max: float
-    quartiles: tuple[float, ...]
-
-    def facts(self, name: str) -> dict[str, float | list[float]]:
-        """The entries of a record whose keys begin with `name`."""
-        return {
-            f"{name}_mean": self.mean,
-            f"{name}_std": self.std,
-            f"{name}_max": self.max,
-            f"{name}_quartiles": list(self.quartiles),
-        }
-
-
-def summarise(divergences: Floats) -> DivergenceSummary:
-    """Summary over the rows that have a distribution (NaN entries are left out)."""
     known = divergences[~np.isnan(divergences)]
     if len(known) == 0:
-        nothing = float("nan")
-        return DivergenceSummary(nothing, nothing, nothing, (nothing,) * 5)
-    with np.errstate(invalid="ignore"):  # the spread of an infinite divergence is NaN
-        quartiles = tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist())
-        return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()), quartiles)
+        known = np.array([np.nan])
+    with np.errstate(invalid="ignore"):  # the standard deviation of an infinite divergence is NaN
+        return {
+            f"{name}_mean": float(known.mean()),
+            f"{name}_std": float(known.std()),
+            f"{name}_max": float(known.max()),
+            f"{name}_quartiles": np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist(),
+        }
 
 
 def pooled_counts(class_counts: Ints, groups: Ints) -> Ints:

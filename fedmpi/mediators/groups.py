@@ -53,12 +53,12 @@ class MediatorGroups:
         facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,
             "kl_mediators": pooled.tolist(),
-            **summarise(pooled).facts("kl"),
-            **summarise(kl_divergence(counts, self.target)).facts("kl_client"),
+            **summarise(pooled, "kl"),
+            **summarise(kl_divergence(counts, self.target), "kl_client"),
         }
         if self.original_counts is not None:
             before = kl_divergence(self.original_counts[clients], self.target)
-            facts |= summarise(before).facts("kl_client_before")
+            facts |= summarise(before, "kl_client_before")
         return mediators, facts
 
     def _standing(self, clients: Ints) -> Ints:

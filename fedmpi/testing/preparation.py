@@ -37,14 +37,24 @@ def _labels(rows: int = ROWS) -> Ints:
 
 def _partition(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
     """Return the owners from the partition, which gets further inputs besides labels if it is built in."""
+    from data_prep.partitions import partition
+
+    generator = Streams(seed).generator(Purpose.PARTITION)
+    if subject.part.foreign:
+        return subject.made()(labels, clients, generator)
     k = np.arange(len(labels))
-    facts: dict[str | None, dict[str, Any]] = {
-        "users": {"users": k * 7 % (len(labels) // ROWS_A_USER)},
-        "superclasses": {"superclasses": np.arange(CLASSES) // 2},
-        "attributes": {"attribute_of": lambda name: np.sin(k)},
-    }
-    known = [facts[subject.mark("needs")]] if subject.mark("needs") else []
-    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION), *known)
+    drawn = partition(
+        subject.part.name,
+        labels,
+        CLASSES,
+        clients,
+        generator,
+        users=k * 7 % (len(labels) // ROWS_A_USER),
+        superclasses=np.arange(CLASSES) // 2,
+        attribute_of=lambda name: np.sin(k),
+        **subject.options,
+    )
+    return drawn.owners(len(labels))
 
 
 def _partitions(subject: Subject) -> list[AnyArray]:

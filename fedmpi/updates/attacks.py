@@ -22,7 +22,7 @@ from fedmpi.data.source import Tensors
 
 
 class FlippableSource(Protocol):
-    """Samples of clients, read by client or by position (`ClientData`, `AugmentedData`)."""
+    """Samples of clients, read by client or by position (`ClientData`)."""
 
     @property
     def sizes(self) -> Ints: ...

@@ -16,7 +16,6 @@ from fedmpi.data.arrays import arrays_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS
 
@@ -46,13 +45,6 @@ def test_every_client_has_its_samples_in_the_order_given():
         store.client(0)[0][...] = 0
 
 
-def test_clients_without_a_sample_count():
-    owner = np.where(OWNER == 2, 3, OWNER)
-    store = made(owner=owner, clients=9).store
-    assert store.clients == 9 and (store.sizes == 0).tolist() == [k in (2, 6, 7, 8) for k in range(9)]
-    assert store.manifest.empty_clients == 4
-
-
 def test_clients_may_have_names():
     names = np.array([f"writer{k}" for k in range(6)])
     arrays = made(owner=names[OWNER], val=(X[:3], Y[:3], names[[5, 0, 5]]))
@@ -65,11 +57,6 @@ def test_clients_may_have_names():
 def test_tensors_lists_and_arrays_say_the_same():
     tensors = ClientArrays(torch.tensor(X), torch.tensor(Y), OWNER.tolist(), test=[torch.tensor(part) for part in TEST])
     assert tensors.digest == made().digest != made(y=Y[::-1].copy()).digest
-
-
-def test_there_are_two_classes_at_least():
-    nothing = np.zeros(60, np.int64)
-    assert made(y=nothing, test=(X[:10], nothing[:10])).description.classes == 2
 
 
 @pytest.mark.parametrize(
@@ -106,15 +93,6 @@ def test_bytes_are_standardised_by_what_is_measured_and_floats_stay_as_given():
     assert made(x=flat, test=(flat[:10], Y[:10])).description.task == "vector"
 
 
-def test_a_channel_that_is_the_same_everywhere_is_only_shifted():
-    x = X.copy()
-    x[:, 1] = 51
-    arrays = made(x=x, test=(x[:10], Y[:10]))
-    assert arrays.description.mean[1] == pytest.approx(0.2) and arrays.description.std[1] == 1
-    read = ClientData(arrays.store, "cpu").load(0)[0]
-    assert torch.isfinite(read).all() and read[:, 1].abs().max() < 1e-6
-
-
 def test_text_is_token_ids():
     tokens = RNG.integers(0, 30, (60, 7))
     arrays = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", classes=9)
@@ -131,53 +109,34 @@ def test_text_is_token_ids():
     "wrong, sentence",
     [
         ({"y": Y[:-1]}, "y has 59 entries where x has 60"),
-        ({"owner": OWNER[:-1]}, "owner has 59 entries where x has 60"),
         ({"y": Y - 1}, "y holds the label -1"),
         ({"y": Y.astype(float), "targets": "classification"}, "y is float64 (60,); it must be (n,) whole numbers"),
         ({"owner": OWNER - 1}, "owner holds -1"),
-        ({"owner": OWNER / 2}, "owner holds float64 values"),
         ({"clients": 3}, "there are 3 clients, but a sample of client 5"),
         ({"classes": 2}, "classes = 2, but there is a label 3"),
         ({"x": X.astype(np.int64)}, 'x holds int64 numbers: say task = "text"'),
         ({"x": X[:, 0, 0, 0]}, "x is uint8 (60,); it must hold numbers, a row of them for each sample"),
         ({"x": np.full((60, 2), np.nan)}, "x holds numbers that are not finite"),
         ({"test": (X[:10, 0], Y[:10])}, "test's x has samples uint8 (4, 4) where those of x are uint8 (3, 4, 4)"),
-        ({"test": (X[:10],)}, "test must be a pair"),
         ({"test": (X[:0], Y[:0])}, "test holds no sample"),
         ({"std": 0}, "std must be above 0"),
         ({"mean": [1, 2]}, "mean has 2 values for 3 channels"),
         ({"task": "sound"}, "task = 'sound' is unknown"),
         ({"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}, "x holds no sample"),
-        ({"test": None}, "test must be a pair of features and labels"),
         ({"x": [[1, 2], [3]]}, "no array can be made of a list given"),
         ({"x": np.ma.masked_less(np.zeros((60, 4)), 1)}, "an array has masked values"),
-        ({"owner": None}, "owner is object (); it must be (n,), the client of each sample"),
         ({"owner": np.array([None, *OWNER[1:]])}, "owner holds None: give whole numbers from 0 on, or names"),
-        ({"owner": OWNER > 2}, "owner holds bool values"),
         ({"owner": OWNER + 10**12}, "clients are numbered from 0 on without gaps, or have names"),
-        ({"owner": np.full(60, 2**64 - 1, np.uint64)}, "owner holds 18446744073709551615"),
-        ({"owner": OWNER.reshape(6, 10)}, "it must be (n,), the client of each sample"),
         ({"y": Y + 10**12}, "classes are numbered from 0 on without gaps"),
-        ({"y": np.full(60, 2**63, np.uint64)}, "y holds the label 9223372036854775808"),
-        ({"y": Y.astype(object)}, "y is object (60,); it must be (n,) whole numbers"),
-        ({"y": None}, "y is object (); it must be (n,) whole numbers"),
         ({"clients": 10**6, "classes": 10**6}, "1000000 clients times 1000000 classes"),
-        ({"clients": 10**12}, "clients = 1000000000000 is more than"),
         ({"owner": OWNER.astype(str), "val": (X[:1], Y[:1], ["q"])}, "val has samples of 'q', who owns none of x"),
         ({"owner": OWNER.astype(str), "clients": 7}, "clients = 7, but owner names 6: leave clients out"),
-        ({"clients": 7.0}, "clients = 7.0 must be a whole number above 0"),
         ({"classes": "ten"}, "classes = 'ten' must be a whole number above 0"),
-        ({"classes": 10**12}, "classes = 1000000000000 is more than"),
-        ({"x": X.astype(object)}, "x is object (60, 3, 4, 4); it must hold numbers"),
-        ({"x": None}, "x is object (); it must hold numbers"),
         ({"x": X[:, :, :0]}, "x is uint8 (60, 3, 0, 4): a sample holds no value"),
         ({"x": torch.zeros(60, 4).to_sparse()}, "no array can be made of a Tensor given"),
         ({"val": (X[:3],)}, "val must be features and labels"),
-        ({"val": 3}, "val must be features and labels"),
         ({"val": (X[:3], Y[:2])}, "val's y has 2 entries where val's x has 3"),
-        ({"test": {"x": X, "y": Y}}, "test must be a pair of features and labels"),
         ({"mean": float("nan")}, "std must be above 0 and mean finite"),
-        ({"std": "wide"}, "std = 'wide' must be a number, or one for each channel or column"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from fedmpi import UserError
+from fedmpi.data import shards
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import MANIFEST, PREPARING, DataDescription
+from fedmpi.data.schema import MANIFEST, PREPARING
+from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
 Write = Callable[..., Path]
 SIZES = [3, 1, 7, 4, 5]
@@ -31,10 +32,10 @@ def test_a_client_is_read_as_views_of_the_mapped_file(write: Write) -> None:
     assert not x.flags.owndata and not x.flags.writeable and x.dtype == np.uint8
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5, 99])
-def test_rows_are_found_whatever_the_number_of_shards(write: Write, shards: int) -> None:
-    store = open_store(write(SIZES, shards))
-    assert len(store.shard_starts) - 1 == min(shards, len(SIZES))
+@pytest.mark.parametrize("count", [1, 2, 5, 99])
+def test_rows_are_found_whatever_the_number_of_shards(write: Write, count: int) -> None:
+    store = open_store(write(SIZES, count))
+    assert len(store.shard_starts) - 1 == min(count, len(SIZES))
     positions = np.array([0, 2, 3, 9, 10, 19])
     with pytest.raises(IndexError):
         store.rows(np.array([3, 20]))
@@ -57,83 +58,79 @@ def test_sizes_offsets_and_class_counts_describe_the_clients(write: Write) -> No
     assert [part.shape[0] for part in store.test()] == [9, 9] and store.validation() is None
 
 
-def test_a_good_folder_passes_the_checksums(write: Write) -> None:
-    assert open_store(write(SIZES), verify=True).samples == 20
+def alter_manifest(folder: Path, **change: Any) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
-def refused(folder: Path, *words: str, verify: bool = False) -> None:
-    with pytest.raises(UserError) as failure:
-        open_store(folder, verify=verify)
-    message = str(failure.value)
-    assert all(word in message for word in words), message
-    assert "\n" not in message
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", "nowhere", "does not exist", "data_prep")
-
-
-def test_a_folder_without_manifest_is_no_shard_folder(tmp_path: Path) -> None:
-    refused(tmp_path, MANIFEST, "missing")
-
-
-def test_an_interrupted_preparation_is_recognised(write: Write) -> None:
-    folder = write(SIZES)
-    (folder / PREPARING).touch()
-    refused(folder, "interrupted")
-
-
-def test_a_manifest_that_is_not_json_is_refused(write: Write) -> None:
-    folder = write(SIZES)
-    (folder / MANIFEST).write_text("{ not json")
-    refused(folder, MANIFEST, "not valid JSON")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"schema": "fedmpi-shards/9"}, ("fedmpi-shards/9", "fedmpi-shards/1")),
-        ({"clients": 0, "samples": 0, "train": []}, ("no client",)),
-        ({"clients": 6}, ("do not add up",)),
-        ({"samples": 21}, ("do not add up",)),
-        ({"train": None}, ("damaged",)),
-        ({"empty_clients": 1}, ("0 clients", "hold no sample")),
-    ],
-)
-def test_a_manifest_that_contradicts_the_files_is_refused(write: Write, change: dict, words: tuple[str, ...]) -> None:
-    folder = write(SIZES)
-    alter_manifest(folder, change)
-    refused(folder, *words)
-
-
-def test_a_missing_shard_is_named(write: Write) -> None:
-    folder = write(SIZES)
-    (folder / "train-00001.h5").unlink()
-    refused(folder, "train-00001.h5", "missing")
-
-
-def test_a_truncated_shard_is_named(write: Write) -> None:
-    folder = write(SIZES)
+def alter(folder: Path, change: Callable[[h5py.File], object]) -> None:
+    """Change the first shard and let the manifest agree on its size."""
     path = folder / "train-00000.h5"
-    path.write_bytes(path.read_bytes()[:-10])
-    refused(folder, "train-00000.h5", "truncated")
+    with h5py.File(path, "r+") as h5:
+        change(h5)
+    train = json.loads((folder / MANIFEST).read_text())["train"]
+    train[0]["bytes"] = path.stat().st_size
+    alter_manifest(folder, train=train)
 
 
-def test_a_shard_that_is_no_hdf5_is_named(write: Write) -> None:
-    folder = write(SIZES)
-    path = folder / "test.h5"
-    path.write_bytes(b"x" * path.stat().st_size)
-    refused(folder, "test.h5", "HDF5")
+def compressed(h5: h5py.File) -> None:
+    x = h5["x"][...]
+    del h5["x"]
+    h5.create_dataset("x", data=x, chunks=True)
 
 
-def test_a_changed_byte_is_found_by_the_checksum_only(write: Write) -> None:
-    folder = write(SIZES)
-    path = folder / "train-00001.h5"
+def swapped(h5: h5py.File) -> None:
+    del h5["client_ids"]
+    h5["client_ids"] = np.zeros(1)
+
+
+def elsewhere(h5: h5py.File) -> None:
+    del h5["x"]
+    h5["x"] = h5py.ExternalLink("other.h5", "x")
+
+
+def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert open_store(folder).samples == 20
-    refused(folder, "train-00001.h5", "checksum", verify=True)
+
+
+DAMAGES: list[tuple[Callable[[Path], object], tuple[str, ...]]] = [
+    (shutil.rmtree, ("shards", "does not exist", "data_prep")),
+    (lambda folder: (folder / MANIFEST).unlink(), (MANIFEST, "missing")),
+    (lambda folder: (folder / PREPARING).touch(), ("interrupted",)),
+    (lambda folder: (folder / MANIFEST).write_text("{ not json"), (MANIFEST, "not valid JSON")),
+    (lambda folder: alter_manifest(folder, schema="fedmpi-shards/9"), ("fedmpi-shards/9", "fedmpi-shards/1")),
+    (lambda folder: alter_manifest(folder, clients=0, samples=0, train=[]), ("no client",)),
+    (lambda folder: alter_manifest(folder, clients=6), ("do not add up",)),
+    (lambda folder: alter_manifest(folder, samples=21), ("do not add up",)),
+    (lambda folder: alter_manifest(folder, train=None), ("damaged",)),
+    (lambda folder: alter_manifest(folder, empty_clients=1), ("0 clients", "hold no sample")),
+    (lambda folder: (folder / "train-00001.h5").unlink(), ("train-00001.h5", "missing")),
+    (lambda folder: os.truncate(folder / "train-00000.h5", 900), ("train-00000.h5", "truncated")),
+    (lambda folder: (folder / "test.h5").write_bytes(b"x" * (folder / "test.h5").stat().st_size), ("test.h5", "HDF5")),
+    (lambda folder: alter(folder, compressed), ("train-00000.h5", "contiguous")),
+    (lambda folder: alter(folder, elsewhere), ("train-00000.h5", "link")),
+    (lambda folder: alter(folder, lambda h5: h5.pop("y")), ("train-00000.h5", "'y'")),
+    (lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99)), ("train-00000.h5", "offsets")),
+    (lambda folder: alter(folder, swapped), ("client_ids", "manifest says")),
+    (lambda folder: flipped(folder / "train-00001.h5"), ("train-00001.h5", "checksum")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+def test_a_damaged_folder_is_refused_with_what_is_wrong(
+    write: Write, damage: Callable[[Path], object], words: tuple[str, ...]
+) -> None:
+    folder = write(SIZES)
+    assert open_store(folder, verify=True).samples == 20
+    damage(folder)
+    if words[-1] == "checksum":
+        assert open_store(folder).samples == 20
+    with pytest.raises(UserError) as failure:
+        open_store(folder, verify=words[-1] == "checksum")
+    message = str(failure.value)
+    assert all(word in message for word in words) and "\n" not in message, message
 
 
 def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: Write) -> None:
@@ -150,66 +147,32 @@ def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: W
     assert len(store.client(0)[0]) == SIZES[0]
 
 
-def test_a_shard_of_other_shape_is_refused(write: Write) -> None:
-    folder, other = write(SIZES), write([3, 1, 7, 4, 6], name="other")
-    replace_shard(folder, other / "train-00001.h5", 1)
-    refused(folder, "train-00001.h5", "manifest says")
-
-
-def test_a_compressed_shard_cannot_be_mapped(write: Write, tmp_path: Path) -> None:
-    folder = write(SIZES)
-    copy = tmp_path / "copy.h5"
-    with h5py.File(folder / "train-00000.h5") as source, h5py.File(copy, "w") as target:
-        for name in source:
-            target.create_dataset(name, data=source[name][...], chunks=True)
-    replace_shard(folder, copy, 0)
-    refused(folder, "train-00000.h5", "contiguous")
-
-
-def test_a_shard_without_labels_is_refused(write: Write, tmp_path: Path) -> None:
-    folder = write(SIZES)
-    copy = tmp_path / "copy.h5"
-    shutil.copy(folder / "train-00000.h5", copy)
-    with h5py.File(copy, "r+") as h5:
-        del h5["y"]
-    replace_shard(folder, copy, 0)
-    refused(folder, "train-00000.h5", "'y'")
-
-
-def test_offsets_that_fall_are_refused(write: Write, tmp_path: Path) -> None:
-    folder = write(SIZES)
-    copy = tmp_path / "copy.h5"
-    shutil.copy(folder / "train-00000.h5", copy)
-    with h5py.File(copy, "r+") as h5:
-        h5["offsets"][1] = 99
-    replace_shard(folder, copy, 0)
-    refused(folder, "train-00000.h5", "offsets")
-
-
 def test_a_client_without_samples_needs_the_manifests_word(write: Write) -> None:
     folder = write([3, 0, 2])
     assert open_store(folder).sizes.tolist() == [3, 0, 2]
-    alter_manifest(folder, {"empty_clients": 0})
-    refused(folder, "hold no sample", "client 1")
+    alter_manifest(folder, empty_clients=0)
+    with pytest.raises(UserError, match="hold no sample.*client 1"):
+        open_store(folder)
 
 
-def alter_manifest(folder: Path, change: dict) -> None:
-    path = folder / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_one_feature_that_is_not_finite_is_named_by_its_row(
+    at_once: int, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_VALUES_AT_ONCE", at_once)
+    x = np.ones((9, 1, 6, 6), np.float32)
+    shards.check_features(Path("train.h5"), x, SMALL_IMAGES)
+    x[7, 0, 2, 3] = bad
+    with pytest.raises(UserError, match=f"row 7 of train.h5 holds {bad}, which is not a finite number"):
+        shards.check_features(Path("train.h5"), x, SMALL_IMAGES)
 
 
-def replace_shard(folder: Path, source: Path, index: int) -> None:
-    """Put another file in the place of a shard and let the manifest agree on its size."""
-    target = folder / f"train-{index:05d}.h5"
-    shutil.copy(source, target)
-    train = json.loads((folder / MANIFEST).read_text())["train"]
-    train[index]["bytes"] = target.stat().st_size
-    alter_manifest(folder, {"train": train})
-
-
-@pytest.mark.parametrize("part", ["mean", "std"])
-def test_one_value_of_the_normalization_that_is_no_number_is_enough(part: str) -> None:
-    good = DataDescription((3, 2, 2), "uint8", 2, "image", 0, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
-    good.check()
-    with pytest.raises(ValueError, match="are finite numbers"):
-        replace(good, **{part: (0.1, math.inf, 0.3)}).check()
+@pytest.mark.parametrize("bad", [-1, 60])
+def test_one_token_outside_the_vocabulary_is_named_by_its_row(bad: int) -> None:
+    x = np.tile(np.arange(12, dtype=np.int32), (5, 1))
+    x[1, 4], x[2, 3] = 59, 0
+    shards.check_features(Path("train.h5"), x, TEXTS)
+    x[3, 11] = bad
+    with pytest.raises(UserError, match=f"row 3 of train.h5 holds {bad}, which is no word of the 60"):
+        shards.check_features(Path("train.h5"), x, TEXTS)

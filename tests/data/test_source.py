@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from fedmpi import ClientArrays
+from fedmpi.data import shards
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
+from fedmpi.data.shardfile import Section
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import LEAST_SHARED, ClientData, Normaliser
+from fedmpi.data.source import LEAST_SHARED, ClientData, Normaliser, Residence
 
 SIZES = [3, 1, 7, 4, 5]
 
@@ -60,17 +62,14 @@ def test_a_client_read_whole_stays_within_the_budget(store: ShardStore) -> None:
     assert first.data_ptr() != reading.load(2)[0].data_ptr() and torch.equal(first, keeping.load(2)[0])
 
 
-def test_tokens_stay_int32() -> None:
-    normalize = Normaliser(DataDescription((4,), "int32", 2, "text", 9, (), ()), torch.device("cpu"))
-    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
-    assert torch.equal(normalize(tokens), torch.from_numpy(tokens))
-
-
-def test_vectors_are_normalized_by_one_mean_or_left_alone() -> None:
+def test_each_dtype_is_normalized_in_its_way() -> None:
     x = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
-    scaled = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (1.0,), (2.0,)), torch.device("cpu"))(x)
-    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))(x)
-    assert scaled.tolist() == [[0.0, 0.5], [1.0, 1.5]] and plain.tolist() == x.tolist()
+    for dtype, mean, expected in (("float32", (1.0,), [[0.0, 0.5], [1.0, 1.5]]), ("float32", (), x), ("int32", (), x)):
+        description = DataDescription(
+            (2,), dtype, 2, "text" if dtype == "int32" else "vector", 9, mean, mean and (2.0,)
+        )
+        found = Normaliser(description, torch.device("cpu"))(x.astype(dtype))
+        assert found.tolist() == np.asarray(expected).tolist() and str(found.dtype) == f"torch.{dtype}"
 
 
 def test_the_test_part_is_normalized_as_the_training_part(store: ShardStore) -> None:
@@ -92,13 +91,6 @@ def test_samples_that_stay_as_they_are_are_not_copied() -> None:
         assert x.data_ptr() == there.ctypes.data and np.array_equal(x.numpy(), there)
     scaled = ClientData(floats(mean=1.0).store).load(1)[0]
     assert scaled.data_ptr() != arrays.x[5:].ctypes.data and np.array_equal(scaled.numpy(), arrays.x[5:] - 1)
-
-
-def test_a_few_values_are_copied_sooner() -> None:
-    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
-    for values, lent in ((LEAST_SHARED // 4 - 2, False), (LEAST_SHARED // 4, True)):
-        x = np.ones((values // 2, 2), np.float32)
-        assert (plain(x).data_ptr() == x.ctypes.data) is lent and plain(x).tolist() == x.tolist()
 
 
 def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
@@ -127,3 +119,37 @@ def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
     assert not odd.flags.aligned
     for given in (turned, swapped, odd, x.astype(np.float64)):
         assert plain(given).tolist() == x.tolist()
+
+
+def test_ranks_that_share_a_gpu_leave_half_of_it_free_together() -> None:
+    """Four of 1000 bytes in steps of ten: each could keep 500 by itself, but what the others keep is seen."""
+    used, kept = 0, [0] * 4
+    ranks = [Residence(500, lambda: 1000 - used) for _ in range(4)]
+    for _ in range(100):
+        for rank, residence in enumerate(ranks):
+            used += 10  # the piece is on the device when it is requested
+            if residence.takes(10):
+                kept[rank] += 10
+            else:
+                used -= 10
+    assert sum(kept) == 500 and max(kept) - min(kept) <= 10
+    alone = Residence(100)
+    assert [alone.takes(size) for size in (60, 50, 40, 1, 0)] == [True, False, True, False, True]
+
+
+def test_announced_clients_are_read_ahead_once(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int, int]] = []
+    ahead = Section.read_ahead
+
+    def noted(section: Section, first: int, last: int) -> None:
+        ahead(section, first, last)  # the system takes it
+        seen.append((section.path.name, first, last))
+
+    monkeypatch.setattr(Section, "read_ahead", noted)
+    store.expect(np.array([1, 2, 4]))  # in shards of clients 0 and 1, 2 and 3, and 4
+    assert seen[::2] == seen[1::2] == [("train-00000.h5", 3, 4), ("train-00001.h5", 0, 7), ("train-00002.h5", 0, 5)]
+    assert store.unannounced(np.array([1, 4])).tolist() == [1, 4] and store.unannounced(np.array([1, 2])).tolist() == [
+        2
+    ]
+    monkeypatch.setattr(shards, "physical_memory", lambda: 8 * 4 * 12)  # forgotten beyond a quarter: 12 samples
+    assert store.unannounced(np.array([0, 1])).tolist() == [0] and store.unannounced(np.array([1])).tolist() == [1]

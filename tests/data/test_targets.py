@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 
 import fedmpi
 from data_prep.holdout import hold_out_validation
-from data_prep.partitions import Partition, partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest, wrong_target
+from fedmpi.data.schema import SCHEMA_OF_TARGETS, DataDescription, wrong_target
 from fedmpi.data.source import ClientData
 from fedmpi.describe.data import inspect_folder
 
@@ -88,13 +87,6 @@ def fedmpi_generator() -> np.random.Generator:
     return Streams(0).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
 
 
-def test_a_run_learns_from_a_folder(tmp_path: Path):
-    write_shards(raw("regression"), given(), tmp_path / "out", 2, 0, "test")
-    settings = {"rounds": 1, "clients.sampler": "all", "cluster.threads": 1, "task.kind": "regression"}
-    done = fedmpi.run("fedavg", {**settings, "model.hidden": [4]}, data=str(tmp_path / "out"))
-    assert done.records[0]["test_rmse"] > 0 and done.records[0]["samples"] == ROWS
-
-
 def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     write_shards(raw("tokens"), given(), tmp_path / "out", 2, 0, "test")
     facts = dict(inspect_folder(tmp_path / "out", verify=True).lines())
@@ -102,15 +94,6 @@ def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     assert "1 hold no sample" in facts["clients"] and "classes per client" not in facts
     with pytest.raises(UserError, match="no class each"):
         open_store(tmp_path / "out").class_counts()
-
-
-def test_laws_that_go_by_classes_are_refused_where_rows_have_none():
-    for law in ("dirichlet", "shards", "label-sorted"):
-        options = {"alpha": 1.0} if law == "dirichlet" else {}
-        with pytest.raises(UserError, match="have none"):
-            partition(law, np.zeros(ROWS, np.int64), 1, 4, np.random.default_rng(0), labelled=False, **options)
-    dealt = partition("iid", np.zeros(ROWS, np.int64), 1, 4, np.random.default_rng(0), labelled=False)
-    assert dealt.sizes.tolist() == [10, 10, 10, 10]
 
 
 @pytest.mark.parametrize(
@@ -148,74 +131,6 @@ def test_only_a_position_may_count_nowhere(kind: str, least: int):
     assert wrong_target(y, described) == (3, f"{least - 1}, none of the 4 classes")
 
 
-def old_folder(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A folder as it was written before targets had a shape, made here with h5py alone."""
-    folder.mkdir()
-    x = np.arange(48, dtype=np.uint8).reshape(12, 1, 2, 2)
-    y = (np.arange(12) % 3).astype(np.uint8)
-    offsets = np.array([0, 5, 9])
-    counts = np.array([np.bincount(y[a:b], minlength=3) for a, b in zip(offsets, offsets[1:], strict=False)], np.uint8)
-
-    def listed(name: str, arrays: dict[str, np.ndarray], **entries: int) -> dict:
-        with h5py.File(folder / name, "w") as file:
-            for key, values in arrays.items():
-                file.create_dataset(key, data=values, track_times=False)
-        content = (folder / name).read_bytes()
-        blank = {"first_client": 0, "clients": 0, "samples": 0}
-        return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **blank, **entries}
-
-    train = {"offsets": offsets, "client_ids": np.arange(2), "class_counts": counts, "y": y[:9], "x": x[:9]}
-    manifest = {
-        "schema": "fedmpi-shards/1",
-        "dataset": "old",
-        "partition": "given",
-        "partition_options": {},
-        "seed": 0,
-        "clients": 2,
-        "samples": 9,
-        "classes": 3,
-        "class_names": ["a", "b", "c"],
-        "description": {
-            "feature_shape": [1, 2, 2],
-            "dtype": "uint8",
-            "classes": 3,
-            "task": "image",
-            "vocabulary": 0,
-            "mean": [0.25],
-            "std": [0.5],
-        },
-        "train": [listed("train-00000.h5", train, clients=2, samples=9)],
-        "test": listed("test.h5", {"y": y[9:].astype(np.int64), "x": x[9:]}, samples=3),
-        "val": None,
-        "extras": None,
-        "words": None,
-        "vectors": None,
-        "empty_clients": 0,
-        "dropped": 0,
-        "skipped": 0,
-        "licence": "",
-        "citation": "",
-        "command": "",
-        "notes": [],
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return x, y
-
-
-def test_a_folder_written_before_targets_had_a_shape_is_read_as_it_was(tmp_path: Path):
-    x, y = old_folder(tmp_path / "old")
-    store = open_store(tmp_path / "old", verify=True)
-    assert store.description.labelled and store.description.target_shape == ()
-    np.testing.assert_array_equal(store.client(1)[0], x[5:9])
-    np.testing.assert_array_equal(store.client(1)[1], y[5:9])
-    assert ClientData(store).load(0)[1].tolist() == y[:5].tolist()
-    assert store.class_counts().tolist() == [[2, 2, 1], [1, 1, 2]]
-    assert read_manifest(tmp_path / "old").to_json() == (tmp_path / "old" / "manifest.json").read_text()
-    assert read_manifest(tmp_path / "old").as_dict()["schema"] == SCHEMA
-    settings = {"rounds": 1, "clients.sampler": "all", "model.hidden": [4], "cluster.threads": 1}
-    assert "test_accuracy" in fedmpi.run("fedavg", settings, data=str(tmp_path / "old")).records[0]
-
-
 ARRAYS = (np.zeros((6, 2), np.float32), np.zeros(6, np.int64))
 
 
@@ -236,14 +151,6 @@ def test_arrays_tell_by_their_type_and_shape_what_they_are(y: np.ndarray, target
     np.testing.assert_array_equal(arrays.store.client(0)[1], y)
 
 
-def test_arrays_may_say_what_they_are():
-    ages = fedmpi.ClientArrays(*ARRAYS, np.zeros(6, int), test=ARRAYS, targets="regression")
-    assert ages.description.targets == "regression" and ages.y.dtype == np.float32
-    shares = np.full((6, 2), 0.5)
-    soft = fedmpi.ClientArrays(ARRAYS[0], shares, ARRAYS[1], test=(ARRAYS[0], shares), targets="multilabel")
-    assert soft.description.targets == "multilabel"
-
-
 @pytest.mark.parametrize(
     ("y", "further", "words"),
     [
@@ -262,8 +169,3 @@ def test_arrays_may_say_what_they_are():
 def test_arrays_of_other_targets_are_refused(y: np.ndarray, further: dict, words: str):
     with pytest.raises(UserError, match=words):
         fedmpi.ClientArrays(ARRAYS[0], y, ARRAYS[1], test=(ARRAYS[0], y), **further)
-
-
-def test_the_test_part_has_targets_of_the_same_shape():
-    with pytest.raises(UserError, match=r"test's y has targets \(3,\) where those of y are \(2,\)"):
-        fedmpi.ClientArrays(ARRAYS[0], np.zeros((6, 2)), ARRAYS[1], test=(ARRAYS[0], np.zeros((6, 3))))

@@ -96,7 +96,3 @@ def test_files_that_are_touched_or_copied_back_have_not_changed(
     seen.check()
     seen.check()
     assert sorted(path.name for path in read) == ["test.h5", "train-00000.h5"]  # once each
-
-
-def test_data_in_memory_is_not_watched():
-    source.DataWatch(open_store("digits")).check()

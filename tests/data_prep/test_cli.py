@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.datasets import DATASETS
-from data_prep.options import flag
-from data_prep.partitions import PARTITIONS
-from fedmpi import UserError
+from data_prep.parts import flag
+from fedmpi import UserError, components
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PARTIAL, read_manifest
 from tests.data_prep.command import main
@@ -42,17 +40,9 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
         assert name in lines
         for source in data_set.sources:
             assert source.url in shown or source.url.rpartition("/")[0] in shown
-    for name, law in PARTITIONS.items():
-        assert name in lines
-        for option in law.options:
-            assert f"    {flag(option.name)}: " in shown
+    for part in parts("partition"):
+        assert part.name in lines and all(f"    {flag(option.name)}: " in shown for option in part.options)
     assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
-
-
-def test_the_help_of_a_data_set_shows_an_example_and_the_partition_options(capsys: Output) -> None:
-    assert main(["mnist", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "python -m data_prep digits" in shown and "--classes-per-client" in shown
 
 
 def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
@@ -69,11 +59,11 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("mnst --partition iid --clients 3 --out o", "no data set 'mnst'; did you mean mnist?"),
-        ("digits --partition dirichlt --clients 3 --out o", "no partition 'dirichlt'; did you mean dirichlet?"),
-        ("digits --partition iid --alpha 1 --clients 3 --out o", "iid takes no --alpha (that is for dirichlet"),
+        ("digits --partition dirichlt --clients 3 --out o", "did you mean 'dirichlet'?"),
+        ("digits --partition iid --alpha 1 --clients 3 --out o", "--alpha is an option of astraea, dirichlet"),
         ("digits --partition dirichlet --alhpa 1 --clients 3 --out o", "no option --alhpa; did you mean --alpha?"),
         ("digits --partition dirichlet --alpha --clients 3 --out o", "--alpha needs a value"),
-        ("digits --partition dirichlet --alpha x --clients 3 --out o", "--alpha 'x' is not a float"),
+        ("digits --partition dirichlet --alpha x --clients 3 --out o", "--alpha = 'x' does not suit dirichlet"),
         ("digits --partition dirichlet --clients 3 --out o", "needs --alpha"),
         ("digits --partition iid --out o", "needs the number of clients"),
         ("digits --partition iid --clients 0 --out o", "--clients 0 is impossible"),
@@ -84,22 +74,22 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("digits --partition user --out o", "names its users"),
         ("digits --partition iid --clients 3 --seed -1 --out o", "--seed"),
         ("digits --partition iid --clients 3 --out o surplus", "what is 'surplus' for?"),
-        ("digits --length 3 --partition iid --clients 3 --out o", "digits takes no --length"),
+        ("digits --length 3 --partition iid --clients 3 --out o", "--length is an option of other data sets"),
         ("digits --raw . --partition iid --clients 3 --out o", "digits is built in"),
         ("mnist --partition iid --clients 3 --out o", "where is mnist? give --raw DIR or --download"),
         ("mnist --raw . --download --partition iid --clients 3 --out o", "exclude each other"),
         ("mnist --raw missing --partition iid --clients 3 --out o", "--raw missing does not exist"),
         ("mnist --raw . --partition iid --clients 3 --out o", "no train-images-idx3-ubyte in ."),
         ("mind --download --partition iid --clients 3 --out o", "fetch it by hand (from https://msnews.github.io)"),
-        ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length 0 is impossible"),
+        ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length = '0' does not suit mind"),
         ("arrays --raw . --partition iid --clients 3 --out o", "There is no table in ."),
-        ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
-        ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels 'middle' is unknown"),
+        ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task = 'sound' does not suit arrays"),
+        ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels = 'middle' does not suit"),
         ("amazon --raw . --split stars --partition iid --clients 3 --out o", "--split 'stars' is unknown; choose rows"),
-        ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size '3by4' is no size"),
-        ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size 3x0 is impossible"),
-        ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "mnist takes no --skip-odd-sizes"),
-        ("mind --keep-duplicates --partition iid --clients 3 --out o", "mind takes no --keep-duplicates"),
+        ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size = '3by4'"),
+        ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size = '3x0'"),
+        ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "--skip-odd-sizes is an option of other"),
+        ("mind --keep-duplicates --partition iid --clients 3 --out o", "--keep-duplicates is an option of other"),
         ("--seed 3 digits", "the data set comes first"),
         ("lst", "no data set 'lst'; there are mnist"),
         ("digits", "Missing option '--partition'"),
@@ -117,64 +107,6 @@ def test_wrong_input_is_refused_with_one_sentence(
     assert message in error
     assert error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "o").exists()
-
-
-def test_options_of_the_users_own_data_reach_their_readers(capsys: Output, tmp_path: Path) -> None:
-    y = np.array([0.5, np.nan, 1.5, 0.5, 0.5, 1.5])
-    np.savez(tmp_path / "a.npz", x=np.zeros((6, 2, 5, 6)), y=y, x_test=np.zeros((6, 2, 5, 6)), y_test=y)
-    words = [
-        "arrays",
-        "--raw",
-        str(tmp_path / "a.npz"),
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--out",
-        str(tmp_path / "s"),
-    ]
-    assert main(words) == 2 and "--channels" in capsys.readouterr().err
-    words += ["--channels", "last"]
-    assert main(words) == 2 and "--skip-unlabelled" in capsys.readouterr().err
-    words += ["--skip-unlabelled"]
-    assert main(words) == 2 and "--numbers-are-classes" in capsys.readouterr().err
-    assert main([*words, "--numbers-are-classes"]) == 0
-    assert "left out: 2 samples without a label" in capsys.readouterr().out
-    store = open_store(tmp_path / "s")
-    assert store.description.feature_shape == (6, 2, 5) and store.samples == 5 and store.description.classes == 2
-
-
-@pytest.mark.parametrize(("size", "shape"), [("6x4", (1, 4, 6)), ("5", (1, 5, 5))])
-def test_images_are_resized_to_the_width_and_height_given(tmp_path: Path, size: str, shape: tuple[int, ...]) -> None:
-    for number in range(5):
-        (tmp_path / "raw" / "a").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.zeros((3 + number, 7), np.uint8)).save(tmp_path / "raw" / "a" / f"{number}.png")
-    words = [
-        "imagefolder",
-        "--raw",
-        str(tmp_path / "raw"),
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--out",
-        str(tmp_path / "s"),
-    ]
-    assert main(words) == 2 and main([*words, "--image-size", size]) == 0
-    assert open_store(tmp_path / "s").description.feature_shape == shape
-
-
-def test_the_program_refuses_in_the_same_words(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "data_prep", "digits", "--partition", "iid", "--seed", "x", "--out"]
-    done = subprocess.run([*words, tmp_path / "s"], capture_output=True, text=True, timeout=170, cwd=REPOSITORY)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: Invalid value for '--seed'") and done.stderr.count("\n") == 1
-
-
-def test_a_folder_that_cannot_be_made_is_named(capsys: Output, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    assert main(["digits", "--partition", "iid", "--clients", "3", "--out", str(tmp_path / "file" / "s")]) == 2
-    assert str(tmp_path / "file" / "s") in capsys.readouterr().err
 
 
 def test_a_prepared_folder_is_replaced_only_when_asked(capsys: Output, tmp_path: Path) -> None:
@@ -197,16 +129,6 @@ def test_the_manifest_keeps_the_command_and_the_options(tmp_path: Path) -> None:
     assert (manifest.seed, manifest.clients) == (9, 12)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
-    words = ["digits", "--partition", "lognormal", "--sigma", "1", "--clients", "50", "--shards", "3", "--val", "0.1"]
-    sums = {}
-    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        assert main([*words, "--seed", seed, "--out", str(tmp_path / name)]) == 0
-        manifest = read_manifest(tmp_path / name)
-        sums[name] = [file.sha256 for file in manifest.files()]
-    assert sums["a"] == sums["b"] and sums["a"] != sums["c"]
-
-
 def test_a_picture_is_drawn_on_demand(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ["digits", "--partition", "iid", "--clients", "5", "--out", str(tmp_path / "s")]
@@ -222,7 +144,7 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
     words += ["--clients", "4", "--vectors", str(tmp_path / "glove.txt"), "--out", str(tmp_path / "s")]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "rows that cannot be read, left out: 1; the first:" in shown and "line 21" in shown
+    assert "rows that cannot be read, left out: 1. The first" in shown and "line 21" in shown
     store = open_store(tmp_path / "s")
     assert store.vocabulary == ("<pad>", "<unk>", "common", "word0", "word1")
     assert store.description.vocabulary == 5 and store.client(0)[0].shape[1:] == (4,)
@@ -271,11 +193,9 @@ KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_ha
 STAY_AT_THE_THIRD_SHARD = """
 import time
 from data_prep import writer
-from data_prep.prepare import check_signals
 fill = writer._fill_shard
 def stay(plan, index, *others):
     while index == 2:
-        check_signals()  # as between two blocks of rows: what is raised in a weak reference's callback is lost
         time.sleep(0.01)
     return fill(plan, index, *others)
 writer._fill_shard = stay

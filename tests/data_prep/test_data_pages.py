@@ -12,10 +12,10 @@ from PIL import Image
 
 import fedmpi
 from data_prep.datasets import DATASETS
-from data_prep.options import flag
-from data_prep.partitions import PARTITIONS
+from data_prep.parts import flag
 from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi import components
+from fedmpi.common.options import REQUIRED
 from tests.data_prep.command import main
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -56,23 +56,21 @@ def test_every_option_of_the_data_sets_is_explained() -> None:
     assert {one for cell in explained for one in re.findall(r"`(--[\w-]+)`", cell)} == flags
 
 
-def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> None:
-    table = rows(LAWS)
-    assert [name for name in table if name in PARTITIONS] == list(PARTITIONS)
-    for name, law in PARTITIONS.items():
-        assert re.findall(r"`(--[\w-]+)`", table[name][0]) == [flag(option.name) for option in law.options], name
+def test_the_tables_of_partitions_and_shifts_have_each_with_its_options_and_defaults() -> None:
+    table, laws = rows(LAWS), components("partition")
+    names = [law.name for law in laws]
+    assert [name for name in table if name in names] == names
+    for law in laws:
+        assert re.findall(r"`(--[\w-]+)`", table[law.name][0]) == [flag(option.name) for option in law.options], (
+            law.name
+        )
         for option in law.options:
-            if match := re.search(rf"`{flag(option.name)}` \(([^:)]*)", table[name][0]):
-                default = option.default
-                assert match[1] == (f"{default:g}" if isinstance(default, int | float) else default), (name, option)
-            else:
-                assert option.default is None, (name, option.name)
-
-
-def test_the_table_of_shifts_has_each() -> None:
+            match, default = re.search(rf"`{flag(option.name)}` \(([^:)]*)", table[law.name][0]), option.default
+            shown = f"{default:g}" if isinstance(default, int | float) else default
+            assert default is REQUIRED if match is None else match[1] == shown, (law.name, option.name)
     kinds = (("--feature-shift", SHIFT), ("--label-noise", LABEL_NOISE))
     named = [f"{option} {part.name}" for option, kind in kinds for part in components(kind)]
-    assert [name for name in rows(LAWS) if re.match(r"--[a-z]", name)] == named
+    assert [name for name in table if re.match(r"--[a-z]", name)] == named
 
 
 @pytest.mark.parametrize("words", SHOWN)

@@ -111,13 +111,6 @@ def test_gzip_is_known_by_content(name: str, rename: str, tmp_path: Path) -> Non
     assert [file.sha256 for file in plain.files()] == [file.sha256 for file in other.files()]
 
 
-def test_a_table_that_is_zipped_without_saying_so_is_read(tmp_path: Path) -> None:
-    rows = "\n".join(f"{row * 7 % 5 / 2},{row % 2}" for row in range(20))
-    (tmp_path / "t.csv").write_bytes(gzip.compress(f"a,label\n{rows}\n".encode()))
-    words = ["arrays", "--raw", str(tmp_path / "t.csv"), "--partition", "iid", "--clients", "2"]
-    assert main([*words, "--out", str(tmp_path / "s")]) == 0
-
-
 @pytest.mark.parametrize("stray", ["__MACOSX/train/._a.json", "train/._a.json", ".cache/train/b.json"])
 def test_files_of_tools_are_no_data(stray: str, tmp_path: Path) -> None:
     SETS["shakespeare"](tmp_path)

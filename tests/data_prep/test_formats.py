@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import pickle
 import struct
@@ -75,18 +73,6 @@ def test_a_real_data_set_is_prepared_inspected_and_read_back(
     assert store.class_counts().sum() == store.samples
 
 
-def test_mnist_rows_are_those_of_the_idx_file_zipped_or_not(data_folder: Path, tmp_path: Path) -> None:
-    content = {path.stem: gzip.decompress(path.read_bytes()) for path in (data_folder / "mnist").glob("*.gz")}
-    for name, values in content.items():
-        (tmp_path / name).write_bytes(values)
-    rows = np.array([59_999, 0, 1234])
-    for folder in (data_folder / "mnist", tmp_path):
-        raw = read("mnist", folder)
-        for row, image in zip(rows, raw.read(rows), strict=True):
-            assert image.tobytes() == content["train-images-idx3-ubyte"][16 + 784 * row : 16 + 784 * (row + 1)]
-        assert bytes(raw.labels.astype(np.uint8)) == content["train-labels-idx1-ubyte"][8:]
-
-
 IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-train-labels-idx1-ubyte.gz"
 
 
@@ -95,29 +81,20 @@ IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-tr
     [
         (IMAGES, b"<html>moved</html>", "is not an idx file of unsigned bytes in 3 dimension"),
         (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "holds 2351 bytes of data where"),
-        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 + 1), "bytes of data or more where"),
         (IMAGES, struct.pack(">4I", 2051, 2, 28, 28) + bytes(2 * 784), "they do not belong together"),
         (IMAGES, struct.pack(">4I", 2051, 3, 0, 28), "holds no images"),
         (LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of the 62"),
         ("emnist-byclass-mapping.txt", b"0 48\n1 x\n", "line 2: '1 x' is not a label"),
         ("emnist-byclass-mapping.txt", b"0 48\n", "names 1 classes where emnist-byclass has 62"),
-        ("emnist-byclass-train-writers.npy", b"x", "is not a readable .npy file"),
+        (IMAGES, gzip.compress(struct.pack(">4I", 2051, 3, 28, 28) + bytes(9000))[:-8], "damaged or cut short"),
     ],
 )
 def test_idx_files_that_are_damaged_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     emnist_files(tmp_path, "byclass", np.zeros((3, 28, 28), np.uint8), np.arange(3, dtype=np.uint8))
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    zipped = name.endswith(".gz") and not content.startswith(b"\x1f\x8b")
+    (tmp_path / name).write_bytes(gzip.compress(content) if zipped else content)
     with pytest.raises(UserError, match=message):
         read("emnist-byclass", tmp_path)
-
-
-def test_a_truncated_or_ambiguous_file_is_named(data_folder: Path, tmp_path: Path) -> None:
-    for path in (data_folder / "mnist").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes()[: 5000 if "train-images" in path.name else None])
-    with pytest.raises(UserError, match="train-images-idx3-ubyte.gz is damaged or cut short"):
-        read("mnist", tmp_path)
-    with pytest.raises(UserError, match="point --raw at one folder"):
-        read("mind", data_folder / "mind")
 
 
 def test_emnist_is_turned_upright_and_its_labels_begin_at_zero(data_folder: Path, tmp_path: Path) -> None:
@@ -155,7 +132,7 @@ def test_cifar_rows_are_those_that_pickle_reads(data_folder: Path) -> None:
 ROWS = {"data": RNG.integers(0, 256, (4, 3072), np.uint8), "fine_labels": [7, 7, 9, 2], "coarse_labels": [3, 3, 0, 3]}
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("protocol", [2, 4])
 def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protocol: int) -> None:
     for part in ("train", "test"):
         (tmp_path / part).write_bytes(pickle.dumps(ROWS, protocol))
@@ -174,15 +151,10 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
     [
         ("train", {"fine_labels": [7, 7, 9]}, "train holds 4 images but 3 labels"),
         ("train", {"fine_labels": [7, 7, 9, 100]}, "train, record 3: label 100 is not one of the 100"),
-        ("train", {"fine_labels": [7, 7, -1, 1]}, "train, record 2: label -1"),
-        ("train", {"fine_labels": [7, 7, 9, True]}, "'fine_labels' is not a list of integers"),
         ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of integers"),
-        ("train", {"data": [1, 2]}, "'data' is list instead of uint8"),
         ("train", {"data": np.zeros((4, 3000), np.uint8)}, r"'data' is uint8 \(4, 3000\) instead of uint8"),
         ("train", {"data": np.zeros((4, 3072), np.int16)}, "not a CIFAR batch .*i2, not uint8"),
         ("train", {"coarse_labels": [3, 4, 0, 3]}, "images of class 7 have several coarse labels"),
-        ("train", {"coarse_labels": [3, 3, 0]}, "'coarse_labels' is not a list of 4 integers"),
-        ("test", {"fine_labels": None}, "'fine_labels' is not a list"),
         ("meta", {"fine_label_names": [1] * 100}, "'fine_label_names' is not a list of names"),
         ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
     ],
@@ -205,19 +177,13 @@ ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
     [
         b"\x80\x02cos\nsystem\nU\x02ls\x85R.",
         b"\x80\x02cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\nU\x02O8K\x00K\x01\x87RU\x08abcdefghtR.",
-        b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.",
-        b"\x80\x02cnumpy\ndtype\n]R.",
         b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.",
         ARRAY + b"J\xff\xff\xff\x7f\x85U\x01b\x87R(K\x01K\x02M\x00\x0c\x86tb.",
-        b"\x80\x02U\x01aQ.",
-        b"\x80\x02\x82\x01.",
-        b"\x80\x02h\x07.",
-        b"\x80\x02}",
         b"",
         b"<html>moved</html>",
         pickle.dumps([1, 2]),
     ],
-    ids=range(13),
+    ids=range(7),
 )
 def test_a_pickle_of_anything_but_arrays_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(content)
@@ -273,17 +239,6 @@ def writer(rows: int) -> tuple[Any, Any]:
     return (RNG.integers(0, 256, (rows, 784)) / 255).tolist(), RNG.integers(0, 62, rows).tolist()
 
 
-def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
-    train = {"w1": writer(3), "w2": writer(2)}
-    printed = {name: (np.round(x, 5).tolist(), y) for name, (x, y) in train.items()}  # as far as they are printed
-    leaf(tmp_path, "train", printed)
-    leaf(tmp_path, "test", {"w3": writer(2), "w1": writer(1)})
-    raw = read("femnist", tmp_path)
-    assert raw.users is not None and raw.user_names == ("w1", "w2") and raw.users.tolist() == [0, 0, 0, 1, 1]
-    assert raw.labels.tolist() == train["w1"][1] + train["w2"][1] and raw.classes == 62 and len(raw.test_y) == 3
-    assert np.array_equal(raw.read(np.array([1])).ravel(), np.rint(np.array(train["w1"][0][1]) * 255))
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_bad_rows_of_femnist_are_counted_with_writer_and_record(tmp_path: Path) -> None:
     leaf(tmp_path, "test", {"w1": writer(1)})
@@ -314,65 +269,6 @@ def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
     assert "writer f1_1: images (2, 1568) and labels (2,)" in tally.first
 
 
-def to_another_file(client: h5py.Group) -> None:
-    client["label"] = h5py.ExternalLink("other.h5", "label")
-
-
-def of_another_files_bytes(client: h5py.Group) -> None:
-    client.create_dataset("label", (1,), np.int32, external=[("other.h5", 0, h5py.h5f.UNLIMITED)])
-
-
-def of_another_files_datasets(client: h5py.Group) -> None:
-    layout = h5py.VirtualLayout((1,), np.int32)
-    layout[:] = h5py.VirtualSource("other.h5", "label", (1,))
-    client.create_virtual_dataset("label", layout)
-
-
-def of_billions(client: h5py.Group) -> None:
-    client.create_dataset("label", (10**10,), np.int32, chunks=(1000,))
-
-
-def in_a_huge_piece(client: h5py.Group) -> None:
-    client.create_dataset("label", (1,), np.int32, chunks=(10**9,), maxshape=(None,))
-
-
-def a_group_itself(client: h5py.Group) -> None:
-    client.create_group("label")
-
-
-def a_client_elsewhere(client: h5py.Group) -> None:
-    clients = client.parent
-    del clients["0"]
-    clients["0"] = h5py.SoftLink("/examples/1")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (to_another_file, "'label' is no dataset of this file"),
-        (of_another_files_bytes, "'label' is kept in another file"),
-        (of_another_files_datasets, "'label' is kept in another file"),
-        (of_billions, "more than a client has"),
-        (in_a_huge_piece, "more than a client has"),
-        (a_group_itself, "'label' is no dataset"),
-        (a_client_elsewhere, "'0' is no group of this file"),
-    ],
-)
-def test_a_file_of_tff_leads_to_no_other_file_and_to_no_endless_memory(
-    tmp_path: Path, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for part in ("train", "test"):
-        tff(tmp_path / f"fed_emnist_{part}.h5", {"0": writer(1), "1": writer(1)})
-    with h5py.File(tmp_path / "other.h5", "w") as other:
-        other["label"] = np.zeros(1, np.int32)
-    with h5py.File(tmp_path / "fed_emnist_train.h5", "a") as file:
-        del file["examples/0/label"]
-        change(file["examples/0"])
-    with pytest.raises(UserError, match=message):
-        read("femnist", tmp_path)
-
-
 def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
     line = "                         To be, or not to be? that is the question:\nWhether 'tis nobler"
     windows = [line[start : start + 80] for start in range(len(line) - 80)]
@@ -396,8 +292,6 @@ def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
         (lambda text: text.replace('"B": {', '"A": {').replace('"A", "B"', '"A"'), "two entries of one name"),
         (lambda text: text.replace('"A", "B"', '"A"'), "users names 1 roles, user_data holds 2"),
         (lambda text: text.replace('["ab"]', '"ab"'), "role A: not LEAF's format"),
-        (lambda text: text.replace('["a"]', '["a", "b"]'), "role A: not LEAF's format"),
-        (lambda text: text.replace('"y"', '"z"'), "role A: not LEAF's format"),
         (lambda text: text.replace('"ab"', '"ab"'), "holds no readable training sample"),
         (lambda text: "[" * 100_000, "not LEAF's format"),
     ],
@@ -413,24 +307,6 @@ def test_leaf_files_that_are_damaged_are_named(tmp_path: Path, change: Any, mess
 
 
 # Texts
-
-
-def in_words(raw: RawDataset, ids: np.ndarray) -> list[str]:
-    return [raw.vocabulary[code] for code in ids if code]
-
-
-def expected_words(raw: RawDataset, text: str) -> list[str]:
-    return [word if word in raw.vocabulary else "<unk>" for word in tokens(text)][:30]
-
-
-def test_real_tweets_go_to_their_authors_and_neutral_ones_are_dropped(data_folder: Path) -> None:
-    raw = read("sentiment140", data_folder / "sentiment140", tally := Tally(strict=True))
-    path = data_folder / "sentiment140" / "training.subset.processed.noemoticon.csv.gz"
-    rows = list(csv.reader(io.StringIO(gzip.decompress(path.read_bytes()).decode())))
-    assert [raw.user_names[user] for user in raw.users] == [row[4] for row in rows]  # type: ignore[index,union-attr]
-    assert raw.labels.tolist() == [int(row[0]) // 4 for row in rows]
-    assert in_words(raw, raw.read(np.array([1]))[0]) == expected_words(raw, rows[1][5])
-    assert tally.dropped == {"neutral tweets (label 2)": 139} and np.bincount(raw.test_y).tolist() == [177, 182]
 
 
 def test_rows_of_tweets_that_cannot_be_read_are_named_by_line(tmp_path: Path) -> None:
@@ -452,7 +328,8 @@ def test_mind_is_split_in_row_order(data_folder: Path, tmp_path: Path) -> None:
     assert len(raw.labels) == int(0.8 * len(rows)) == 41_025
     assert [raw.class_names[label] for label in raw.labels[:50]] == [row[1] for row in rows[:50]]
     assert raw.class_names[raw.test_y[0]] == rows[41_025][1] and raw.class_names == tuple(sorted(raw.class_names))
-    assert in_words(raw, raw.test_x[0]) == expected_words(raw, rows[41_025][3])
+    expected = [word if word in raw.vocabulary else "<unk>" for word in tokens(rows[41_025][3])][:30]
+    assert [raw.vocabulary[code] for code in raw.test_x[0] if code] == expected
     line = "N{}\t{}\t\ttitle {}\t\t\t[]\t[]\n"
     good = "".join(line.format(number, "news" if number % 2 else "autos", number) for number in range(10))
     blank = line.format(13, "news", 13).replace("title 13", " ")
@@ -523,20 +400,3 @@ def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: P
     assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
     raw = read("amazon", tmp_path, tally := Tally(strict=True), keep_duplicates=True)
     assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped
-
-
-def test_reviews_with_the_same_text_can_be_held_out_together(tmp_path: Path) -> None:
-    rows = [REVIEW | {"reviewerID": f"u{row}", "reviewText": f"text {row % 37}"} for row in range(100)]
-    reviews(tmp_path / "r.json.gz", rows)
-    assert "--split texts" in read("amazon", tmp_path).notes[0]
-    raw, again = (read("amazon", tmp_path, split="texts") for _ in range(2))
-    assert raw.notes == () and 17 <= len(raw.test_y) <= 20 and len(raw.labels) + len(raw.test_y) == 100
-    assert np.array_equal(raw.test_x, again.test_x)
-
-
-def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> None:
-    nobody = {key: value for key, value in REVIEW.items() if key != "reviewerID"}
-    rows = [(REVIEW if row % 2 else nobody) | {"reviewText": f"text {row}"} for row in range(10)]
-    reviews(tmp_path / "r.json.gz", rows)
-    assert read("amazon", tmp_path, tally := Tally()).users is None
-    assert any("training rows name no user" in note for note in tally.notes)

@@ -14,7 +14,7 @@ from data_prep.partitions import partition
 from data_prep.partitions.mixes import draw_in_turn, random_turns
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
-from tests.data_prep.partition_draws import counts_of, draw
+from tests.data_prep.test_partitions import counts_of, draw
 
 Z = 5.0
 """Of a normal statistic: a false-alarm rate of 6e-7 each."""
@@ -43,21 +43,6 @@ def test_a_class_is_shared_evenly_among_the_clients_that_drew_it(draws: str) -> 
         assert all(counts[k, present[k % 6]] > 0 for k in range(30))
     if draws == "rotated":
         assert all(counts[k, present[k % 6]] and counts[k, present[(k + 1) % 6]] for k in range(30))
-
-
-def test_the_second_class_of_the_law_first_is_any_of_the_others() -> None:
-    """2,000 clients whose first class is 0: 9 others, chi-square of 8 degrees at 1e-5 is 37.3."""
-    labels = np.repeat(np.arange(10), 20_000)
-    counts = counts_of(draw("pathological", labels, 10, 20_000, draws="first"), labels, 10)
-    second = (counts[::10, 1:] > 0).sum(axis=0)
-    assert second.sum() == 2000 and ((second - 2000 / 9) ** 2).sum() / (2000 / 9) < 37.3
-
-
-def test_samples_of_classes_that_nobody_drew_are_reported() -> None:
-    labels = np.arange(100) % 10
-    made = draw("pathological", labels, 10, 2, classes_per_client=2, draws="rotated")
-    assert made.sizes.tolist() == [15, 15] and "nobody drew 7 of the classes" in made.notes[0]
-    assert "70 samples" in made.notes[0]
 
 
 STOCK, FAMILIES = (1, 2, 1, 1), (0, 0, 1, 1)
@@ -109,24 +94,6 @@ def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tup
     statistic = sum((number - wanted) ** 2 / wanted for number, wanted in cells)
     assert len(cells) > 10 and statistic < stats.chi2.ppf(1 - 1e-5, len(cells))
     assert all(np.bincount(order, minlength=4).tolist() == list(STOCK) for order in seen)
-
-
-def test_a_family_keeps_its_mass_while_one_of_its_classes_lasts() -> None:
-    """Classes 0 and 1 have run out; class 2 has the mass of its family, 0.3, class 3 has 0.1. 3,000 draws, z = 5."""
-    turns, stock = np.zeros(3000, np.int64), np.array([0, 0, 9000, 9000])
-    drawn = draw_in_turn(turns, stock, MIXES, np.random.default_rng(1), np.array([0, 1, 1, 2]))
-    assert set(drawn.tolist()) == {2, 3} and abs((drawn == 2).mean() - 0.75) < Z * np.sqrt(0.75 * 0.25 / 3000)
-
-
-def test_who_has_no_mass_on_what_is_left_draws_by_the_whole_stock() -> None:
-    """Client 0 takes four of class 2, client 1 the one of class 0, then has no mass: 4 and 8 in stock. z = 5."""
-    stock, mixes = np.array([1, 4, 8]), np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-    turns, generator = np.array([0, 0, 0, 0, 1, 1, 1]), np.random.default_rng(4)
-    drawn = np.array([draw_in_turn(turns, stock, mixes, generator) for _ in range(3000)])
-    assert (drawn[:, :5] == [2, 2, 2, 2, 0]).all()
-    for late in (5, 6):
-        assert abs((drawn[:, late] == 1).mean() - 1 / 3) < Z * np.sqrt(2 / 9 / 3000)
-    assert abs((drawn[:, 5:] == 1).all(axis=1).mean() - 1 / 9) < Z * np.sqrt(8 / 81 / 3000)
 
 
 def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
@@ -183,14 +150,6 @@ def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
     assert abs(np.mean(loop) - np.mean(ours)) < Z * error and error < 0.05 * np.mean(loop)
 
 
-def test_inner_dirichlet_sizes_are_equal_or_lognormal() -> None:
-    """The standard deviation of 2,000 log sizes has a relative standard error of 1.6 %."""
-    labels = np.arange(200_000) % 10
-    made = draw("inner-dirichlet", labels, 10, 2000, alpha=1.0, sigma=0.5)
-    assert made.sizes.sum() == 200_000 and abs(np.log(made.sizes).std() / 0.5 - 1) < 0.1
-    assert np.ptp(draw("inner-dirichlet", labels[:1999], 10, 100, alpha=1.0).sizes) == 1
-
-
 def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
     """Pairs of samples of a client that share superclass, or class: E = (a + 1) / (R a + 1), times (b + 1) / (5 b + 1).
 
@@ -212,17 +171,6 @@ def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
         assert abs(pairs.mean() - expected) < Z * pairs.std() / np.sqrt(600)
 
 
-def test_pachinko_gives_out_all_of_a_set_of_cifar_100s_shape() -> None:
-    """Appendix F: 500 clients of 100 of 50,000 samples, a = 0.1 and b = 10: few superclasses, most of their classes."""
-    labels = np.arange(50_000) % 100
-    generator = Streams(0).generator(Purpose.PARTITION)
-    made = partition("pachinko", labels, 100, 500, generator, superclasses=np.arange(100) // 5, size=100)
-    assert (made.sizes == 100).all() and len(np.unique(made.rows)) == 50_000
-    counts = counts_of(made, labels, 100)[:250]  # before classes run out
-    families = counts.reshape(250, 20, 5).sum(axis=2)
-    assert (families > 0).sum(axis=1).mean() < 10 < (counts > 0).sum(axis=1).mean() + 5
-
-
 @pytest.mark.parametrize(("law", "size"), [("linear", lambda k: k), ("square", lambda k: k * k)])
 def test_ranked_sizes_are_the_ranks_or_their_squares(law: str, size) -> None:
     wanted = [size(k) for k in range(1, 31)]
@@ -232,14 +180,6 @@ def test_ranked_sizes_are_the_ranks_or_their_squares(law: str, size) -> None:
         [draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, seed, law=law).sizes[0] for seed in range(99)]
     )
     assert abs(ranks - np.mean(wanted)) < Z * np.std(wanted) / np.sqrt(99)  # any client may be the largest
-
-
-def test_exponential_sizes_grow_by_a_factor() -> None:
-    made = draw("sizes", np.zeros(100_000, np.int64), 1, 8, law="exponential", shape=1.0)
-    sizes = np.sort(made.sizes)
-    assert sizes.sum() == 100_000
-    np.testing.assert_allclose(sizes[1:] / sizes[:-1], np.e, rtol=0.01)
-    assert draw("sizes", np.zeros(5000, np.int64), 1, 4000, law="exponential").sizes.min() == 1
 
 
 @pytest.mark.parametrize(("rest", "sizes"), [("smaller", [1] + [3] * 3), ("drop", [3] * 3), ("spread", [3, 3, 4])])
@@ -255,19 +195,6 @@ def test_a_group_of_users_is_a_client(rest: str, sizes: list[int]) -> None:
     assert ("in no group" in " ".join(made.notes)) == (rest == "drop")
 
 
-def test_any_two_users_share_a_group_equally_often() -> None:
-    """12 users in groups of 3: two of them meet with probability 2/11. 1,500 draws, 66 pairs, z = 6: below 2e-7."""
-    users, met = np.arange(12), np.zeros((12, 12))
-    for seed in range(1500):
-        generator = Streams(seed).generator(Purpose.PARTITION)
-        made = partition("user-groups", np.zeros(12, np.int64), 1, 4, generator, users, group=3)
-        groups = users[made.rows].reshape(4, 3)
-        for group in groups:
-            met[np.ix_(group, group)] += 1
-    pairs = met[np.triu_indices(12, 1)]
-    assert pairs.sum() == 1500 * 12 and np.abs(pairs / 1500 - 2 / 11).max() < 6 * np.sqrt(2 / 11 * 9 / 11 / 1500)
-
-
 def by_attribute(values: np.ndarray, clients: int, strictness: float) -> list[np.ndarray]:
     """The values of every client."""
     labels = np.zeros(len(values), np.int64)
@@ -276,14 +203,6 @@ def by_attribute(values: np.ndarray, clients: int, strictness: float) -> list[np
     made = partition("attribute", labels, 1, clients, generator, attribute_of=lambda _: values, **options)
     assert np.ptp(made.sizes) <= 1 and len(np.unique(made.rows)) == len(values)
     return [values[made.rows[a:b]] for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
-
-
-def test_a_strict_attribute_sorts_the_rows_and_the_clients_stand_in_any_order() -> None:
-    values = np.random.default_rng(0).permutation(1001) * 0.5
-    parts = by_attribute(values, 10, 1.0)
-    inorder = sorted(parts, key=min)
-    assert all(one.max() < other.min() for one, other in zip(inorder, inorder[1:], strict=False))
-    assert [part.min() for part in parts] != sorted(part.min() for part in parts)
 
 
 @pytest.mark.parametrize("strictness", [0.0, 0.3, 0.5, 0.9])

@@ -8,10 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.datasets import DATASETS
-from data_prep.partitions import Partition
-from data_prep.raw import ReadOptions, Tally
-from data_prep.shifts import with_label_noise
 from fedmpi import ComponentFailure
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
@@ -20,6 +16,8 @@ from tests.data_prep.command import main
 Z = 5.0
 """Of a normal statistic: a false-alarm rate of 6e-7 each."""
 DIGITS = ["digits", "--partition", "iid", "--clients", "12", "--val", "0.25"]
+VECTORS = ["arrays", "--raw", "rows.npz", "--partition", "iid", "--clients", "2", "--task", "vector"]
+TEXTS = [*VECTORS[:-1], "text"]
 
 
 @pytest.fixture
@@ -75,7 +73,12 @@ def test_noise_grows_with_the_client_and_every_row_has_its_own(place: Path) -> N
     np.savez("rows.npz", x=x, y=np.arange(2500) % 3)
     words = ["arrays", "--raw", "rows.npz", "--partition", "iid", "--clients", "5"]
     plain = prepared(*words, out="plain")
-    noisy = prepared(*words, "--feature-shift", "noise", "--level", "0.5", out="noisy")
+    noisy = prepared(*words, "--feature-shift", "noise", "--level", "0.5", "--shards", "3", out="noisy")
+    again = prepared(*words, "--feature-shift", "noise", "--level", "0.25", "--scale", "variance", out="again")
+    np.testing.assert_allclose(again.extras["feature_shift"] ** 2, [0.05, 0.1, 0.15, 0.2, 0.25])
+    same = prepared(*words, "--feature-shift", "noise", "--level", "0.5", "--shards", "1", out="same")
+    for one, other in zip(all_clients(noisy), all_clients(same), strict=True):  # whatever rows are read together
+        np.testing.assert_array_equal(one[1], other[1])
     np.testing.assert_allclose(noisy.extras["feature_shift"], [0.1, 0.2, 0.3, 0.4, 0.5])
     for client in range(5):
         added = np.asarray(noisy.client(client)[0], np.float64) - plain.client(client)[0]
@@ -86,36 +89,6 @@ def test_noise_grows_with_the_client_and_every_row_has_its_own(place: Path) -> N
         assert abs(between.mean()) < Z / np.sqrt(50 * len(between))
     whole = np.concatenate([noisy.client(client)[0] for client in range(5)]).std(0)
     assert noisy.description.std == pytest.approx(whole, rel=1e-5)  # measured with the noise
-
-
-def test_the_level_of_noise_is_a_deviation_or_where_asked_for_a_variance(place: Path) -> None:
-    """Four clients of level 0.04: deviations 0.01 ... 0.04, or variances whose roots are 0.1 ... 0.2."""
-    words = ["digits", "--partition", "iid", "--clients", "4", "--feature-shift", "noise", "--level", "0.04"]
-    deviation, variance = prepared(*words, out="a"), prepared(*words, "--scale", "variance", out="b")
-    np.testing.assert_allclose(deviation.extras["feature_shift"], [0.01, 0.02, 0.03, 0.04])
-    np.testing.assert_allclose(variance.extras["feature_shift"] ** 2, [0.01, 0.02, 0.03, 0.04])
-    for store, what in ((deviation, "deviation"), (variance, "variance")):
-        assert any(f"--level 0.04 is the last client's {what}" in note for note in store.manifest.notes)
-
-
-def test_noise_on_bytes_is_on_the_scale_of_white_and_stays_in_range(place: Path) -> None:
-    """Grey 128 with 0.1 of white: 25.5 levels for the last client, and 1/12 of rounding; nothing is clipped there."""
-    images = np.full((600, 6, 6), 128, np.uint8)
-    images[300:] = 255
-    np.savez("grey.npz", x=images, y=np.arange(600) // 300)
-    words = ["arrays", "--raw", "grey.npz", "--partition", "iid", "--clients", "2", "--feature-shift", "noise"]
-    x, y = (np.asarray(part) for part in prepared(*words).client(1))
-    assert x.dtype == np.uint8 and x[y == 1].max() == 255 and x[y == 1].min() < 255
-    grey = x[y == 0].astype(np.float64)
-    assert abs(grey.var() / (25.5**2 + 1 / 12) - 1) < Z * np.sqrt(2 / grey.size)
-
-
-def test_a_rows_noise_depends_on_nothing_that_is_read_beside_it(place: Path) -> None:
-    words = [*DIGITS, "--feature-shift", "noise"]
-    one, many = prepared(*words, "--shards", "1", out="one"), prepared(*words, "--shards", "7", out="many")
-    for mine, other in zip(every_row(one), every_row(many), strict=True):
-        for one_part, other_part in zip(mine[1:], other[1:], strict=True):
-            np.testing.assert_array_equal(one_part, other_part)
 
 
 BLOCKS = ["arrays", "--raw", "rows.npz", "--partition", "iid", "--clients", "40", "--val", "0.2"]
@@ -158,23 +131,6 @@ def test_noisy_clients_have_wrong_labels_at_their_own_rate(place: Path, name: st
     np.testing.assert_array_equal(y, np.rint(np.asarray(x)[:, 0]).astype(int) % 10)
 
 
-def test_clients_without_a_row_have_a_rate_too() -> None:
-    raw = DATASETS["digits"].read(Path(), ReadOptions(), Tally())
-    rows = np.arange(60)
-    made = Partition(rows, np.array([0, 20, 20, 60, 60, 60]), "given", {})
-    rates = with_label_noise(raw, made, "pair", {}, 0).extras["label_noise"]
-    assert rates.shape == (5,) and (rates[[0, 2]] >= 0.5).all() and not rates[3:].any()
-
-
-def test_labels_drawn_anew_are_uniform(place: Path) -> None:
-    """All labels of all clients drawn anew: chi-square of the classes given to class 3, 9 degrees, 1e-5: 39.3."""
-    rows_of_ten_classes()
-    store = prepared(*BLOCKS, "--label-noise", "uniform", "--low", "1", "--high", "1")
-    given = np.concatenate([y[np.rint(x[:, 0]).astype(int) % 10 == 3] for _, x, _, y, _ in every_row(store)])
-    seen = np.bincount(given, minlength=10)
-    assert seen.sum() > 1000 and ((seen - seen.mean()) ** 2).sum() / seen.mean() < 39.3
-
-
 OWN = """
 import numpy as np
 
@@ -208,16 +164,8 @@ def crowded(labels, owners, classes, generator):
 def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
     Path("changes_of_mine.py").write_text(OWN)
     plain = prepared(*DIGITS, out="plain")
-    words = [
-        "--feature-shift",
-        "changes_of_mine:dimmed",
-        "--by",
-        "0.9",
-        "--label-noise",
-        "changes_of_mine:flipped",
-        "--of",
-        "3",
-    ]
+    words = ["--feature-shift", "changes_of_mine:dimmed", "--by", "0.9"]
+    words += ["--label-noise", "changes_of_mine:flipped", "--of", "3"]
     own = prepared(*DIGITS, *words, out="own")
     for (client, x, _, y, val_y), (_, was, _, was_y, was_val_y) in zip(every_row(own), every_row(plain), strict=True):
         np.testing.assert_array_equal(x, np.rint(was * 0.9**client))
@@ -247,41 +195,26 @@ def test_a_useless_answer_names_the_part(place: Path, words: list[str], message:
         (["--feature-shift", "rotations"], "did you mean 'rotation'?"),
         (["--feature-shift", "rotation", "--angles", "0;90"], "give degrees with commas"),
         (["--feature-shift", "rotation", "--angles", "inf"], "finite degrees"),
-        (["--feature-shift", "rotation", "--level", "1"], "takes no --level (that is for --feature-shift noise)"),
+        (["--feature-shift", "rotation", "--level", "1"], "--level is an option of noise"),
         (["--feature-shift", "noise", "--level", "x"], "--level = 'x' does not suit noise"),
         (["--feature-shift", "noise", "--level", "0"], "above 0"),
-        (["--feature-shift", "noise", "--scale", "range"], "deviation"),
+        (["--feature-shift", "noise", "--scale", "range"], "--scale"),
         (["--label-noise", "pairs"], "did you mean 'pair'?"),
         (["--label-noise", "pair", "--high", "1.5"], "shares from 0 to 1"),
         (["--label-noise", "pair", "--low", "0.9", "--high", "0.1"], "low at most high"),
-        (["--angles", "90"], "takes no --angles (that is for --feature-shift rotation)"),
+        (["--angles", "90"], "--angles is an option of rotation"),
+        ([*TEXTS, "--feature-shift", "noise"], "is text: leave it out"),
+        ([*VECTORS, "--feature-shift", "rotation"], "turns images"),
     ],
 )
 def test_what_no_shift_and_no_label_noise_means_is_refused(
     place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*DIGITS, *words, "--out", "shards"]) == 2
+    np.savez("rows.npz", x=np.ones((9, 4), np.int32), y=np.arange(9) % 3)
+    words = words if words[0] == "arrays" else [*DIGITS, *words]
+    assert main([*words, "--out", "shards"]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
-
-
-def test_vectors_are_not_turned_and_texts_not_shifted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez("rows.npz", x=np.ones((9, 4), np.float32), y=np.arange(9) % 3)
-    words = [
-        "arrays",
-        "--raw",
-        "rows.npz",
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--out",
-        "shards",
-        "--feature-shift",
-    ]
-    assert main([*words, "rotation"]) == 2 and "turns images" in capsys.readouterr().err
-    np.savez("rows.npz", x=np.ones((9, 4), np.int32), y=np.arange(9) % 3)
-    assert main([*words, "noise", "--task", "text"]) == 2 and "is text: leave it out" in capsys.readouterr().err
 
 
 def test_the_attribute_of_a_row_is_what_its_features_say(place: Path) -> None:

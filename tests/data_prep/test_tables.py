@@ -642,7 +642,7 @@ def test_targets_of_tables_that_are_no_classes(
         ("rain --targets tokens", "tokens are lists"),
         ("t --targets regression", "must be numbers, not t"),
         ("rain,wind --targets multilabel", "neither 0 nor 1"),
-        ("rain --targets numbers", "'numbers' is unknown"),
+        ("rain --targets numbers", "--targets = 'numbers'"),
         ("rain", "--targets regression"),
         ("rain --features a,rain", "'rain' is the label column"),
         ("wet --features t,a", "Name one column of images"),

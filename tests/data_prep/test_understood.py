@@ -131,16 +131,6 @@ def test_preparation_and_inspection_say_what_was_understood(
         assert words_of_it in flat(inspected.output)
 
 
-def test_folders_that_were_prepared_before_are_still_read(prepared: Prepared, tmp_path: Path) -> None:
-    folder, _ = prepared(*vectors(tmp_path)[:2])
-    entries = manifest_of(folder)
-    for added in ("understood", "duplicates"):
-        entries.pop(added, None)
-    (folder / "manifest.json").write_text(json.dumps(entries))
-    inspected = CliRunner().invoke(app, ["inspect", str(folder)])
-    assert inspected.exit_code == 0 and "4 numbers" in inspected.output
-
-
 def test_a_run_on_arrays_logs_and_prints_what_the_data_are(
     tmp_path: Path, capsys: Output, caplog: pytest.LogCaptureFixture
 ) -> None:

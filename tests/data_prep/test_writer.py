@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -17,19 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data_prep.writer as shard
 import data_prep.writer as writer
-from data_prep.datasets import DATASETS
 from data_prep.holdout import balanced_rows, hold_out_validation
-from data_prep.partitions import Partition, partition
-from data_prep.raw import RawDataset, ReadOptions, Tally, measured
+from data_prep.partitions import Partition, base, class_count_blocks, partition
+from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import MANIFEST, PREPARING, ShardFile, shard_name
-from fedmpi.records.hold import FOLDER, Hold
+from fedmpi.data.schema import MANIFEST, PREPARING
+from fedmpi.describe.data import inspect_folder, measure
+from fedmpi.records.hold import FOLDER
 from tests.mpi.launch import REPOSITORY
 
 ROWS, CLASSES = 500, 10
@@ -51,10 +48,18 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "CHUNK_BYTES", 7 * 16)  # many chunks
-    made = drawn()
-    manifest = write_shards(RAW, made, tmp_path / "out", 4, 0, "the command")
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 7 * 16)  # many chunks, each read front to back
+    made, seen = drawn(), []
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        assert len(rows) <= 7 and (np.diff(rows) > 0).all()
+        return IMAGES[rows]
+
+    raw = replace(RAW, read=read)
+    manifest = write_shards(raw, made, tmp_path / "out", 4, 0, "the command", progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen) and seen[-1] == (ROWS * 16, ROWS * 16)
     store = open_store(tmp_path / "out", verify=True)
+    assert store.manifest.to_json() == (tmp_path / "out" / MANIFEST).read_text()
     for client in range(made.clients):
         rows = made.rows[made.offsets[client] : made.offsets[client + 1]]
         x, y = store.client(client)
@@ -63,12 +68,6 @@ def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: py
     assert manifest.command == "the command" and manifest.skipped == 2 and manifest.dropped == 0
     assert manifest.partition_options["alpha"] == 0.3 and manifest.seed == 0
     np.testing.assert_array_equal(store.test()[0], IMAGES[:40])
-
-
-def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_shards(RAW, drawn(), tmp_path / name, 3, 0, "c", val_fraction=0.2)
-    assert digests(tmp_path / "one") == digests(tmp_path / "two") and len(digests(tmp_path / "one")) == 6
 
 
 def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None:
@@ -109,18 +108,6 @@ def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -
     np.testing.assert_array_equal(x, tokens[made.rows[: made.sizes[0]]])
 
 
-def test_validation_takes_its_share_of_every_client_and_empties_none(tmp_path: Path) -> None:
-    made = drawn()
-    manifest = write_shards(RAW, made, tmp_path / "out", 2, 0, "c", val_fraction=0.25)
-    store = open_store(tmp_path / "out")
-    x, _ = store.validation() or ((), ())
-    kept, _ = store.rows(np.arange(store.samples))
-    assert manifest.val is not None and manifest.val.samples == len(x)
-    assert len(x) + store.samples == ROWS and abs(len(x) - 125) <= 23
-    assert sorted(map(bytes, np.concatenate([x, kept]))) == sorted(map(bytes, IMAGES))
-    assert store.sizes.min() >= 1 and (np.abs(store.sizes - 0.75 * made.sizes) <= 1).all()
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 0.99), st.integers(0, 2**32))
 def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
@@ -133,22 +120,14 @@ def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
         assert sorted(np.concatenate(parts)) == sorted(rows[slice(*offsets[client : client + 2])])
 
 
-def test_a_validation_part_that_small_clients_leave_too_small_is_reported(tmp_path: Path) -> None:
-    """80 clients of one sample and one of 420: half of the 420 are held out, 42 % of all."""
-    small = Partition(np.arange(ROWS), offsets_of(np.array([1] * 80 + [420])), "iid", {}, notes=("drawn",))
-    notes = write_shards(RAW, small, tmp_path / "small", 2, 0, "c", val_fraction=0.5).notes
-    note = "the validation part is 42.0% of the samples, not 50.0%: every client keeps a sample to train on"
-    assert notes[:2] == (note, "drawn")
-    for number, fraction in enumerate((0.0, 0.5)):
-        made = write_shards(RAW, drawn("iid", 5), tmp_path / f"{number}", 2, 0, "c", val_fraction=fraction)
-        assert not any("validation part is" in text for text in made.notes)
-
-
 def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
-    made = drawn()
+    made = drawn("lognormal", 40, mean=3.0)
     manifest = write_shards(RAW, made, tmp_path / "out", 3, 0, "c", val_fraction=0.25)
     store = open_store(tmp_path / "out", verify=True)
     offsets = store.validation_offsets
+    assert store.sizes.min() >= 1 and (np.abs(store.sizes - 0.75 * made.sizes) <= 1).all()
+    dropped = ROWS - len(made.rows)  # rows that are held out are not left out by the partition
+    assert manifest.dropped == dropped and store.samples + store.part_samples("val") + dropped == ROWS > dropped > 0
     assert manifest.val is not None and manifest.val.clients == made.clients and offsets is not None
     for client in range(made.clients):
         part = store.validation_of(client)
@@ -159,50 +138,6 @@ def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
         assert sorted(labels) == sorted(LABELS[mine])
     with h5py.File(tmp_path / "out" / "val.h5") as h5:
         assert h5["client_ids"][:].tolist() == store.client_ids.tolist()
-
-
-def rewrite_validation(folder: Path, offsets: np.ndarray | None) -> None:
-    """val.h5 with other offsets, or, as older versions wrote it, without any."""
-    path = folder / "val.h5"
-    with h5py.File(path, "a") as h5:
-        del h5["offsets"]
-        if offsets is not None:
-            h5["offsets"] = offsets
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["val"] |= {"bytes": path.stat().st_size, "clients": 0}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-def test_a_validation_part_that_does_not_know_its_clients_stays_readable(tmp_path: Path) -> None:
-    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", val_fraction=0.25)
-    rewrite_validation(tmp_path / "out", None)
-    store = open_store(tmp_path / "out")
-    assert store.validation_offsets is None and store.validation_of(0) is None
-    part = store.validation()
-    assert part is not None and len(part[1]) == store.part_samples("val") > 0
-
-
-def test_validation_offsets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", val_fraction=0.25)
-    right = open_store(tmp_path / "out").validation_offsets
-    assert right is not None
-    back = right.copy()
-    back[1], back[2] = right[-1], 0
-    for wrong in (right[:-1], right + 1, np.append(right[:-1], right[-1] + 1), back):
-        rewrite_validation(tmp_path / "out", wrong)
-        said = "do not describe its" if len(wrong) == len(right) else r"is int64 \(\d+,\) but the manifest says"
-        with pytest.raises(UserError, match=rf"val.h5 {said}"):
-            _ = open_store(tmp_path / "out").validation_offsets
-
-
-@pytest.mark.parametrize(("law", "clients", "options"), [("dirichlet", 23, {}), ("lognormal", 40, {"mean": 3.0})])
-def test_rows_held_out_are_not_counted_as_left_out_by_the_partition(tmp_path: Path, law, clients, options) -> None:
-    made = drawn(law, clients, **options)
-    plain = write_shards(RAW, made, tmp_path / "plain", 2, 0, "c")
-    manifest = write_shards(RAW, made, tmp_path / "out", 2, 0, "c", val_fraction=0.25)
-    assert manifest.val is not None and manifest.val.samples > 10
-    assert manifest.dropped == plain.dropped == ROWS - len(made.rows)
-    assert manifest.samples + manifest.val.samples + manifest.dropped == ROWS
 
 
 def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
@@ -221,36 +156,6 @@ def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
     left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
     assert store.description.mean == pytest.approx(left.mean(0), abs=1e-12)
     assert store.description.std == pytest.approx(left.std(0), abs=1e-9) and store.description.mean != raw.mean
-
-
-def test_rows_that_the_partition_leaves_out_still_count_for_the_normalization(tmp_path: Path) -> None:
-    """Without validation it is that of the whole training part, and validation takes only its own rows away."""
-    raw = measured(RAW)
-    write_shards(raw, drawn("lognormal", 40, mean=3.0), tmp_path / "out", 2, 0, "c", val_fraction=0.4)
-    store = open_store(tmp_path / "out")
-    part = store.validation()
-    assert part is not None
-    expected = (IMAGES.sum(dtype=float) - part[0].sum(dtype=float)) / 255 / (16 * (ROWS - len(part[0])))
-    assert store.description.mean == pytest.approx((expected,), abs=1e-12)
-
-
-def test_the_vocabulary_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
-    rows = "".join(f'"{4 * (row % 2)}","1","d","q","u{row % 7}","word{row} everywhere"\n' for row in range(140))
-    (tmp_path / "training.csv").write_text(rows)
-    (tmp_path / "testdata.csv").write_text('"0","1","d","q","v","word3 everywhere"\n')
-    (tmp_path / "vectors.txt").write_text("".join(f"word{row} {row} 1\n" for row in range(140)))
-    options = ReadOptions(length=3, vectors=tmp_path / "vectors.txt")
-    raw = DATASETS["sentiment140"].read(tmp_path, options, Tally())
-    made = partition("user", raw.labels, 2, None, Streams(0).generator(Purpose.PARTITION), raw.users)
-    write_shards(raw, made, tmp_path / "out", 2, 0, "c", val_fraction=0.5)
-    store = open_store(tmp_path / "out")
-    words, (held, _) = store.vocabulary, store.validation() or ((), ())
-    assert len(raw.vocabulary) == 2 + 141 and len(words) == 2 + 1 + store.samples == store.description.vocabulary
-    x, _ = store.rows(np.arange(store.samples))
-    assert {words[code] for code in x[:, 0]} == set(words) - {"<pad>", "<unk>", "everywhere"}
-    assert len(held) > 60 and (held[:, 0] == 1).all() and {words[code] for code in held[:, 1]} == {"everywhere"}
-    vectors = np.load(tmp_path / "out" / "vectors.npy")
-    assert [f"word{number:g}" for number in vectors[2:, 0] if number][:5] == [w for w in words[2:] if w[-1] != "e"][:5]
 
 
 def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:
@@ -285,34 +190,6 @@ def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_p
     assert open_store(out, verify=True).samples == ROWS
 
 
-@pytest.mark.parametrize("file", ["train-00001.h5", "val.h5", "test.h5"])
-def test_what_is_ended_between_filling_a_file_and_completing_it_leaves_nothing_half_done(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill, complete = shard._fill_shard, shard.complete
-
-    def end_at(name: str) -> None:
-        if name == file:
-            raise KeyboardInterrupt
-
-    def filled(plan: shard.ShardPlan, index: int, *others: Any) -> Any:
-        hashes = fill(plan, index, *others)
-        end_at(shard_name(index))
-        return hashes
-
-    def completed(path: Path, *others: int, **more: int) -> ShardFile:
-        end_at(path.name)
-        return complete(path, *others, **more)
-
-    monkeypatch.setattr(shard, "_fill_shard", filled)
-    for module in (shard, writer):
-        monkeypatch.setattr(module, "complete", completed)
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(RAW, drawn(), tmp_path / "out", 4, 0, "c", val_fraction=0.2)
-    left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert "train-00000.h5" in left and not any(file in name for name in left)
-
-
 def test_a_prepared_folder_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_shards(RAW, drawn(), out, 5, 0, "c")
@@ -342,21 +219,6 @@ def test_two_preparations_never_write_to_one_folder_at_once(tmp_path: Path) -> N
     write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
 
 
-def test_a_folder_that_was_prepared_since_it_was_looked_at_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(folder: Path) -> Hold:
-        monkeypatch.setattr("data_prep.output.Hold", Hold)
-        write_shards(RAW, drawn(), folder, 2, 0, "the first")
-        return Hold(folder)
-
-    monkeypatch.setattr("data_prep.output.Hold", late)
-    with pytest.raises(UserError, match="holds a prepared data set already"):
-        write_shards(RAW, drawn(), tmp_path / "out", 2, 0, "the second")
-    assert open_store(tmp_path / "out", verify=True).manifest.command == "the first"
-    assert not (tmp_path / "out" / FOLDER).exists()
-
-
 def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path) -> None:
     out = tmp_path / "out"
     program = "import os, sys; from data_prep.output import claim; kept = claim(Path(sys.argv[1]), False); os._exit(9)"
@@ -367,30 +229,12 @@ def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
 
 
-def test_a_preparation_that_lost_its_folder_writes_no_manifest(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
-    def losing(rows: np.ndarray) -> np.ndarray:
-        (out / FOLDER).unlink(missing_ok=True)
-        return IMAGES[rows]
-
-    with pytest.raises(UserError, match="was removed"):
-        write_shards(replace(RAW, read=losing), drawn(), out, 2, 0, "c")
-    assert not (out / MANIFEST).exists()
-
-
 def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "train-00000.h5").write_text("somebody's")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="holds something else"):
             write_shards(RAW, drawn(), tmp_path, 2, 0, "c", overwrite=overwrite)
     assert (tmp_path / "train-00000.h5").read_text() == "somebody's" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="--out"):
-        write_shards(RAW, drawn(), tmp_path / "out", 2, 0, "c")
 
 
 @pytest.mark.parametrize(
@@ -408,19 +252,14 @@ def test_impossible_arguments_are_refused_before_anything_is_written(tmp_path, r
     assert not (tmp_path / "out").exists()
 
 
-def test_progress_counts_bytes_to_the_end(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (ROWS * 16, ROWS * 16) and len(seen) == 3 and seen == sorted(seen)
-
-
-def test_the_source_is_read_in_bounded_chunks_front_to_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "CHUNK_BYTES", 100 * 16)
-    asked: list[np.ndarray] = []
-
-    def read(rows: np.ndarray) -> np.ndarray:
-        asked.append(rows)
-        return IMAGES[rows]
-
-    write_shards(replace(RAW, read=read), drawn(), tmp_path / "out", 1, 0, "c")
-    assert all(len(rows) <= 100 and (np.diff(rows) > 0).all() for rows in asked)
+def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(base, "CELLS", 50)  # many blocks
+    made = drawn(clients=40, alpha=0.2)
+    write_shards(RAW, made, tmp_path / "out", 3, 0, "c")
+    before = measure(made.sizes, lambda: class_count_blocks(made, LABELS, CLASSES))
+    after = inspect_folder(tmp_path / "out").measures
+    for name in ("clients", "samples", "size_quartiles", "classes_per_client"):
+        assert getattr(before, name) == getattr(after, name)
+    for name in ("gini", "kl_to_global", "kl_to_uniform", "label_emd"):
+        np.testing.assert_allclose(getattr(before, name), getattr(after, name))
+    np.testing.assert_array_equal(before.class_totals, np.bincount(LABELS))

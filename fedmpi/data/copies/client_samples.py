@@ -1,12 +1,11 @@
-"""The clients' samples as a run reads them: as stored, or with the copies of scarce classes that rebalancing asks for.
+"""The clients' samples as a run reads them: as stored, or with the copies of scarce classes that rebalancing adds.
 
 Duan et al. 2019 (Astraea), Algorithm 2. Copies are made while reading ("virtual") or have been written into the shards
-by `python -m data_prep.augment` ("stored"); the same counts either way.
+by `python -m data_prep.augment` ("stored"); the counts are the same.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -20,23 +19,21 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
-from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
+from fedmpi.data.copies.warps import AugmentedStore, WarpRanges, check_images
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 from fedmpi.data.statistics import kl_divergence, summarise
-
-log = logging.getLogger("fedmpi")
-SampleSource = ClientData | AugmentedData
 
 
 @dataclass(frozen=True)
 class ClientSamples:
     """What the engines read, and what rebalancing did to it."""
 
-    data: SampleSource
+    data: ClientData
+    originals: ClientData  # The same without copies that are made while reading
     rebalancing: Rebalancing | None = None  # None when rebalancing is off
-    # (N,): The n_k of the aggregation weights where they leave the copies out: the first n_k rows of a client count
+    # (N,): The n_k of the aggregation weights if they leave the copies out: the first n_k rows of a client count
     weight_sizes: Ints | None = None
 
     @property
@@ -49,35 +46,34 @@ class ClientSamples:
         """What a sample looks like to a model."""
         return self.data.description
 
-    @classmethod
-    def rebalanced(cls, data: SampleSource, rebalancing: Rebalancing, part: RebalanceTable) -> ClientSamples:
-        """Samples with copies among them, weighted as configured."""
-        return cls(data, rebalancing, rebalancing.original_sizes if part.weights == "original" else None)
-
     def class_counts(self, clients: Ints | None = None) -> Ints:
         """Samples of every class held by the clients (all of them when None), copies included; int64 (m, C)."""
         if self.rebalancing is None:
-            store = self.data.store
-            return store.class_counts(clients)
+            return self.data.store.class_counts(clients)
         return self.rebalancing.class_counts[slice(None) if clients is None else clients]
 
 
 def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
-    """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on."""
-    data, part = ClientData(store, device, standardise=config.data.normalize), config.rebalance
+    """The clients' samples, with the copies of scarce classes after each client's own when rebalancing is on."""
+    part, normalize = config.rebalance, config.data.normalize
+    originals = data = ClientData(store, device, standardise=normalize)
     if part is None:
-        return ClientSamples(data)
+        return ClientSamples(data, originals)
     check_images(store.description)
     if part.mode == "stored":
-        return ClientSamples.rebalanced(data, stored_rebalancing(part, store), part)
-    if ORIGINAL_COUNTS in store.extras:
+        rebalancing = stored_rebalancing(part, store)
+    elif ORIGINAL_COUNTS in store.extras:
         raise UserError(
             f"{config.data.source.name} holds augmented copies already and would be augmented twice: set rebalance.mode = "
             '"stored"'
         )
-    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
-    ranges = WarpRanges(part.rotation, part.shear, part.shift, part.zoom)
-    return ClientSamples.rebalanced(AugmentedData(data, rebalancing, streams, ranges), rebalancing, part)
+    else:
+        rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
+        ranges = WarpRanges(part.rotation, part.shear, part.shift, part.zoom)
+        augmented = AugmentedStore(store, rebalancing, streams, ranges, device)
+        data = ClientData(augmented, device, standardise=normalize)
+    weighed = rebalancing.original_sizes if part.weights == "original" else None
+    return ClientSamples(data, originals, rebalancing, weighed)
 
 
 def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
@@ -107,8 +103,8 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
 def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancing | None) -> dict[str, Any]:
     """What augmentation did to the whole population, for the first record and the summary (Figs 7 and 9); may be empty.
 
-    `bytes` is what the copies take in shards (features in their stored type, a label of 8 bytes); virtual copies are
-    never stored, so that `stored_bytes` is then 0.
+    `bytes` is the size of the copies in shards (features in their stored type, a label of 8 bytes). Virtual copies are
+    never stored, so `stored_bytes` is then 0.
     """
     if rebalancing is None:
         return {}
@@ -127,6 +123,6 @@ def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancin
         "class_totals": after.sum(axis=0).tolist(),
         "kl_global_before": float(kl_divergence(before.sum(axis=0))),
         "kl_global": float(kl_divergence(after.sum(axis=0))),
-        **summarise(kl_divergence(before)).facts("kl_client_before"),
-        **summarise(kl_divergence(after)).facts("kl_client"),
+        **summarise(kl_divergence(before), "kl_client_before"),
+        **summarise(kl_divergence(after), "kl_client"),
     }
