@@ -7,12 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.workloads import Workload
+from benchmarks.workloads import MODELS, Workload
 from fedmpi import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -31,85 +31,46 @@ class Contestant:
     environment: Mapping[str, str] = field(default_factory=dict)  # Variables added to the inherited ones
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another simulator; `benchmarks.peers.drive_NAME` drives it, NAME being the package it installs."""
-
-    distribution: str  # Name on PyPI
-    processes: tuple[int, ...]  # Processes of each of its rows, as far as it can use them
-
-
-ON_DEVICES = ("pfl",)
-"""Peers whose drivers use a GPU if one is available; the others stay on the CPU."""
-PEERS = {
-    "pfl": Peer("pfl", (1, 2)),
-    "blazefl": Peer("blazefl", (1, 2)),
-    "flwr": Peer("flwr", (2,)),
-    "fluke": Peer("fluke-fl", (1,)),
-    "fedlab": Peer("fedlab", (1,)),
-    "appfl": Peer("appfl", (1,)),
-    "fedjax": Peer("fedjax", (1,)),
-}
+PEERS = {"pfl": (1, 2), "blazefl": (1, 2), "flwr": (2,), "fedjax": (1,)}
+"""Installed package of each peer, driven by `benchmarks.peers.drive_NAME`, and the processes of each of its rows."""
 
 
 def contestants(
     workload: Workload, quick: bool, pythons: Mapping[str, str], device: str | None = None
 ) -> list[Contestant]:
-    """Return the contestants of a workload, the reference first."""
-    if device is not None:
-        return _on_device(workload, quick, pythons, device)
-    if workload.wanted:
-        counts = (1, 2)[: 1 if quick else 2]
-        rows = [by_floor(workload, "gradient", n, quick) for n in counts]
-        return [*rows, *(by_fedmpi(workload, ranks) for ranks in ((2,) if quick else (1, 2, 3)))]
-    best = "stacked" if workload.task == "image" else "merged"
-    rows = [by_floor(workload, "naive", 1, quick)]
+    """Return the contestants of a workload, the reference first; on a given device all of them use it."""
+    place, ranks = device or "cpu", ((1, 2, 3) if device is None else (1, 2))
+    counts = (1, 2) if device is None else (1,)
     if quick:
-        return [*rows, by_floor(workload, best, 1, quick), by_fedmpi(workload, 2)]
-    rows += [by_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
-    rows += [by_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
-    rows += [by_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
-    if workload.task == "text":  # only here do clients take a single step; other workloads already train sequentially
-        rows += [by_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
-    driven = {name: peer for name, peer in PEERS.items() if name in pythons}
-    return [
-        *rows,
-        *(by_peer(workload, name, pythons[name], n) for name, peer in driven.items() for n in peer.processes),
-    ]
-
-
-def _on_device(workload: Workload, quick: bool, pythons: Mapping[str, str], device: str) -> list[Contestant]:
-    floors = ["gradient"] if workload.wanted else ["naive", "tight", *(["merged"] if workload.task == "text" else [])]
-    rows = [by_floor(workload, variant, 1, quick, device) for variant in floors]
-    rows += [by_fedmpi(workload, ranks, device=device) for ranks in ((1,) if quick else (1, 2))]
+        ranks, counts = ((2,) if device is None else (1,)), (1,)
+    few = workload.task == "text" and not workload.each  # most clients take one step
     if workload.wanted:
+        rows = [by_floor(workload, "gradient", n, quick, place) for n in counts]
+        return [*rows, *(by_fedmpi(workload, n, device=place) for n in ranks)]
+    rows = [by_floor(workload, "naive", 1, quick, place)]
+    rows += [by_floor(workload, name, n, quick, place) for name in ("tight", "merged")[: 1 + few] for n in counts]
+    rows += [by_fedmpi(workload, n, device=place) for n in ranks]
+    if quick:
         return rows
-    rows += [by_fedmpi(workload, 1, "one by one", device)]
-    present = [name for name in ON_DEVICES if name in pythons]
-    return [*rows, *(by_peer(workload, name, pythons[name], 1, quick, device) for name in present)]
+    if workload.own:
+        rows += [by_fedmpi(workload, n, "own", place) for n in ranks if n != 2]
+    if few or device is not None:
+        rows += [by_fedmpi(workload, n, "one by one", place) for n in ranks if n != 2]
+    # the drivers of the others stay on the CPU and know the networks of W1 to W3
+    driven = ["pfl"] if device is not None or workload.name in MODELS else PEERS
+    used = [(name, n) for name in driven if name in pythons for n in PEERS[name] if device is None or n == 1]
+    return [*rows, *(by_peer(workload, name, pythons[name], n, quick, place) for name, n in used)]
 
 
-def find_peers(given: Sequence[str], known: Collection[str] = PEERS.keys()) -> dict[str, str]:
+def find_peers(given: Sequence[str]) -> dict[str, str]:
     """Return the Python of each available peer: the given ones, and those installed in this environment."""
-    here = {name: sys.executable for name in known if importlib.util.find_spec(name)}
-    return {**here, **dict(_given_peer(text, known) for text in given)}
-
-
-def _given_peer(text: str, known: Collection[str]) -> tuple[str, str]:
-    name, _, python = text.partition("=")
-    if name not in known or not python:
-        raise UserError(f"--peer {text}: write NAME=PYTHON, where NAME is one of {', '.join(known)}.")
-    tried = [python, "-c", f"import benchmarks.peers.drive_{name}"]
-    try:
-        done = subprocess.run(tried, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        missing = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-    except OSError as error:
-        missing = [str(error)]
-    if missing:
-        raise UserError(
-            f"--peer {text}: it cannot be driven there: {missing[0]} (benchmarks/README.md says what drivers need)."
-        )
-    return name, python
+    found = {name: sys.executable for name in PEERS if importlib.util.find_spec(name)}
+    for text in given:
+        name, _, python = text.partition("=")
+        if name not in PEERS or not shutil.which(python):
+            raise UserError(f"--peer {text}: write NAME=PYTHON, where NAME is one of {', '.join(PEERS)}.")
+        found[name] = python
+    return found
 
 
 def by_floor(workload: Workload, variant: str, processes: int, quick: bool, device: str = "cpu") -> Contestant:
@@ -118,7 +79,7 @@ def by_floor(workload: Workload, variant: str, processes: int, quick: bool, devi
         arguments += ["--out", str(out / "result.json"), "--device", device, *(["--quick"] if quick else [])]
         return [sys.executable, "-m", "benchmarks.floors", *arguments]
 
-    return Contestant(f"{variant}, {_processes(processes)}", command, _read_result, {"OMP_NUM_THREADS": "1"})
+    return Contestant(f"{variant}, {processes} process(es)", command, _read_result, {"OMP_NUM_THREADS": "1"})
 
 
 def by_peer(
@@ -136,11 +97,7 @@ def by_peer(
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a peer that sees a GPU uses it
-    return Contestant(f"{name}, {_processes(processes)}", command, _read_result, environment)
-
-
-def _processes(count: int) -> str:
-    return f"{count} process" + ("es" if count > 1 else "")
+    return Contestant(f"{name}, {processes} process(es)", command, _read_result, environment)
 
 
 def _read_result(out: Path) -> Result:
@@ -155,7 +112,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
         "preset": "fedsampling" if workload.wanted else "fedavg",
         "rounds": workload.rounds,
         "data.source": home,
-        "model": workload.model_name(own=module != "layers"),
+        "model": workload.model if module == "layers" else workload.own or workload.model,
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
         "logging.tensorboard": "false",
@@ -179,23 +136,16 @@ def fedmpi_command(ranks: int, keys: Mapping[str, Any], out: Path) -> list[str]:
     train = [sys.executable, "-m", "fedmpi", "train", "--out", str(out / "run")]
     for key, value in keys.items():
         train += ["--set", f"{key}={value}"]
-    return train if ranks == 1 else [find_mpiexec(), "-n", str(ranks), *train]
-
-
-def find_mpiexec() -> str:
-    """Return the mpiexec of this environment, else the one on the PATH."""
+    if ranks == 1:
+        return train
     own = Path(sys.prefix) / "bin" / "mpiexec"
-    found = str(own) if own.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise FileNotFoundError("no mpiexec: pip install 'fedmpi[mpi]'")
-    return found
+    return [str(own) if own.exists() else "mpiexec", "-n", str(ranks), *train]
 
 
 def by_fedmpi(workload: Workload, ranks: int, module: Module = "layers", device: str = "cpu") -> Contestant:
     kind = {"layers": "", "own": ", user's own module", "one by one": ", user's own module, one by one"}[module]
-    name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + kind
     return Contestant(
-        name,
+        f"fedmpi, {ranks} rank(s){kind}",
         lambda data, out: fedmpi_command(ranks, settings(workload, data, module, device), out),
         read_run,
         {"OMP_NUM_THREADS": "1"},
@@ -206,12 +156,8 @@ def read_run(out: Path) -> Result:
     """Return the seconds, samples and steps of every round from a run's records, and the facts of its summary."""
     records = read_records(out)
     summary = json.loads((out / "run" / "summary.json").read_text())
-    return {
-        "seconds": [record["seconds"] for record in records],
-        "samples": [record["samples"] for record in records],
-        "steps": [record["steps"] for record in records],
-        "loss": [None, summary["final"].get("test_loss")],
-    }
+    found: Result = {name: [record[name] for record in records] for name in ("seconds", "samples", "steps")}
+    return {**found, "loss": [None, summary["final"].get("test_loss")]}
 
 
 def read_records(out: Path) -> list[dict[str, Any]]:
@@ -219,16 +165,9 @@ def read_records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-def versions(pythons: Mapping[str, str]) -> list[str]:
-    """Return the versions of all contestants, as name and number; missing peers are listed as absent."""
+def versions(pythons: Mapping[str, str]) -> str:
+    """Return the versions of all contestants that are installed."""
     code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
-    lines = [f"{name} {_version(sys.executable, code, name)}" for name in ("torch", "numpy", "mpi4py", "mpich")]
-    for name, peer in PEERS.items():
-        found = _version(pythons[name], code, peer.distribution) if name in pythons else "absent"
-        lines.append(f"{name} {found}")
-    return lines
-
-
-def _version(python: str, code: str, name: str) -> str:
-    found = subprocess.run([python, "-c", code, name], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "absent"
+    names = dict.fromkeys(("torch", "numpy", "mpi4py", "mpich"), sys.executable) | dict(pythons)
+    found = ((name, subprocess.check_output([python, "-c", code, name], text=True)) for name, python in names.items())
+    return ", ".join(f"{name} {version.strip()}" for name, version in found)

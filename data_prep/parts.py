@@ -66,7 +66,7 @@ def show_lists(console: Console) -> None:
     wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
     lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
     for heading, kind in LISTED.items():
-        about = {part.name: [part.title, *map(_about_option, part.options)] for part in parts(kind)}
+        about = {part.name: [part.title, *map(_about_option, part.options)] for part in components(kind)}
         lists[f"{heading} ({KINDS[kind].key} NAME)"] = about
     for heading, entries in lists.items():
         console.print(heading, style="bold", markup=False, highlight=False)
@@ -99,7 +99,7 @@ def _about_option(option: Option) -> str:
 def help_of_options() -> str:
     """Return the options of data sets and partitions for `--help`, one option or partition per line."""
     read = "\n".join(f"  {flag(option.name)}: {option.doc}" for option in READING)
-    flags = {part.name: " ".join(flag(option.name) for option in part.options) for part in parts("partition")}
+    flags = {part.name: " ".join(flag(option.name) for option in part.options) for part in components("partition")}
     laws = "\n".join(f"  {name}: {named or 'no options'}" for name, named in flags.items())
     return (
         f"\b\nOptions of data sets:\n{read}\n\n\b\n"
@@ -121,7 +121,7 @@ def parse_options(
             if option.name in reserved:
                 name = flag(option.name)
                 raise UserError(f"{name} is an option of data_prep itself: name the one of your own otherwise")
-    others = [part for kind in LISTED.values() for part in parts(kind)]
+    others = [part for kind in LISTED.values() for part in components(kind)]
     known = {option.name for part in others for option in part.options} | {option.name for option in READING}
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
     left = list(words)

@@ -101,7 +101,7 @@ NETWORKS: dict[str, Forward] = {"mlp": mlp, "cnn": cnn, "text_cnn": text_cnn}
 
 def algorithm(race: Race) -> Any:
     """Build federated averaging of one local epoch."""
-    workload, forward = race.workload, NETWORKS[race.workload.model]
+    workload, forward = race.workload, NETWORKS[race.workload.model.partition(":")[2]]
 
     def loss(weights: Weights, batch: dict[str, Any], key: Any) -> Any:
         logs = jax.nn.log_softmax(forward(weights, batch["x"], key))

@@ -23,7 +23,7 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch.nn.functional import cross_entropy
 
-from benchmarks.devices import wait_for
+from benchmarks.measure import wait_for
 from benchmarks.peers.race import Race
 
 

@@ -21,7 +21,7 @@ def _task(name: str, quick: bool, folder: str) -> tuple[Workload, list[tuple[Ten
     torch.set_num_threads(1)
     workload = find(name, quick)
     store = prepare(workload, Path(folder))
-    return workload, client_tensors(store), workload.network(store).train()
+    return workload, client_tensors(store), workload.network().train()
 
 
 @app.train()  # type: ignore[untyped-decorator]

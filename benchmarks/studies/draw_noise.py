@@ -3,7 +3,8 @@
     fedmpi sweep jobs/experiments/fedstas-parts.toml --out runs/fedstas-parts
     python -m benchmarks.studies.draw_noise runs/fedstas-parts/FedSTS,seed=0 runs/fedstas-parts/FedSTS,seed=1 …
 
-Every folder is a run of the preset fedsts with as many strata as clients per round. Each stratum h then sends one
+Every folder is a run of the preset fedsts with as many strata as clients per round, plain SGD steps and images in
+[0, 1]. Each stratum h then sends one
 client k, drawn with probability π_k = ‖Z_k‖ / Σ_{j ∈ h} ‖Z_j‖. From the run's last model every client takes its local
 steps once more. With Δ_k its update and ρ = 1/N, the round's update has
 
@@ -22,6 +23,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from benchmarks.measure import table
 from fedmpi import load_run
 from fedmpi.clients.features import compress, norms, restore
 from fedmpi.clients.stratifier import kmeans
@@ -49,15 +51,8 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     """Return updates (N, d), strata (N,) and norms (N,) at a run's last model."""
     run = load_run(folder)
     part, local, network = run.config.participation, run.config.local, run.model
-    if part.strata != part.count or part.draw != "importance":
-        raise SystemExit(f"{folder} has not one client a stratum, drawn by norm")
-    if (
-        run.config.data.normalize
-        or local.optimizer != "sgd"
-        or local.steps is None
-        or not isinstance(local.batch_size, int)
-    ):
-        raise SystemExit(f"{folder} does not take a number of plain SGD steps on batches of images in [0, 1]")
+    assert part.strata == part.count and part.draw == "importance", "one client per stratum, drawn by norm"
+    assert local.steps is not None and isinstance(local.batch_size, int), "a number of steps on whole batches"
     store, start = (
         open_store(run.config.data.source.choice, run.config.data.source.options),
         parameters_to_vector(network.parameters()).detach().clone(),
@@ -66,8 +61,6 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     gradients, updates = [], []
     for client in range(store.clients):
         rows, labels = store.client(client)
-        if len(labels) < local.steps * local.batch_size:
-            raise SystemExit(f"{folder}: client {client} has only {len(labels)} samples for its steps")
         x, y = torch.as_tensor(np.asarray(rows, np.float32) / 255), torch.as_tensor(np.asarray(labels, np.int64))
         vector_to_parameters(start.clone(), network.parameters())
         slope = torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
@@ -82,10 +75,7 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
         updates.append((parameters_to_vector(network.parameters()).detach() - start).double().numpy())
     codes = compress(np.stack(gradients), part.levels)
     strata = kmeans(restore(codes), part.strata, generator)
-    if strata.max() + 1 != part.count:
-        raise SystemExit(
-            f"{folder}: {strata.max() + 1} strata at the last model, not {part.count}: several clients of one"
-        )
+    assert strata.max() + 1 == part.count, f"{folder}: {strata.max() + 1} strata at the last model"
     return np.stack(updates), strata, norms(codes)
 
 
@@ -94,14 +84,15 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="folders of runs, one a seed")
     found = [measured(folder) for folder in parser.parse_args().runs]
     kinds = {"stratified": False, "unbiased": True}
-    table = {kind: np.array([moments(*one, unbiased=which) for one in found]) for kind, which in kinds.items()}
-    print(f"| {len(found)} seeds | squared bias | variance | both |\n|---|---:|---:|---:|")
-    for kind, values in table.items():
-        shown = np.column_stack([values, values.sum(axis=1)])
-        print(f"| {kind} | {' | '.join(f'{v.mean():.3f} ± {v.std(ddof=min(1, len(v) - 1)):.3f}' for v in shown.T)} |")
+    both = {kind: np.array([moments(*one, unbiased=which) for one in found]) for kind, which in kinds.items()}
+    rows = []
+    for kind, values in both.items():
+        shown = np.column_stack([values, values.sum(axis=1)]).T
+        rows.append([kind, *(f"{v.mean():.3f} ± {v.std(ddof=min(1, len(v) - 1)):.3f}" for v in shown)])
+    print(table([f"{len(found)} seeds", "squared bias", "variance", "both"], rows))
     if len(found) > 1:
-        both = paired(table["unbiased"].sum(axis=1), table["stratified"].sum(axis=1))
-        print(f"\nunbiased − stratified, both: {both.mean:+.3f} [{both.low:+.3f}, {both.high:+.3f}]")
+        gap = paired(both["unbiased"].sum(axis=1), both["stratified"].sum(axis=1))
+        print(f"\nunbiased − stratified, both: {gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.measure import table
 from fedmpi.clients.features import gradient_features
 from fedmpi.clients.stratifier import DROPPED, optics
 from fedmpi.common.types import Floats, Ints
@@ -31,8 +32,7 @@ COLUMNS = 3
 GREY = "0.75"
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Clusters of one run's clients."""
 
     name: str
@@ -40,16 +40,8 @@ class Found:
     labels: Ints  # (N,): Cluster of every client; −1 in none
     plane: Floats  # (N, 2)
     shared_sets: int  # Label sets shared by two clients or more
-
-    @property
-    def clusters(self) -> int:
-        """Number of clusters."""
-        return int(self.labels.max(initial=-1)) + 1
-
-    @property
-    def alone(self) -> int:
-        """Number of clients in no cluster."""
-        return int((self.labels == DROPPED).sum())
+    clusters: int
+    alone: int  # Clients in no cluster
 
 
 def look(folder: Path) -> Found:
@@ -65,7 +57,12 @@ def look(folder: Path) -> Found:
     held = stratifier.class_counts(clients) > 0
     experiment.close()
     sets = Counter(map(bytes, held))
-    return Found(folder.resolve().name, recorded, labels, plane(matrix), sum(count > 1 for count in sets.values()))
+    shared, clusters, alone = (
+        sum(count > 1 for count in sets.values()),
+        int(labels.max(initial=-1)) + 1,
+        labels == DROPPED,
+    )
+    return Found(folder.resolve().name, recorded, labels, plane(matrix), shared, clusters, int(alone.sum()))
 
 
 def plane(matrix: NDArray[np.float32]) -> Floats:
@@ -102,13 +99,9 @@ def main() -> None:
     folders = [folder for folder in asked.runs if (folder / "metrics.jsonl").exists()]
     if not folders:
         parser.error("no folder holds a run: start the sweep first")
-    print("| run | strata recorded | clusters now | label sets of two clients or more | clients alone |")
-    print("|---|---:|---:|---:|---:|")
-    found = []
-    for folder in folders:
-        one = look(folder)
-        found.append(one)
-        print(f"| {one.name} | {one.recorded} | {one.clusters} | {one.shared_sets} | {one.alone} |", flush=True)
+    found = [look(folder) for folder in folders]
+    heads = ("run", "strata recorded", "clusters now", "label sets of two clients or more", "clients alone")
+    print(table(heads, ([one.name, one.recorded, one.clusters, one.shared_sets, one.alone] for one in found)))
     if asked.plot is not None:
         draw(found, asked.plot)
 

@@ -3,8 +3,7 @@
     python -m benchmarks.studies.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
 
 Every folder of shards is one seed, 0, 1, …. In each of 100 rounds the run's own uniform cohort of that seed is grouped
-three times. Algorithm 3's mediators are identified by the order in which they are made. Nothing is trained. Divergences
-from equal classes are in nats.
+three times. Nothing is trained. Divergences from equal classes are in nats.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import argparse
 
 import numpy as np
 
+from benchmarks.measure import table
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -36,29 +36,23 @@ def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, mo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", nargs="+", help="folders of shards, one a seed; two or more for intervals")
+    parser.add_argument("shards", nargs="+", help="folders of shards, one per seed; two or more for intervals")
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--online", type=int, default=50, help="c, clients a round")
+    parser.add_argument("--online", type=int, default=50, help="c, clients per round")
     parser.add_argument("--most", type=int, default=10, help="γ, clients of one mediator")
     asked = parser.parse_args()
     counts = [open_store(folder).class_counts() for folder in asked.shards]
-    print(f"| {len(counts)} seeds | mean | standard deviation | largest | mean, difference to greedy [95 %] |")
-    print("|---|---:|---:|---:|---:|")
-    reference, greedy = np.empty(0), np.empty((0, 0, 0))
+    rows, means = [], []
     for kind in KINDS:
         made = [divergences(one, kind, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
-        means = [[(each.mean(), each.std(), each.max()) for each in rounds] for rounds in made]
-        found = np.mean(means, axis=1)
-        compared = ""
-        if kind == "greedy":
-            reference, greedy = found[:, 0], np.array(made)
-        elif len(counts) > 1:
-            difference = paired(found[:, 0], reference)
-            compared = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-        print(f"| {kind} | {' | '.join(f'{value:.3f}' for value in found.mean(axis=0))} | {compared} |")
-    in_order = ", ".join(f"{value:.3f}" for value in greedy.mean(axis=(0, 1)))
-    last = 100 * float((greedy.argmax(axis=2) == greedy.shape[2] - 1).mean())
-    print(f"\ngreedy, in the order of making: {in_order}; the last has the largest in {last:.0f} % of the rounds")
+        found = np.mean([[(each.mean(), each.std(), each.max()) for each in rounds] for rounds in made], axis=1)
+        means.append(found[:, 0])
+        rows.append([kind, *(f"{value:.3f}" for value in found.mean(axis=0)), ""])
+        if kind != "greedy" and len(counts) > 1:
+            difference = paired(means[-1], means[0])
+            rows[-1][-1] = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    heads = (f"{len(counts)} seeds", "mean", "standard deviation", "largest", "mean, difference to greedy [95 %]")
+    print(table(heads, rows))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 import fedmpi
+from benchmarks.measure import table
 from fedmpi.common.types import Floats
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
@@ -111,8 +112,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="partitions, each with its own model and draws")
     parser.add_argument("--rounds", type=int, default=600, help="rounds drawn of each")
     asked = parser.parse_args()
-    print("| clients | available | noise | bias | against stratum | error | trained: bias | against stratum | error |")
-    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
+    lines = []
     for partition, words in PARTITIONS.items():
         runs = []
         for seed in range(asked.seeds):
@@ -124,12 +124,13 @@ def main() -> None:
         noise = 100 * np.mean([run["all", "noise clients"] for run in runs])
         for name, method in [key for key in runs[0] if key[1] != "noise clients"]:
             values, stratum = (100 * np.array([run[name, one] for run in runs]).T for one in (method, NOISE[0]))
-            cells = []
+            cells = [f"{partition}, {noise:.0f} % noise", name, method]
             for model in (0, 2):
-                cells.append(shown(values[model]))
-                cells.append("" if method == NOISE[0] else shown(values[model] - stratum[model], "+"))
-                cells.append(shown(values[model + 1]))
-            print(f"| {partition}, {noise:.0f} % noise | {name} | {method} | {' | '.join(cells)} |", flush=True)
+                less = "" if method == NOISE[0] else shown(values[model] - stratum[model], "+")
+                cells += [shown(values[model]), less, shown(values[model + 1])]
+            lines.append(cells)
+    measures = ("bias", "against stratum", "error")
+    print(table(["clients", "available", "noise", *measures, *(f"trained: {name}" for name in measures)], lines))
 
 
 def shown(values: Floats, sign: str = "") -> str:

@@ -8,7 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.aggregation.exact import CHUNK, SHORT, Accumulator, FixedPointSum, FloatSum
+from fedmpi.aggregation.exact import (
+    CHUNK,
+    LARGEST,
+    MOST_RANKS,
+    SHORT,
+    Accumulator,
+    FixedPointSum,
+    FloatSum,
+    decode_metrics,
+    encode_metrics,
+    metric_slots,
+)
 
 
 def terms(count: int, size: int, seed: int = 0) -> list[tuple[torch.Tensor, float]]:
@@ -76,16 +87,6 @@ def test_the_fixed_point_sum_has_the_same_bits_in_any_order_and_on_any_number_of
     assert np.array_equal(first + second, whole)
 
 
-def test_the_fixed_point_sum_rounds_to_the_nearest_unit():
-    """Terms of one sign, so that a rounding in one direction would add up."""
-    chosen = [(vector.abs(), coefficient) for vector, coefficient in terms(50, 300)]
-    buffer = np.empty(300, np.int64)
-    total(FixedPointSum(buffer), chosen)
-    expected = sum(vector.double() * coefficient for vector, coefficient in chosen)
-    assert np.abs(buffer / 2.0**40 - expected.numpy()).max() < 0.5 * 50 * 2.0**-40
-    assert abs(np.mean(buffer / 2.0**40 - expected.numpy())) < 50 * 0.05 * 2.0**-40
-
-
 @pytest.mark.parametrize("count", [1, SHORT + 1])
 @pytest.mark.parametrize("kind", [FloatSum, FixedPointSum])
 def test_an_accumulator_starts_again_after_a_reset(kind: type, count: int):
@@ -99,13 +100,6 @@ def test_an_accumulator_starts_again_after_a_reset(kind: type, count: int):
         accumulator.add(torch.ones(10), 0.5)
     accumulator.flush()
     assert accumulator.to_update(buffer).tolist() == [0.5 * count] * 10
-
-
-def test_the_update_of_a_float_sum_is_read_where_the_ranks_have_summed_it():
-    buffer, summed = np.empty(4, np.float32), torch.full((4,), 3.0)
-    update = FloatSum(buffer).to_update(summed)
-    assert update.tolist() == [3.0] * 4
-    assert update.data_ptr() == summed.data_ptr()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -125,34 +119,6 @@ def test_a_sum_that_could_leave_the_range_is_refused_before_it_wraps():
     assert buffer[0] == 10**6 * 2**40
 
 
-def test_an_exact_sum_has_its_whole_range_again_after_a_reset():
-    accumulator = FixedPointSum(np.zeros(1, np.int64), bits=40)
-    nearly_all = torch.tensor([0.9 * 2.0 ** (63 - 40)])
-    for _ in range(3):
-        accumulator.add(nearly_all, 1.0)
-        accumulator.reset()
-    accumulator.add(nearly_all, 1.0)
-    with pytest.raises(OverflowError):
-        accumulator.add(nearly_all, 1.0)
-
-
-def test_a_float_sum_that_nobody_added_to_is_not_passed_over_again():
-    buffer = np.empty(3, np.float32)
-    accumulator = FloatSum(buffer)
-    buffer[:] = 5  # nobody does this: it shows whether it is overwritten
-    accumulator.reset()
-    assert buffer.tolist() == [5, 5, 5]
-    accumulator.add(torch.ones(3), 1.0)
-    accumulator.reset()
-    assert buffer.tolist() == [0, 0, 0]
-    accumulator.add(torch.ones(3), 1.0)
-    kept = accumulator.copied()
-    accumulator.reset()
-    accumulator.put_back(kept)
-    accumulator.reset()
-    assert buffer.tolist() == [0, 0, 0]
-
-
 @pytest.mark.parametrize("before", [1, 63, 64, 130])
 @pytest.mark.parametrize("after", [1, 70])
 def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
@@ -167,3 +133,59 @@ def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
     accumulator.add(torch.ones(3), 0.25)
     accumulator.flush()
     assert accumulator.tensor.tolist() == [before / 2 + 0.25] * 3
+
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.int64)]
+ON_THE_GRID = st.integers(-(2**52), 2**52).map(lambda q: q * 2.0**-40)
+COUNTS = st.integers(-(2**40), 2**40).map(float)
+
+
+def reduce(ranks: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    total = np.zeros(metric_slots(ranks[0].size, dtype), dtype)
+    for values in ranks:
+        total += encode_metrics(values, dtype)
+    return decode_metrics(total, ranks[0].size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(table=st.lists(st.tuples(COUNTS, ON_THE_GRID), min_size=1, max_size=40))
+@settings(max_examples=80, deadline=None)
+def test_sums_over_ranks_are_exact(dtype: np.dtype, table: list[tuple[float, float]]):
+    sums = reduce([np.array(row) for row in table], dtype)
+    counts, fractions = zip(*table, strict=True)
+    assert sums[0] == sum(int(c) for c in counts)
+    assert sums[1] == sum(int(f * 2**40) for f in fractions) / 2**40
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_number_of_ranks_keeps_the_largest_limbs_exact(dtype: np.dtype):
+    assert MOST_RANKS == 4096
+    values = np.array([LARGEST - 1, -LARGEST + 1, 2.0**-40 * (2**40 - 1), -1.0])
+    encoded = encode_metrics(values, dtype)
+    total = np.zeros_like(encoded)
+    for _ in range(MOST_RANKS):
+        total += encoded
+    assert np.array_equal(decode_metrics(total, 4), values * MOST_RANKS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(value=st.floats(-1e12, 1e12))
+def test_any_value_is_kept_to_the_stated_resolution(dtype: np.dtype, value: float):
+    decoded = decode_metrics(encode_metrics(np.array([value]), dtype), 1)[0]
+    assert abs(decoded - value) <= 2.0**-41 + 2**-53 * abs(value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**50])
+def test_values_that_cannot_be_kept_are_refused(bad: float):
+    with pytest.raises(OverflowError, match="metric"):
+        encode_metrics(np.array([1.0, bad]), DTYPES[0])
+
+
+def test_the_fixed_point_sum_rounds_to_the_nearest_unit():
+    """Terms of one sign, so that a rounding in one direction would add up."""
+    chosen = [(vector.abs(), coefficient) for vector, coefficient in terms(50, 300)]
+    buffer = np.empty(300, np.int64)
+    total(FixedPointSum(buffer), chosen)
+    expected = sum(vector.double() * coefficient for vector, coefficient in chosen)
+    assert np.abs(buffer / 2.0**40 - expected.numpy()).max() < 0.5 * 50 * 2.0**-40
+    assert abs(np.mean(buffer / 2.0**40 - expected.numpy())) < 50 * 0.05 * 2.0**-40

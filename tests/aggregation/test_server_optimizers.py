@@ -60,10 +60,6 @@ def test_three_steps_follow_the_published_recursion(kind: str, tau: float):
     assert w.tolist() == pytest.approx(reference(kind, start, 0.1, 0.9, 0.99, tau), rel=1e-5, abs=1e-7)
 
 
-def test_plain_sgd_with_rate_one_is_federated_averaging():
-    assert run(made("sgd"), torch.zeros(4), UPDATES[:1]).tolist() == pytest.approx(UPDATES[0])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
     whole = run(made(kind, lr=0.1), torch.ones(4))
@@ -73,39 +69,6 @@ def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
     run(first, w.clone(), UPDATES[2:])
     second.load(saved)
     assert torch.equal(run(second, w, UPDATES[2:]), whole)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_running_statistics_behind_the_trainable_values_take_the_plain_mean(kind: str):
-    w = torch.ones(4)
-    run(made(kind, 3, lr=0.1), w)
-    assert w[3] == pytest.approx(1 + sum(update[3] for update in UPDATES))
-    assert w[:3].tolist() == run(made(kind, lr=0.1), torch.ones(4))[:3].tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_leaves_the_update_alone(kind: str):
-    update = torch.tensor(UPDATES[1])
-    made(kind, lr=0.1).step(torch.zeros(4), update)
-    assert update.tolist() == torch.tensor(UPDATES[1]).tolist()
-
-
-def test_numbers_among_what_is_remembered_come_back_as_numbers():
-    @server_optimizer
-    class Counting:
-        state = ("steps",)
-
-        def __init__(self) -> None:
-            self.steps = 0
-
-        def step(self, w: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-            self.steps += 1
-            return w + update / self.steps
-
-    first, second = (ServerOptimizer(resolve("server optimizer", Counting), {}) for _ in range(2))
-    run(first, torch.zeros(4), UPDATES[:2])
-    second.load(first.state(), 2)
-    assert type(second._chosen.steps) is int and second._chosen.steps == 2
 
 
 @server_optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,11 +42,6 @@ def weighing(chosen: Any, **options: Any) -> Weighing:
     return Weighing(resolve("weights", chosen), options)
 
 
-def test_weights_of_ones_own_keep_their_ratios() -> None:
-    found = weighing(root).of(full_participation(5), SIZES, 0)
-    assert found / found.sum() == pytest.approx(np.sqrt(SIZES) / np.sqrt(SIZES).sum(), rel=1e-12)
-
-
 def test_normalized_weights_add_up_to_the_same_bits_in_any_order() -> None:
     sizes = np.random.default_rng(0).integers(1, 1000, 3001)
     found = weighing(root).of(full_participation(3001), sizes, 0)
@@ -60,38 +54,6 @@ def test_the_total_weight_is_of_a_known_size(per_sample: bool) -> None:
     chosen = weighing(weights(per_sample=per_sample)(lambda cohort, sizes: np.sqrt(sizes[cohort.clients]) / 7e5))
     found = chosen.of(full_participation(5), SIZES, 0)
     assert 2**9 <= (found * (SIZES if per_sample else 1)).sum() < 2**10
-
-
-@pytest.mark.parametrize("name", ["samples", "uniform", "normalized"])
-def test_built_in_weights_are_left_as_they_are(name: str) -> None:
-    part = resolve("weights", name)
-    assert (
-        weighing(name).of(full_participation(5), SIZES, 0).tolist()
-        == part.object(full_participation(5), SIZES).tolist()
-    )
-
-
-def test_weights_cannot_change_the_cohort_or_the_sizes() -> None:
-    @weights
-    def greedy(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
-        for array in (sizes, cohort.clients, cohort.multiplicity, cohort.inclusion):
-            with pytest.raises(ValueError, match="read-only"):
-                array[...] = 0
-        return np.ones(len(cohort.clients))
-
-    cohort, sizes = Cohort(np.arange(5), np.full(5, 0.5), np.ones(5, np.int64)), SIZES.copy()
-    assert weighing(greedy).of(cohort, sizes, 0).tolist() == [1.0] * 5
-    for array in (cohort.clients, cohort.inclusion, cohort.multiplicity, sizes):
-        array += 1  # whose they are may
-
-
-def test_a_normalization_may_depend_on_the_cohort() -> None:
-    @weights(normalized=lambda cohort: cohort.draws > 3)
-    def some(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
-        return np.full(cohort.clients.size, 0.3)
-
-    assert [weighing(some).normalizes(full_participation(n)) for n in (3, 4)] == [False, True]
-    assert weighing(some).of(full_participation(3), SIZES, 0).tolist() == [0.3] * 3
 
 
 def answering(answer: Any, normalized: bool = True) -> Weighing:
@@ -120,11 +82,6 @@ def test_what_are_no_coefficients_is_refused_with_the_weights_named(answer: Any,
     with pytest.raises(ComponentFailure, match=reason) as caught:
         answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
     assert "test_weighing" in str(caught.value) and "round 6" in str(caught.value)
-
-
-def test_coefficients_of_a_sum_may_be_negative() -> None:
-    found = answering(lambda sizes: [-1.0, 1.0], normalized=False).of(full_participation(2), SIZES, 0)
-    assert found.tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0, 20.0])
@@ -187,22 +144,6 @@ def test_exact_sums_refuse_weights_finer_than_their_steps() -> None:
         judged.flush()
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
-def test_q_ffl_gives_the_factors_of_its_paper_to_double_precision(q: float) -> None:
-    part = resolve("weights", "q-ffl")
-    work = ClientWork(client=0, round=0, coefficient=2.0, loss=0.7, update_norm=0.31, lr=0.05)
-    factor, share = part.make({"q": q}).after(work)
-    bound = 1 / 0.05
-    assert factor * bound == pytest.approx(2 * bound * 0.7**q, rel=1e-10)
-    assert share * bound == pytest.approx(2 * (q * 0.7 ** (q - 1) * (bound * 0.31) ** 2 + bound * 0.7**q), rel=1e-10)
-
-
-def test_a_client_without_any_loss_does_not_break_q_ffl() -> None:
-    work = ClientWork(client=0, round=0, coefficient=1.0, loss=0.0, update_norm=0.5, lr=0.1)
-    for q in (0.0, 0.5, 1.0, 2.0):
-        assert all(np.isfinite(resolve("weights", "q-ffl").make({"q": q}).after(work)))
-
-
 def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
     """Weights that find of client k what stands in its place."""
 
@@ -250,34 +191,3 @@ def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> N
     assert chosen.judges
     with pytest.raises(ComponentFailure, match=r"after\(\) returned"):
         chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))
-
-
-def test_one_number_is_both_the_factor_and_the_share() -> None:
-    chosen = weighing(weights(lambda cohort, sizes: np.ones(1)))
-    chosen._chosen = SimpleNamespace(after=lambda work: 0.25)
-    assert chosen.after(ClientWork(0, 0, 1.0, 1.0, 1.0, 0.1)) == (0.25, 0.25)
-
-
-def test_hundreds_of_clients_of_a_rank_count_as_they_are_judged() -> None:
-    """More than are summed in float32 at once, with the largest share last."""
-    shares, total = [1.0] * 199 + [64.0], FloatSum(np.zeros(6, np.float32))
-    judged = JudgedSum(total, judging(shares), lambda *_: 1.0, Cluster.connect())
-    judged.reset()
-    judged.begin(Plan(0, 0.1, np.arange(200), np.ones(200), False, True), torch.zeros(6))
-    for client in range(200):
-        judged.add(torch.full((6,), float(client)), 1.0, client)
-    judged.flush()
-    expected = np.average(np.arange(200), weights=shares)
-    assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
-
-
-def test_weights_that_average_models_cannot_judge() -> None:
-    class Both:
-        def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
-            return np.ones(len(cohort.clients))
-
-        def after(self, work: ClientWork) -> float:
-            return 1.0
-
-    with pytest.raises(UserError, match=r"Both' averages models, .* leave out averages_models or after\(\)"):
-        weighing(weights(normalized=False, averages_models=True)(Both))

@@ -7,20 +7,14 @@ import pytest
 
 from fedmpi import ComponentFailure, UserError
 from fedmpi.clients.availability import PHASES, Availability, dominant_label, probabilities
-from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
 from fedmpi.privacy.updates import draws_in_secret
 from tests.statistical.weighed import there
 
 STREAMS = Streams(7)
-
-
-def test_everybody_is_always_available_by_default() -> None:
-    assert there("always", STREAMS, 3, 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_more_generous_laws_have_everybody_of_the_stricter_ones() -> None:
@@ -46,48 +40,6 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
     phases = STREAMS.generator(Purpose.DEVICE, client=PHASES).random(50)
     likeliest = np.rint(24 * phases).astype(int)
     assert day[likeliest, np.arange(50)] == pytest.approx(np.full(50, 0.8), abs=0.003)
-
-
-def test_candidates_are_measured_among_those_of_their_own_round() -> None:
-    settings = ["clients.sampler=power-of-choice", "clients.count=3", "clients.sampler.candidates=9"]
-    settings += ["clients.availability=bernoulli", "clients.availability.probability=0.4"]
-    draw = CohortDraw(load_config(None, settings), np.full(40, 4), None, STREAMS, values=10)
-    for t in range(1, 6):
-        asked = draw.candidates(t, None)
-        assert (
-            len(asked) == 9
-            and np.isin(asked, there("bernoulli clients.availability.probability=0.4", STREAMS, t, 40)).all()
-        )
-        losses = np.full(40, np.nan)
-        losses[asked] = np.arange(9)
-        draw.add_measured(t, np.arange(len(losses)), {"loss": losses})
-        assert draw.draw(t, None).cohort.clients.tolist() == asked[-3:].tolist()
-
-
-def test_a_cohort_knows_the_chances_of_its_own_round() -> None:
-    day = (
-        "clients.availability=time-of-day",
-        "clients.availability.probability=0.9",
-        "clients.availability.lowest=0.2",
-    )
-    config = load_config(None, ["preset=fedavg", "server.weights=unbiased", *day])
-    draw = CohortDraw(config, np.full(50, 4), None, STREAMS, values=10)
-    for t in (0, 5):
-        presence = draw.draw(t, None).cohort.presence
-        assert presence is not None and presence.chance is not None
-        law = Availability("time-of-day", 0.9, 0.2)
-        assert np.array_equal(presence.chance, probabilities(law, STREAMS, t, 50))
-
-
-@pytest.mark.parametrize("design", ["systematic", "sequential"])
-def test_a_cohort_is_drawn_by_the_design_of_the_configuration(design: str) -> None:
-    drawn = ["clients.sampler.within_stratum=importance", f"clients.sampler.design={design}", "clients.count=4"]
-    config = load_config(None, ["preset=fedstas", *drawn])
-    strata = make_strata(np.arange(20) % 2, np.ones(2), np.arange(1.0, 21.0) ** 2)
-    cohort = CohortDraw(config, np.full(20, 4), None, STREAMS, values=10).draw(3, strata).cohort
-    wanted = stratified(strata, 20, 4, STREAMS, 3, allocation="neyman", draw="importance", design=design)  # type: ignore[arg-type]
-    assert np.array_equal(cohort.clients, wanted.clients)
-    assert cohort.inclusion == pytest.approx(wanted.inclusion)
 
 
 def test_label_groups_have_their_own_probabilities() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from fedmpi import UserError
 from fedmpi.clients.cohort import (
     draw_by_norm,
-    importance,
     inclusion_by_norm,
     proportional_inclusion,
     sequential_inclusion,
@@ -61,46 +60,16 @@ def test_systematic_draws_include_every_client_with_its_stated_probability(count
     assert measured == pytest.approx(inclusion, abs=1e-9)
 
 
-def test_every_pair_can_be_drawn_together_in_random_order() -> None:
-    pairs = {
-        tuple(drawn)
-        for probability, drawn in all_systematic_samples(proportional_inclusion(NORMS, 2))
-        if probability > 1e-9
-    }
-    assert len(pairs) == 10
-
-
 def test_inclusion_is_proportional_to_the_norm_until_a_client_is_certain() -> None:
     assert proportional_inclusion(NORMS, 2) == pytest.approx(2 * NORMS / NORMS.sum())
     with_giant = proportional_inclusion(np.array([100.0, 1.0, 2.0, 1.0]), 2)
     assert with_giant == pytest.approx([1.0, 0.25, 0.5, 0.25])
 
 
-def test_certainty_can_make_the_next_client_certain() -> None:
-    assert proportional_inclusion(np.array([100.0, 10.0, 1.0, 1.0, 1.0]), 3) == pytest.approx(
-        [1, 1, 1 / 3, 1 / 3, 1 / 3]
-    )
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("norms", [NORMS, np.array([1e-6, 1.0, 1e6, 2.0, 1.0]), np.ones(6)])
 def test_inclusion_of_the_papers_sequential_draw_equals_its_enumeration(norms: np.ndarray, count: int) -> None:
     assert sequential_inclusion(norms, count) == pytest.approx(inclusion_one_after_another(norms, count), abs=1e-9)
-
-
-def test_the_papers_sequential_draw_is_not_proportional_to_the_norm() -> None:
-    """Clients of large norm are drawn less often than the norm says, clients of small norm more often."""
-    sequential, proportional = sequential_inclusion(NORMS, 3), proportional_inclusion(NORMS, 3)
-    assert sequential[1] < proportional[1]
-    assert sequential[0] > proportional[0]
-
-
-def test_the_papers_sequential_draw_takes_clients_as_often_as_its_enumeration_says() -> None:
-    """4,000 rounds, each frequency within five standard deviations: false alarm 3e-6."""
-    frequency, expected = np.zeros(len(NORMS)), inclusion_one_after_another(NORMS, 2)
-    for round in range(4000):
-        frequency[draw_by_norm(NORMS, 2, stream(round), "sequential")] += 1 / 4000
-    assert (np.abs(frequency - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
 
 
 @pytest.mark.parametrize("design", ["systematic", "sequential"])
@@ -124,15 +93,6 @@ def test_any_norms_give_a_sample_of_the_wanted_size(norms: list[float], data: st
     inclusion = proportional_inclusion(np.array(norms), count)
     assert inclusion.sum() == pytest.approx(count)
     assert ((inclusion >= 0) & (inclusion <= 1)).all()
-
-
-def test_importance_over_the_whole_population_keeps_to_the_available_clients() -> None:
-    available = np.array([0, 2, 3, 4])
-    cohort = importance(stream(), NORMS, available, 2)
-    assert set(cohort.clients.tolist()) <= set(available.tolist())
-    expected = dict(zip(available, proportional_inclusion(NORMS[available], 2), strict=True))
-    assert cohort.inclusion == pytest.approx([expected[client] for client in cohort.clients])
-    assert importance(stream(), NORMS, 5, 9).clients.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_norms_that_are_not_finite_are_refused() -> None:

@@ -8,13 +8,10 @@ import torch
 from scipy.spatial.distance import pdist
 
 from fedmpi.clients.features import (
-    Features,
     compress,
     gradient_features,
-    label_histogram,
     merge,
     plan_features,
-    refreshed,
     restore,
 )
 from fedmpi.clients.stratifier import Stratifier
@@ -28,18 +25,6 @@ BLOCKS = [
     (np.arange(0, 7), GRADIENTS[:7]),
     (np.arange(7, 20), GRADIENTS[7:20]),
 ]
-
-
-def test_blocks_in_any_order_give_rows_in_order_of_clients() -> None:
-    features = gradient_features(plan_features("full-gradient", 30, 400, Streams(0)), BLOCKS)
-    assert np.array_equal(features.clients, np.arange(30))
-    assert np.array_equal(features.matrix, GRADIENTS)
-    assert features.norms == pytest.approx(np.linalg.norm(GRADIENTS.astype(np.float64), axis=1))
-
-
-def test_one_step_changes_are_gradients_times_minus_the_learning_rate() -> None:
-    plan = plan_features("one-step-change", 30, 400, Streams(0), lr=0.1)
-    assert gradient_features(plan, BLOCKS).matrix == pytest.approx(-0.1 * GRADIENTS)
 
 
 def test_compressed_gradients_are_restored_or_left_as_centres() -> None:
@@ -79,12 +64,6 @@ def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> N
     assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
 
 
-def test_label_histograms_are_class_shares() -> None:
-    features = label_histogram(np.array([0, 1, 2]), np.array([[3, 1], [0, 5], [0, 0]]))
-    assert features.matrix == pytest.approx(np.array([[0.75, 0.25], [0, 1], [0, 0]]))
-    assert features.norms is None
-
-
 def test_features_of_several_ranks_merge_to_those_of_one() -> None:
     plan = plan_features("full-gradient", 30, 400, Streams(0))
     whole = gradient_features(plan, BLOCKS)
@@ -93,11 +72,3 @@ def test_features_of_several_ranks_merge_to_those_of_one() -> None:
     )
     assert np.array_equal(merged.matrix, whole.matrix)
     assert np.array_equal(merged.norms, whole.norms)
-
-
-def test_refreshing_replaces_the_participants_rows_only() -> None:
-    old = Features(np.arange(3), np.zeros((3, 2), np.float32), np.zeros(3))
-    new = Features(np.array([1]), np.ones((1, 2), np.float32), np.ones(1))
-    result = refreshed(old, new)
-    assert np.array_equal(result.matrix, [[0, 0], [1, 1], [0, 0]])
-    assert np.array_equal(result.norms, [0, 1, 0])

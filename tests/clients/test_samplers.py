@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
-from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.samplers import Oort, PowerOfChoice, clustered_by_size
 from fedmpi.clients.view import ClientNumbers, View, asked_count
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.core.plan import Inquiry
-from fedmpi.mpi import Cluster
 
 SIZES = np.array([40, 3, 0, 17, 8, 8, 60, 1, 25, 9], np.int64)
 FALSE_ALARM = 1e-4
@@ -64,16 +60,6 @@ def test_the_candidates_with_the_highest_loss_take_part() -> None:
     cohort = PowerOfChoice().draw(view_of(count=3, measured={"loss": losses}))
     assert cohort.clients.tolist() == [1, 6, 8] and cohort.inclusion is None and cohort.multiplicity.tolist() == [1] * 3
     assert PowerOfChoice().draw(view_of(count=2, measured={"loss": losses})).clients.tolist() == [1, 8]  # ties: lower
-
-
-def test_there_are_at_least_as_many_candidates_as_participants_and_none_without_samples() -> None:
-    sampler = PowerOfChoice(candidates=2)
-    assert len(sampler.candidates(view_of(count=5))) == 5
-    everybody = PowerOfChoice(candidates=100).candidates(view_of())
-    assert everybody.tolist() == np.flatnonzero(SIZES).tolist()
-    there = np.array([2, 3, 7], np.int64)
-    assert PowerOfChoice().candidates(view_of(present=there)).tolist() == [3, 7]
-    assert not len(PowerOfChoice().candidates(view_of(present=np.array([2], np.int64))))
 
 
 # Oort (Lai et al. 2021)
@@ -150,17 +136,6 @@ def test_exploration_decays_from_round_to_round_down_to_its_least() -> None:
         assert len(drawn) == count and (drawn > 6).sum() == explored
 
 
-def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
-    nobody = ClientNumbers(("loss",), 10)
-    assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
-    assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(0, 4, numbers=nobody)).clients) == 4
-    everybody = remembered(dict.fromkeys(range(10), 1), dict.fromkeys(range(10), 0.0), 5)
-    drawn = Oort(explore=1.0, explore_least=1.0).draw(view_of(5, 7, numbers=everybody)).clients
-    assert len(drawn) == 7 and (np.diff(drawn) > 0).all()
-    few = np.array([1, 4], np.int64)
-    assert Oort().draw(view_of(0, 4, present=few, numbers=nobody)).clients.tolist() == [1, 4]
-
-
 def test_clients_without_samples_are_not_explored_for_ever() -> None:
     """Nobody ever has a loss of theirs, so that they would stay unknown."""
     sizes = np.array([0, 0, 0, 0, 5, 6, 7, 8, 9], np.int64)
@@ -209,32 +184,11 @@ def test_the_expected_number_of_draws_is_that_of_draws_by_size() -> None:
     assert (np.abs(times / rounds - m * SIZES / n) < 4.9 * error).all()
 
 
-def test_a_large_client_is_drawn_surely_and_only_those_who_are_there() -> None:
-    m = 10
-    sure = [k for k in range(len(SIZES)) if m * SIZES[k] >= 2 * SIZES.sum()]  # a whole urn wherever it begins
-    there = np.array([0, 2, 3, 6, 8], np.int64)
-    assert len(sure) == 2
-    for t in range(100):
-        assert set(sure) <= set(clustered_by_size(view_of(t, m)).clients.tolist())
-        assert set(clustered_by_size(view_of(t, m, present=there)).clients.tolist()) <= {0, 3, 6, 8}
-    assert len(clustered_by_size(view_of(0, 3, present=np.array([2]))).clients) == 0
-
-
 # What a sampler returns is checked
 
 
 def sampler_of(draw: Any) -> ClientSampler:
     return ClientSampler(resolve("client sampler", draw), {})
-
-
-def test_clients_returned_in_any_order_keep_their_strata() -> None:
-    summary = StrataSummary(np.array([2, 1]), np.array([2, 1]), np.zeros(2))
-    cohort = sampler_of(
-        lambda view: Cohort(np.array([7, 0, 4]), np.array([0.7, 0.1, 0.4]), stratum=np.array([1, 0, 0]), strata=summary)
-    ).draw(view_of(0, 3))
-    assert cohort.clients.tolist() == [0, 4, 7] and cohort.inclusion is not None and cohort.stratum is not None
-    assert cohort.inclusion.tolist() == [0.1, 0.4, 0.7]
-    assert cohort.stratum.tolist() == [0, 0, 1] and cohort.strata is summary
 
 
 @pytest.mark.parametrize(
@@ -260,14 +214,6 @@ def test_a_useless_cohort_is_refused_by_name(returned: Any, message: str) -> Non
 
     with pytest.raises(ComponentFailure, match=f"client sampler .*mine.* failed in round 6: .*{message}"):
         sampler_of(mine).draw(view_of(6))
-
-
-def test_who_is_away_must_not_be_drawn() -> None:
-    def mine(view: View) -> Cohort:
-        return Cohort(np.array([1, 3]))
-
-    with pytest.raises(ComponentFailure, match="returned client 3, who is not among"):
-        sampler_of(mine).draw(view_of(present=np.array([1, 2, 4], np.int64)))
 
 
 def test_a_cohort_is_sorted_and_a_client_listed_twice_was_drawn_twice() -> None:
@@ -328,14 +274,6 @@ def test_measuring_wants_a_class_with_two_methods() -> None:
         sampler_of(Drawless)
 
 
-def test_a_class_may_be_called_or_draw() -> None:
-    class Called:
-        def __call__(self, view: View) -> Cohort:
-            return Cohort(view.available[:2])
-
-    assert sampler_of(Called).draw(view_of()).clients.tolist() == [0, 1]
-
-
 def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> None:
     numbers = ClientNumbers(("loss", "seconds"), 4)
     numbers.enter("loss", 3, np.array([0, 2]), np.array([1.5, 2.5]))
@@ -347,24 +285,22 @@ def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> Non
         ClientNumbers(("accuracy",), 4).load(numbers.state())
 
 
-def no_trial(t: int, model: Any, clients: np.ndarray, mine: np.ndarray) -> np.ndarray:
-    raise AssertionError("nobody asked for updates")
+def test_there_are_at_least_as_many_candidates_as_participants_and_none_without_samples() -> None:
+    sampler = PowerOfChoice(candidates=2)
+    assert len(sampler.candidates(view_of(count=5))) == 5
+    everybody = PowerOfChoice(candidates=100).candidates(view_of())
+    assert everybody.tolist() == np.flatnonzero(SIZES).tolist()
+    there = np.array([2, 3, 7], np.int64)
+    assert PowerOfChoice().candidates(view_of(present=there)).tolist() == [3, 7]
+    assert not len(PowerOfChoice().candidates(view_of(present=np.array([2], np.int64))))
 
 
-def test_every_number_of_a_candidate_is_found_under_its_name() -> None:
-    @client_sampler(measures=("loss", "accuracy"))
-    class Mine:
-        def candidates(self, view: View) -> list[int]:
-            return [3, 1]
-
-        def draw(self, view: View) -> Cohort:
-            return Cohort(view.available)
-
-    def measure(t: int, model: Any, clients: np.ndarray, names: Any) -> np.ndarray:
-        return np.stack([clients + 0.5, clients / 10], axis=1)
-
-    sampler = sampler_of(Mine)
-    inquiry = Inquiry(Cluster(None, "none"), sampler, ClientNumbers((), 4), (0, 4), measure, None, no_trial)
-    found = inquiry.candidates(0, torch.zeros(1), sampler.candidates(view_of()))
-    np.testing.assert_array_equal(found["loss"], [np.nan, 1.5, np.nan, 3.5])
-    np.testing.assert_array_equal(found["accuracy"], [np.nan, 0.1, np.nan, 0.3])
+def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
+    nobody = ClientNumbers(("loss",), 10)
+    assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
+    assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(0, 4, numbers=nobody)).clients) == 4
+    everybody = remembered(dict.fromkeys(range(10), 1), dict.fromkeys(range(10), 0.0), 5)
+    drawn = Oort(explore=1.0, explore_least=1.0).draw(view_of(5, 7, numbers=everybody)).clients
+    assert len(drawn) == 7 and (np.diff(drawn) > 0).all()
+    few = np.array([1, 4], np.int64)
+    assert Oort().draw(view_of(0, 4, present=few, numbers=nobody)).clients.tolist() == [1, 4]

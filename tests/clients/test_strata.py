@@ -36,14 +36,6 @@ def test_a_cohort_is_sorted_of_the_wanted_size_and_keeps_to_its_allocation(
     assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
 
 
-def test_dropped_clients_never_take_part() -> None:
-    assert stratified(four_strata(), 42, 42, Streams(0), 0).clients.tolist() == np.flatnonzero(LABELS >= 0).tolist()
-
-
-def test_proportional_draws_include_every_client_with_probability_beta() -> None:
-    assert stratified(four_strata(), 42, 4, Streams(0), 0).inclusion == pytest.approx(np.full(4, 4 / 40), rel=1e-12)
-
-
 def test_the_rest_of_a_cluster_stands_in_for_those_who_are_away() -> None:
     available = np.setdiff1d(np.arange(42), np.arange(12))
     cohort = stratified(four_strata(), available, 20, Streams(0), 0)

@@ -24,23 +24,6 @@ def stream() -> np.random.Generator:
     return STREAMS.generator(Purpose.COHORT)
 
 
-def test_seconds_are_compute_plus_both_transfers() -> None:
-    devices = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
-    seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100, cost=2.0)
-    assert seconds == pytest.approx([600 / 100 + 400 / 400 + 100 / 25, 40 / 10 + 400 / 200 + 100 / 50])
-
-
-def test_clients_keep_their_devices_when_others_are_added_behind_them() -> None:
-    laws = (
-        RateLaw("lognormal", 100.0, 1.0),
-        RateLaw("classes", rates=(1.0, 9.0), shares=(0.3, 0.7)),
-        RateLaw(median=5.0),
-    )
-    few, many = (draw_devices(STREAMS, clients, *laws) for clients in (50, 5000))
-    for name in ("speed", "upload", "download"):
-        assert np.array_equal(getattr(few, name), getattr(many, name)[:50])
-
-
 def test_a_client_has_its_rates_independently_of_each_other() -> None:
     """Correlations of 5,000 clients within six standard errors: false alarm 6e-9 in all."""
     law = RateLaw("lognormal", 100.0, 1.0)
@@ -70,20 +53,6 @@ def test_over_selection_takes_the_first_to_arrive_and_ends_the_round_with_the_la
     assert taken.inclusion == pytest.approx(np.full(4, 4 / 20))
 
 
-def test_when_too_few_arrive_all_who_do_are_taken() -> None:
-    cohort = uniform(stream(), 20, 3)
-    taken, length = first_to_arrive(STREAMS, 0, cohort, np.array([np.inf, 7.0, 2.0]), 3)
-    assert len(taken.clients) == 2
-    assert length == 7.0
-
-
-def test_where_fewer_are_left_than_wanted_over_selection_changes_no_inclusion() -> None:
-    cohort = uniform(stream(), 20, 3)
-    taken, _ = first_to_arrive(STREAMS, 0, cohort, np.array([5.0, 7.0, 2.0]), 6)
-    assert np.array_equal(taken.clients, cohort.clients)
-    assert taken.inclusion == pytest.approx(np.full(3, 3 / 20))
-
-
 @pytest.mark.parametrize("before", [None, [0.5, 0.25, 0.8]])
 def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: list[float] | None) -> None:
     """Three were asked of the first stratum, one of the second, nobody of the third."""
@@ -110,3 +79,9 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
 def test_impossible_laws_are_refused(options: dict) -> None:
     with pytest.raises(UserError, match="system"):
         RateLaw(**options)
+
+
+def test_seconds_are_compute_plus_both_transfers() -> None:
+    devices = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
+    seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100, cost=2.0)
+    assert seconds == pytest.approx([600 / 100 + 400 / 400 + 100 / 25, 40 / 10 + 400 / 200 + 100 / 50])

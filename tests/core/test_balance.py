@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -18,9 +16,6 @@ from fedmpi.core.placement import (
     BalanceLearner,
     longest_first,
 )
-from fedmpi.core.reduce import RankWork
-from fedmpi.core.worker import Trainer
-from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5
 
@@ -89,13 +84,6 @@ def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():
     assert shares == pytest.approx([0.4, 0.2, 0.4], rel=0.1)
 
 
-def test_a_change_of_speed_is_followed():
-    machine, learner = Machine(8.0, [1.0, 1.0]), BalanceLearner(2)
-    assert machine.run(learner, 30) == pytest.approx([0.5, 0.5], abs=0.03)
-    machine.speeds = np.array([1.0, 3.0])
-    assert machine.run(learner, 80) == pytest.approx([0.25, 0.75], abs=0.04)
-
-
 def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
     """After 60 rounds at new speeds the 200 before them weigh 0.95 ** 60 = 5 %; unforgotten they would decide."""
     learner, generator = BalanceLearner(2), np.random.default_rng(2)
@@ -106,15 +94,6 @@ def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
             learner.observe(rows, steps, machine.seconds(rows, steps))
     found = learner.balance()
     assert found is not None and found.speeds == pytest.approx([0.5, 1.5], rel=0.12)
-
-
-def test_rounds_of_rows_alone_teach_speeds_and_leave_the_step_cost_alone():
-    learner = BalanceLearner(2)
-    for rows in (np.array([100.0, 300.0]), np.array([200.0, 50.0])):
-        learner.observe(rows, np.zeros(2), rows / np.array([1.0, 3.0]))
-    found = learner.balance()
-    assert found is not None and found.step_rows == STEP_ROWS
-    assert found.speeds == pytest.approx([0.5, 1.5], rel=1e-2)
 
 
 def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounded():
@@ -131,14 +110,6 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
         assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
 
 
-def test_nothing_is_sent_before_the_first_round_or_without_workers():
-    assert not len(BalanceLearner(3).as_array()) and BalanceLearner(3).state() == {}
-    nobody = BalanceLearner(0)
-    nobody.observe(np.ones(2), np.ones(2), np.ones(2))
-    assert not len(nobody.as_array()) and Balance.from_array(nobody.as_array()) == Balance()
-    assert Balance().facts() == {}
-
-
 def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_workers():
     learner = BalanceLearner(3)
     Machine(40.0, [1.5, 1.0, 0.5]).run(learner, 40)
@@ -150,18 +121,3 @@ def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_work
     assert learner.state()[STATE].shape == (3, 6)
     assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
     assert more.as_array()[1:] == pytest.approx(np.ones(5))
-
-
-@pytest.mark.parametrize("engine", ["sequential", "auto"])
-def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str, monkeypatch: pytest.MonkeyPatch):
-    drawn = ("samples.sampler=ratio", "samples.sampler.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
-    worked, train = list[RankWork](), Trainer.train
-
-    def noted(*given: Any) -> RankWork:
-        worked.append(train(*given))
-        return worked[-1]
-
-    monkeypatch.setattr(Trainer, "train", noted)
-    done = run("preset=fedavg", "rounds=1", *drawn)
-    (work,) = worked
-    assert work.rows == 2 * done.records[0]["samples"] and work.steps == done.records[0]["steps"] < work.rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from dataclasses import replace
@@ -17,8 +16,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi import ClientArrays, UserError
-from fedmpi.common.errors import RunFailure
-from fedmpi.common.fairness import SPREADS, spread_over_clients
+from fedmpi.common.fairness import SPREADS
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.task_kinds import KINDS
@@ -30,7 +28,7 @@ from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, r
 from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, evaluate, has_accuracy
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
-from tests.end_to_end.in_process import QUIET, run, run_into
+from tests.end_to_end.in_process import QUIET, run_into
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -99,16 +97,6 @@ def test_scores_are_those_of_a_plain_loop_over_clients(held_out: tuple[int, ...]
     assert done.summary["final"]["client_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
 
 
-@pytest.mark.parametrize("held_out", [None, (3, 2, 0, 1, 4, 0, 9, 6)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_scores_of_some_clients_are_of_their_own_rows_too(held_out: tuple[int, ...] | None, seed: int):
-    data = arrays(held_out)
-    done = fedmpi.run("fedavg", SMALL | {"evaluation.clients": 3, "seed": seed}, data=data)
-    everybody = by_hand(done.model, rows_of(data, held_out is not None))
-    assert len(done.clients["client"]) == 3
-    assert_scores(done.clients, {client: everybody[client] for client in done.clients["client"].tolist()})
-
-
 def test_a_record_tells_how_they_spread_and_a_phase_what_it_cost():
     done = fedmpi.run("fedavg", SMALL | {"rounds": 5, "evaluation.clients_every": 2}, data=arrays())
     for record in done.records:
@@ -149,25 +137,6 @@ def test_how_often_they_were_used_and_how_far_their_labels_are_from_all():
 def _span(part: str) -> range:
     first, _, last = part.partition("-")
     return range(int(first), int(last or first) + 1)
-
-
-def test_spread_by_hand():
-    accuracies = np.array([0.9, 0.1, 0.5, 0.7, 0.3, 0.8, 0.6, 0.4, 0.2, 1.0, 0.0])
-    weights = np.arange(1.0, 12.0)
-    found = spread_over_clients(accuracies, weights)
-    assert found["mean"] == pytest.approx(0.5)
-    assert found["std"] == pytest.approx(math.sqrt(0.1))
-    assert found["worst10"] == pytest.approx(0.05)  # of two: a tenth of eleven, rounded up
-    assert found["best10"] == pytest.approx(0.95)
-    assert found["weighted"] == pytest.approx(sum(w * a for w, a in zip(weights, accuracies, strict=True)) / 66)
-    assert found["jain"] == pytest.approx(5.5**2 / (11 * 3.85))
-    falling = spread_over_clients(accuracies, weights, "smallest")
-    assert (falling["worst10"], falling["best10"]) == (found["best10"], found["worst10"])
-    assert spread_over_clients(np.zeros(3), np.ones(3))["jain"] == 1
-    assert spread_over_clients(np.full(3, 0.3), np.ones(3))["jain"] == pytest.approx(1)
-    assert spread_over_clients(np.array([0.0, 0.0, 0.0, 1.0]), np.ones(4))["jain"] == 0.25
-    assert spread_over_clients(np.array([0.25]), np.array([7.0]))["worst10"] == 0.25
-    assert all(map(math.isnan, spread_over_clients(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
 
 
 def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
@@ -215,17 +184,6 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
         assert 1 not in rounds[0]  # it holds no rows
         panels[seed] = rounds[0]
     assert len({tuple(panel) for panel in panels.values()}) > 1
-
-
-def test_the_participants_are_those_of_the_round():
-    done = fedmpi.run(
-        "fedavg",
-        SMALL | {"evaluation.clients": "participants", "evaluation.clients_every": 1, "logging.participants": True},
-        data=arrays(),
-    )
-    for record in done.records:
-        there = {k for part in record["clients"].split() for k in _span(part)} - {1}
-        assert set(done.clients["client"][done.clients["round"] == record["round"]]) == there
 
 
 @pytest.mark.parametrize(
@@ -313,43 +271,7 @@ def test_every_kind_of_task_has_the_scores_that_its_metrics_give_client_by_clien
     assert has_accuracy(KINDS[kind]) == (kind != "regression")
 
 
-class OwnMean(nn.Module):
-    """Takes the mean of whatever goes through it together off."""
-
-    def __init__(self, values: int, classes: int):
-        super().__init__()
-        self.layer = nn.Linear(values, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x - x.mean(0))
-
-
-def test_clients_go_through_alone_where_samples_influence_one_another():
-    data = arrays()
-    done = fedmpi.run("fedavg", SMALL_MODEL, data=data, model=OwnMean(2, 3))
-    assert_scores(done.clients, by_hand(done.model, rows_of(data)))
-
-
 SMALL_MODEL = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
-
-
-def test_copies_of_rebalancing_are_not_evaluated():
-    config = ["data.source=digits:clients=6,alpha=0.3", "clients.count=3", "clients.sampler=uniform"]
-    config += ["rebalance=true", "model.hidden=[6]", "rounds=1", "evaluation.clients=all"]
-    done = run(*config)
-    view = done.experiment.evaluation.clients
-    assert view is not None
-    store = done.experiment.data.store
-    assert view.rows.counts.tolist() == store.sizes.tolist() != done.experiment.data.sizes.tolist()
-
-
-def test_a_run_that_on_round_ends_is_evaluated_after_its_last_round():
-    done = fedmpi.run(
-        "fedavg", SMALL | {"rounds": 9}, data=arrays(), on_round=lambda record: bool(record["round"] == 2)
-    )
-    assert done.ending == "ended" and set(done.clients["round"]) == {2}
-    assert "client_accuracy_mean" in done.records[2] and "clients" in done.records[2]["phase_seconds"]
-    assert done.summary["final"]["client_accuracy_mean"] == done.records[2]["client_accuracy_mean"]
 
 
 # The file
@@ -395,56 +317,6 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     path.write_bytes(whole)
     with pytest.raises(UserError, match=re.escape("how often clients were used is counted from round 0")):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
-
-
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "a byte", "older"])
-def test_rows_that_are_lost_or_damaged_while_a_run_lasts_end_it_in_a_sentence(damage: str, tmp_path: Path):
-    table, path = ClientTable(tmp_path), tmp_path / "clients.parquet"
-    rows = [{name: np.arange(9) + 9 * t for name in ("round", "client", "samples")} for t in range(3)]
-    table.write(rows[:1])
-    older = path.read_bytes()
-    table.write(rows[1:2])
-    whole = path.read_bytes()
-    broken = {"empty": b"", "cut": whole[:-40], "a byte": whole[:-3] + b"?" + whole[-2:], "older": older}
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(broken[damage])
-    said = r"holds (0|9) rows where this run has written 18; put" if damage in ("gone", "older") else "is damaged; put"
-    with pytest.raises(RunFailure, match=rf"clients\.parquet .*{said} .*, then go on with --resume --out {tmp_path}"):
-        table.write(rows[2:])
-    path.write_bytes(whole)
-    table.write(rows[2:])
-    assert read_clients(tmp_path)["client"].tolist() == list(range(27))
-
-
-def test_without_checkpoints_the_rows_come_in_the_end(tmp_path: Path):
-    assert run_into(tmp_path, *VIEWED, "checkpoint.every=0") == 0
-    assert len(read_clients(tmp_path)["round"]) == 8 * 20
-    assert json.loads((tmp_path / "summary.json").read_text())["final"]["client_loss_mean"] > 0
-
-
-def test_no_bit_of_a_table_can_flip_and_change_a_row_unnoticed(
-    tmp_path: Path,
-):
-    """120 places drawn with a fixed seed; where a flip is not refused, the rows are those that were written."""
-    generator, table = np.random.default_rng(3), ClientTable(tmp_path)
-    table.write([{name: generator.integers(0, 99, 400) for name in ("round", "client", "samples")}])
-    path, expected = tmp_path / "clients.parquet", read_clients(tmp_path)
-    whole, refused = path.read_bytes(), 0
-    for bit in generator.choice(8 * len(whole), 120, replace=False).tolist():
-        content = bytearray(whole)
-        content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
-        try:
-            found = read_clients(tmp_path)
-        except UserError as error:
-            assert "damaged" in str(error)
-            refused += 1
-            continue
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert refused > 60
 
 
 def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Equal planned work: whoever is dealt which participants, each has one worker and nobody has much more than others."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedmpi.core.placement import (
     STEP_ROWS,
     Layout,
     equal_parts,
+    lay_out,
     longest_first,
     planned_cost,
     server_trains,
@@ -26,37 +28,10 @@ from fedmpi.local.work import LocalRule
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
 
 
-@settings(max_examples=60, deadline=None)
-@given(COSTS, st.integers(1, 9))
-def test_nobody_has_more_than_the_largest_cost_above_anybody_else(costs: np.ndarray, workers: int):
-    loads = np.bincount(longest_first(costs, workers), costs, minlength=workers)
-    assert loads.max() - loads.min() <= costs.max()
-
-
-def test_a_large_cohort_is_dealt_out_as_evenly():
-    costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
-    loads = np.bincount(longest_first(costs, 7), costs)
-    assert loads.max() < 1.001 * loads.mean()
-    falling = np.arange(5.0 * LONGEST_FIRST_UP_TO, 0, -1)
-    assert np.ptp(np.bincount(longest_first(falling, 8), falling)) < 50
-
-
 def test_the_head_start_of_worker_0_is_made_up_for():
     owners = longest_first(np.ones(30), 3, head_start=6.0)
     assert np.bincount(owners).tolist() == [6, 12, 12]
     assert (longest_first(np.ones(4), 3, head_start=50.0) > 0).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 500))
-def test_parts_cover_the_cohort_and_miss_their_share_by_less_than_a_client(sizes: list, workers: int, head: float):
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    boundaries = equal_parts(offsets, workers, head)
-    assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
-    share = (offsets[-1] + head) / workers
-    if share > head:
-        wanted = np.clip(np.arange(workers + 1) * share - head, 0, offsets[-1])
-        assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
 
 
 SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
@@ -83,12 +58,6 @@ def test_a_large_cohort_is_dealt_out_in_proportion_to_speeds(workers: int):
     seconds = np.bincount(owners, costs, minlength=workers) / speeds
     assert seconds.max() < 1.02 * seconds.mean()
     assert np.bincount(longest_first(np.zeros(5 * LONGEST_FIRST_UP_TO), 2, 0.0, np.array([1.0, 2.0]))).min() > 0
-
-
-def test_an_idle_but_slow_worker_gets_nothing_that_a_busy_one_finishes_first():
-    assert longest_first(np.array([10.0, 9.0]), 2, speeds=np.array([1.0, 0.1])).tolist() == [0, 0]
-    assert longest_first(np.array([10.0, 9.0]), 2, head_start=500.0, speeds=np.array([1.0, 0.1])).tolist() == [1, 1]
-    assert longest_first(np.array([90.0]), 2, head_start=100.0, speeds=np.array([5.0, 1.0])).tolist() == [0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,11 +90,6 @@ def test_planned_cost_counts_the_rows_and_steps_of_the_schedule(rule: LocalRule)
         assert cost == seen + STEP_ROWS * len(batches)
 
 
-def test_merged_participants_cost_their_rows_alone():
-    rule = LocalRule(epochs=1, batch_size=10)
-    assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]
-
-
 def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) -> tuple[bool, bool]:
     cluster = SimpleNamespace(size=ranks, largest_node=ranks, fewest_cores=cores)
     config = load_config(None, ["preset=fedavg", *chosen])
@@ -147,11 +111,6 @@ def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
     assert decide("cluster.placement=shared", samples=10**6) == (True, True)
 
 
-def test_what_the_user_says_about_the_server_counts():
-    assert decide("cluster.server_trains=never") == (True, False)
-    assert decide("cluster.server_trains=always", ranks=3) == (True, True)
-
-
 @pytest.mark.parametrize("rule", ["samples.sampler=exact", "samples.sampler=ratio"])
 def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     """300 rows and an evaluation that costs 60 more among three workers: 60, 120 and 120, to a client's 5 rows."""
@@ -165,3 +124,39 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
         rows.append(300 * sizes[worker.assigned(plan)].sum() / sizes.sum())
     experiment.close()
     assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
+
+
+SIZES = np.array([5, 3, 9, 1], np.int64)
+ONE_SHARD = np.array([0, 4], np.int64)
+
+
+def layouts(ranks: int, server_trains: bool = False):
+    clusters = [SimpleNamespace(rank=rank, size=ranks, is_server=rank == 0) for rank in range(ranks)]
+    return [lay_out(cluster, SIZES, ONE_SHARD, server_trains) for cluster in clusters]
+
+
+@pytest.mark.parametrize("server_trains", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_every_client_has_exactly_one_owner(ranks: int, server_trains: bool):
+    owned = [range(*layout.owned) for layout in layouts(ranks, server_trains)]
+    assert sorted(client for clients in owned for client in clients) == [0, 1, 2, 3]
+
+
+def test_a_server_among_several_ranks_owns_nothing_unless_it_trains():
+    assert layouts(3)[0].owned == (0, 0)
+    assert layouts(3)[0].worker is None
+    assert layouts(3, server_trains=True)[0].owned != (0, 0)
+    assert layouts(1)[0].owned == (0, 4)
+
+
+def test_workers_beyond_the_number_of_clients_stay_idle_with_one_warning(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        idle = [layout for layout in layouts(8)[1:] if len(range(*layout.owned)) == 0]
+    assert len(idle) == 3
+    assert len(caplog.records) == 1
+    assert "7 workers for 4 clients: 3 stay idle" in caplog.text
+
+
+def test_merged_participants_cost_their_rows_alone():
+    rule = LocalRule(epochs=1, batch_size=10)
+    assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]

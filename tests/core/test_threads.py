@@ -51,14 +51,6 @@ def test_small_steps_take_one_thread_large_ones_the_cores_that_are_free(
     ]
 
 
-def test_a_step_is_a_batch_of_all_the_clients_that_may_be_trained_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = ("local.batch_size=10", "clients.count=8", "cluster.threads=0")
-    assert settled(monkeypatch, LARGE // 80, 0.0, *batch) == 4
-    assert settled(monkeypatch, LARGE // 80, 0.0, *batch, "local.engine=sequential") == 1
-    assert settled(monkeypatch, LARGE // 10, 0.0, *batch, "local.engine=sequential") == 4
-    assert settled(monkeypatch, LARGE // 49, 0.0, "local.batch_size=all", "local.engine=sequential") == 4
-
-
 def test_named_threads_and_exact_sums_stay_whatever_the_load(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,13 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import Balance, lay_out
+from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals, check_work
 from fedmpi.core.worker import Worker
 from fedmpi.local.work import ClientTask
+from fedmpi.mpi import Cluster
 
 RULES = {
     "all": [],
@@ -86,17 +90,36 @@ def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(ru
     experiment.close()
 
 
-@pytest.mark.parametrize("rule", ["bernoulli", "exact"])
-def test_where_nobody_has_rows_nobody_trains(rule: str) -> None:
-    experiment = experiment_of(*RULES[rule], *COHORTS["some"])
-    plan = replace(experiment.decisions.planner.plan(0), probability=0.0, clients=np.empty(0, np.int64))
-    for worker in workers_of(experiment, 3, True, True):
-        assert not len(worker.members(plan)) and not len(worker.trainers(plan))
-    experiment.close()
+PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalize=True)
 
 
-def test_a_client_with_a_single_sample_trains() -> None:
-    experiment = experiment_of(*COHORTS["all"], "data.source=digits:clients=60,alpha=0.1")
-    worker, plan = experiment.trainer.worker, experiment.decisions.planner.plan(0)
-    assert worker.sizes.min() == 1 and len(worker.tasks(plan, np.arange(60))) == 60
-    experiment.close()
+@pytest.mark.parametrize("trained", [2, 4])
+def test_where_rows_are_drawn_those_who_got_some_are_all_trained(trained: int):
+    sums = {"places": 4.0, "due": 3.0, "clients": 3.0, "diverged": 0.0}
+    check_work(PLAN, sums, expected=None, visits_each=None)
+    check_work(PLAN, sums | {"clients": 2.0, "diverged": 1.0}, expected=3, visits_each=None)
+    with pytest.raises(RanksDisagree, match=f"3 participants have samples to train on, but {trained} were trained"):
+        check_work(PLAN, sums | {"clients": trained}, expected=None, visits_each=None)
+
+
+def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
+    busy, load = np.array([3.0, 9.0, 8.0]), np.array([1.0, 4.0, 0.5])
+    totals = RoundTotals(torch.zeros(1), {"stop": 0.0}, busy, load, np.zeros(3), np.zeros(3), np.zeros(3))
+    assert totals.phase_seconds() == {"load": 4.0, "train": 7.5}
+
+
+def test_vectors_of_an_algorithm_are_its_own_and_outlast_the_next_sum():
+    cluster = Cluster.connect()
+    summed, kept = RoundSum(cluster, torch.zeros(4), exact=False, vectors=("c",)), []
+    for t in (1.0, 2.0):
+        summed.open(Plan(0, 0.1, np.arange(0), np.zeros(0), 0, False), torch.zeros(4))
+        summed.updates.add(torch.full((4,), t), 1.0)
+        summed.further["c"].add(torch.full((4,), 10 * t), 1.0)
+        summed.close(RankWork(), 0.0, False)
+        totals = summed.reduce()
+        assert totals.update.tolist() == [t] * 4
+        kept.append(totals.further["c"])
+    kept[1].mul_(3)
+    assert kept[0].tolist() == [10.0] * 4 and kept[1].tolist() == [60.0] * 4
+    summed.release()
+    cluster.close()

@@ -40,7 +40,7 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
         assert name in lines
         for source in data_set.sources:
             assert source.url in shown or source.url.rpartition("/")[0] in shown
-    for part in parts("partition"):
+    for part in components("partition"):
         assert part.name in lines and all(f"    {flag(option.name)}: " in shown for option in part.options)
     assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
 

@@ -32,39 +32,6 @@ def root_of_used(cohort, sizes) -> np.ndarray:
     return 1 / np.sqrt(sizes[cohort.clients])
 
 
-@weights
-class Loud:
-    "The higher the loss before the work, the more."
-
-    def __call__(self, cohort, sizes):
-        return np.ones(len(cohort.clients))
-
-    def after(self, work):
-        return work.coefficient * work.loss
-
-
-@aggregator
-def median(updates, coefficients) -> torch.Tensor:
-    return updates.quantile(0.5, dim=0)
-
-
-@aggregator
-def any_options(updates, coefficients, **options) -> torch.Tensor:
-    "Whatever its options are, the plain mean."
-    return updates.mean(0)
-
-
-@aggregator
-class Nearest:
-    "The mean of the updates that are shorter than the middle one."
-
-    def measure(self, updates):
-        return (updates.double() ** 2).sum(1)
-
-    def combine(self, updates, coefficients, measured):
-        return updates[measured <= measured.median()].mean(0)
-
-
 @aggregator
 def weighted(updates, coefficients) -> torch.Tensor:
     return coefficients @ updates
@@ -80,26 +47,6 @@ class Persistent(LocalAlgorithm):
 
     def finish(self, client, server, work):
         client.m = -work.delta / (work.steps * work.lr)
-
-
-@server_optimizer
-def capped(w, update, *, largest: float = 0.01, lr: float = 0.5):
-    return w + lr * update.clamp(-largest, largest)
-
-
-@server_optimizer
-class Nesterov:
-    "Two memories: a vector and a count of steps."
-
-    state = ("m", "steps")
-
-    def __init__(self, *, beta: float = 0.9):
-        self.beta, self.steps = beta, 0
-
-    def step(self, w, update):
-        self.steps += 1
-        self.m = self.beta * self.m + update
-        w.add_(self.beta * self.m + update, alpha=1 / self.steps)
 
 
 BROKEN: list[str] = []

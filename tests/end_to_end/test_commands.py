@@ -77,26 +77,6 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
     assert len(messages) == bool(keys) and all(key in messages[0] for key in keys)
 
 
-MEDIATED = [p.name for p in PRESETS if p.table.get("topology", {}).get("kind") == "mediators"]
-
-
-@pytest.mark.parametrize("name", MEDIATED)
-def test_a_run_with_mediators_records_their_balance_and_links(name: str, examples: tuple[Path, dict[str, object]]):
-    folder, _ = examples
-    for record in records(folder / name):
-        assert 0 <= record["kl_mean"] <= record["kl_max"]
-        assert record["bytes_mediator_up"] > 0 and record["bytes_mediator_down"] > 0
-
-
-def test_presets_lists_every_system_with_paper_parts_and_example():
-    shown = fedmpi("presets")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    for preset in PRESETS:
-        assert f"{preset.name}  {preset.title}" in shown.stdout
-        assert f"paper: {preset.paper}" in shown.stdout
-        assert preset.example in shown.stdout
-
-
 def test_show_prints_the_complete_configuration_as_toml(tmp_path: Path):
     (tmp_path / "run.toml").write_text('preset = "fedsampling"\nrounds = 7\n[samples]\nbudget = 100\n')
     shown = fedmpi("show", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.end_to_end.runs import ROUNDS, TRAIN, Done, assert_same_curve_to_rounding, curve, records, run_on_terminal
@@ -49,24 +48,11 @@ def test_the_folder_holds_what_the_manual_lists(run: Done):
     assert len(events) == 1
 
 
-def test_every_round_is_recorded_once_and_in_order(run: Done):
-    assert [record["round"] for record in records(run.folder)] == list(range(ROUNDS))
-
-
 def test_a_record_has_all_keys_that_apply(run: Done):
     for record in records(run.folder):
         assert record.keys() >= ALWAYS | OF_THIS_RUN
         assert record["phase_seconds"].keys() == PHASES
         assert not {"kl_mean", "bytes_mediator_up"} & record.keys()
-
-
-def test_counts_of_a_record_fit_together(run: Done):
-    summary = json.loads((run.folder / "summary.json").read_text())
-    for record in records(run.folder):
-        assert sum(record["allocation"]) == record["asked"] >= record["participants"]
-        assert len(record["allocation"]) == record["strata"] == len(record["stratum_sizes"])
-        assert record["steps"] <= record["samples"]
-        assert record["bytes_client_up"] >= record["participants"] * 4 * summary["parameters"]
 
 
 def test_the_summary_tells_final_and_best_scores_and_where_it_ran(run: Done):
@@ -84,13 +70,6 @@ def test_the_summary_tells_final_and_best_scores_and_where_it_ran(run: Done):
 def test_the_newest_checkpoints_are_kept(run: Done):
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert kept == ["round-00000020.safetensors", f"round-{ROUNDS:08d}.safetensors"]
-
-
-def test_the_model_has_the_names_of_the_users_module(run: Done):
-    model = load_file(run.folder / "model.safetensors")
-    assert {name: tuple(value.shape) for name, value in model.items()} == {
-        "1.weight": (16, 64), "1.bias": (16,), "4.weight": (10, 16), "4.bias": (10,)
-    }  # fmt: skip
 
 
 def test_tensorboard_shows_the_same_numbers(run: Done):
@@ -114,11 +93,6 @@ def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
     assert "\x1b" not in run.job.stdout
 
 
-def test_only_the_server_talks_and_it_closes_with_a_table(run: Done):
-    assert run.job.stdout.count("test accuracy") == 2  # final and best
-    assert "macro-F1" in run.job.stdout
-
-
 @pytest.fixture(scope="module")
 def repeated(run: Done, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The same run from its own config.toml: one process on a terminal, and no mpi4py to be found."""
@@ -137,12 +111,6 @@ def test_the_configuration_of_a_run_repeats_it(run: Done, repeated: tuple[Path, 
     folder, _ = repeated
     assert (folder / "config.toml").read_bytes() == (run.folder / "config.toml").read_bytes()
     assert_same_curve_to_rounding(curve(run.folder), curve(folder))
-
-
-def test_a_terminal_shows_a_progress_bar(repeated: tuple[Path, str]):
-    _, printed = repeated
-    assert "\x1b[" in printed
-    assert f"{ROUNDS}/{ROUNDS}" in printed and "━" in printed and "accuracy" in printed and "clients/s" in printed
 
 
 def test_without_mpi4py_one_process_trains_and_says_so(repeated: tuple[Path, str]):

@@ -119,12 +119,6 @@ def test_the_summary_of_a_resumed_run_counts_all_its_rounds(resumed: Path, whole
     assert summary["wall_seconds"] >= sum(record["seconds"] for record in records(resumed)[:-1]) * 0.5
 
 
-def test_a_finished_run_resumes_to_its_own_end(resumed: Path, whole: list[dict]):
-    resume_here(resumed)
-    assert_same_curve_to_rounding(curve(resumed), whole)
-    assert curve(resumed)[:-1] == whole[:-1]
-
-
 def test_a_killed_run_loses_at_most_the_rounds_since_its_last_checkpoint(killed: tuple[Path, int]):
     run, recorded = killed
     newest = int(max((run / "checkpoints").iterdir()).stem.removeprefix("round-"))

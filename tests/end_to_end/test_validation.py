@@ -80,26 +80,9 @@ def test_the_summary_tells_the_round_that_validation_chose(shards: Path, tmp_pat
     assert summary["best_test_accuracy"] == best["test_accuracy"]
 
 
-def test_data_without_validation_samples_are_evaluated_on_the_test_part(tmp_path: Path):
-    assert run_into(tmp_path / "RUN", *SETTINGS) == 0
-    assert not [key for record in records(tmp_path / "RUN") for key in record if key.startswith("val_")]
-    assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["best_chosen_on"] == "test"
-
-
 @pytest.mark.parametrize("on", ["val", "both"])
 def test_validation_that_the_data_lack_is_refused(on: str):
     with pytest.raises(
         UserError, match=f'evaluation.on = "{on}" needs validation samples, but digits has none: .*--val'
     ):
         Experiment.connect(load_config(None, [*SETTINGS, f"evaluation.on={on}"]))
-
-
-def test_the_planned_cost_of_an_evaluation_counts_the_parts_evaluated(shards: Path):
-    costs, store = {}, open_store(shards)
-    for on in ("test", "val", "both"):
-        experiment = Experiment.connect(load_config(None, [*SETTINGS, f"data.source={shards}", f"evaluation.on={on}"]))
-        costs[on] = experiment.trainer.worker.evaluation_cost
-        experiment.close()
-    assert costs["test"] == pytest.approx(store.part_samples("test") / 3)  # a gradient is as much as three forwards
-    assert costs["test"] + costs["val"] == pytest.approx(costs["both"])
-    assert costs["val"] / costs["test"] == pytest.approx(store.part_samples("val") / store.part_samples("test"))

@@ -56,12 +56,6 @@ def linear_from_zero(description: DataDescription) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def batch_normalized(description: DataDescription) -> nn.Module:
-    """A model whose running statistics every client changes."""
-    features = math.prod(description.feature_shape)
-    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(features), nn.Linear(features, description.classes))
-
-
 class Choosy(nn.Sequential):
     """Fails on batches of a certain length."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, MANIFEST, OFFSETS
 from fedmpi.data.shards import ShardStore
 from fedmpi.describe.data import inspect_store
-from tests.fuzz.kept import kept_folder
-from tests.fuzz.verdict import REFUSED, Finding, outcome
+from tests.fuzz.damage import DAMAGE, REFUSED, WHERE, Finding, damage, folder_of, outcome
 
 Case = tuple[str, str, Any]
 CLASSES, SIZES = 3, [3, 1, 7, 0, 5]
@@ -30,6 +29,7 @@ FILES = ("train-00000.h5", "train-00001.h5", "test.h5", "val.h5")
 DATASETS = (FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS)
 JUNK: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 2**64, 1e300, 0.5, "", "3", "../x", "/etc/passwd", "a\0b", "\n"]
 JUNK += ["digits", "test.h5", ".", [], [1], {}, {"a": 1}, [[]], "float32", "text", "x" * 3000]
+NUMBERS = [-(2**63), -100, -1, 2, 3, 4, 255, 2**31 - 1, 2**63 - 1, np.nan, np.inf, 3.7]
 Arrays = dict[str, np.ndarray]
 
 
@@ -64,58 +64,39 @@ def made(dtype: str) -> RawDataset:
 @cache
 def original(dtype: str) -> Path:
     """An undamaged folder."""
-    folder = kept_folder(f"shards-{dtype}") / "shards"
+    folder = folder_of(f"shards-{dtype}")[0] / "shards"
     sizes = np.array(SIZES)
     write_shards(made(dtype), Partition(np.arange(sizes.sum()), offsets_of(sizes), "given", {}), folder, 2, 0, "", 0.2)
     return folder
 
 
-DTYPES = st.sampled_from(["uint8", "float32", "int32"])
-WHERE = st.floats(0, 1, exclude_max=True)
-
-
 def strategy() -> st.SearchStrategy[Case]:
     """(dtype of the features, what is done to the folder, with what)."""
-    damage = st.one_of(
-        st.tuples(st.just("flip"), st.tuples(st.sampled_from(FILES), WHERE, st.integers(0, 7))),
-        st.tuples(st.just("head"), st.tuples(st.sampled_from(FILES), st.integers(0, 2047), st.integers(0, 255))),
-        st.tuples(st.just("cut"), st.tuples(st.sampled_from(FILES), WHERE, st.booleans())),
-        st.tuples(st.just("dataset"), st.tuples(st.sampled_from(FILES), st.sampled_from(DATASETS), _datasets())),
-        st.tuples(st.just("value"), st.tuples(st.sampled_from(FILES), st.sampled_from(DATASETS), WHERE, _numbers())),
-        st.tuples(st.just("kind"), st.tuples(st.sampled_from((*FILES, MANIFEST)), st.sampled_from(KINDS))),
+    files = st.sampled_from(FILES)
+    ways = st.one_of(
+        st.tuples(st.just("file"), st.tuples(st.sampled_from((*FILES, MANIFEST)), DAMAGE)),
+        st.tuples(st.just("head"), st.tuples(files, st.integers(0, 2047), st.integers(0, 255))),
+        st.tuples(st.just("shorter"), st.tuples(files, WHERE)),
+        st.tuples(st.just("dataset"), st.tuples(files, st.sampled_from(DATASETS), st.sampled_from(sorted(REPLACED)))),
+        st.tuples(st.just("value"), st.tuples(files, st.sampled_from(DATASETS), WHERE, st.sampled_from(NUMBERS))),
         st.tuples(st.just("manifest"), st.lists(st.tuples(WHERE, st.sampled_from(JUNK)), min_size=1, max_size=2)),
         st.tuples(st.just("drop"), WHERE),
-        st.tuples(st.just("text"), st.tuples(WHERE, st.binary(max_size=3))),
     )
-    return st.tuples(DTYPES, damage).map(lambda drawn: (drawn[0], *drawn[1]))
-
-
-KINDS = ("folder", "fifo", "gone", "link to itself", "link to a device", "unreadable")
-
-
-def _datasets() -> st.SearchStrategy[str]:
-    return st.sampled_from(
-        ["external link", "soft link", "dangling link", "external storage", "virtual", "chunked", "compact", "group"]
-        + ["float", "big-endian", "object", "bool", "compound", "scalar", "empty", "gone", "attribute", "int64"]
-    )
-
-
-def _numbers() -> st.SearchStrategy[float]:
-    return st.sampled_from([-(2**63), -100, -1, 2, 3, 4, 255, 2**31 - 1, 2**63 - 1, np.nan, np.inf, 3.7])
+    return st.tuples(st.sampled_from(["uint8", "float32", "int32"]), ways).map(lambda drawn: (drawn[0], *drawn[1]))
 
 
 def attempt(case: Case) -> str:
     """Refused, or read as it was written; what passes the checksums is what was written."""
-    dtype, damage, how = case
+    dtype, what, how = case
     folder = original(dtype).with_name("damaged")
     copy(dtype, folder)
     try:
-        globals()[f"_{damage}"](folder, how)
+        globals()[f"_{what}"](folder, how)
     except (OSError, KeyError, TypeError, ValueError, OverflowError):
         return "cannot be made"  # such a value has no place in such a dataset
     plain = outcome(lambda: _read(open_store(folder)))
     verified = outcome(lambda: _read(open_store(folder, verify=True)))
-    detectable = damage not in ("manifest", "drop", "text")  # the manifest is what everything else is compared with
+    detectable = what not in ("manifest", "drop") and how[0] != MANIFEST  # with which all else is compared
     if detectable and not isinstance(verified, str) and (difference := _difference(verified, _expected(dtype))):
         raise Finding(f"the checksums agree, but {difference} differs")
     if isinstance(plain, str):
@@ -172,11 +153,11 @@ def _read(store: ShardStore) -> Arrays:
     return found
 
 
-def _flip(folder: Path, how: Any) -> None:
-    name, where, bit = how
-    content = bytearray((folder / name).read_bytes())
-    content[int(where * len(content))] ^= 1 << bit
-    (folder / name).write_bytes(content)
+def _file(folder: Path, how: Any) -> None:
+    name, (what, where, with_what) = how
+    damage(folder / name, what, where, with_what)
+    if what == "kind" and with_what in ("fifo", "link to a device") and name != MANIFEST:
+        _state_size(folder, name)
 
 
 def _head(folder: Path, how: Any) -> None:
@@ -186,13 +167,11 @@ def _head(folder: Path, how: Any) -> None:
     (folder / name).write_bytes(content)
 
 
-def _cut(folder: Path, how: Any) -> None:
-    """The file ends early; the manifest may know."""
-    name, where, manifest_knows = how
-    content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[: int(where * len(content))])
-    if manifest_knows:
-        _state_size(folder, name)
+def _shorter(folder: Path, how: Any) -> None:
+    """The file ends early, and the manifest says so."""
+    name, where = how
+    damage(folder / name, "cut", where, 0)
+    _state_size(folder, name)
 
 
 def _state_size(folder: Path, name: str) -> None:
@@ -208,52 +187,53 @@ def _dataset(folder: Path, how: Any) -> None:
     name, dataset, kind = how
     with h5py.File(folder / name, "r+") as h5:
         values = h5[dataset][...]
-        if kind == "attribute":
-            h5[dataset].attrs["x"] = 1
-        else:
-            del h5[dataset]
-        if kind == "external link":
-            h5[dataset] = h5py.ExternalLink(str(folder / "test.h5"), f"/{FEATURES}")
-        elif kind == "soft link":
-            h5["elsewhere"] = values
-            h5[dataset] = h5py.SoftLink("/elsewhere")
-        elif kind == "dangling link":
-            h5[dataset] = h5py.SoftLink("/nowhere")
-        elif kind == "external storage":
-            raw = folder / "raw.bin"
-            values.tofile(raw)
-            h5.create_dataset(dataset, values.shape, values.dtype, external=[(str(raw), 0, values.nbytes)])
-        elif kind == "virtual":
-            layout = h5py.VirtualLayout(values.shape, values.dtype)
-            layout[...] = h5py.VirtualSource("test.h5", FEATURES, values.shape)
-            h5.create_virtual_dataset(dataset, layout)
-        elif kind == "chunked":
-            h5.create_dataset(dataset, data=values, chunks=True)
-        elif kind == "compact":
-            creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            creation.set_layout(h5py.h5d.COMPACT)
-            space = h5py.h5s.create_simple(values.shape)
-            held = h5py.h5d.create(h5.id, dataset.encode(), h5py.h5t.py_create(values.dtype), space, creation)
-            h5py.Dataset(held)[...] = values
-        elif kind == "group":
-            h5.create_group(dataset)
-        elif kind == "float":
-            h5[dataset] = values.astype(np.float64) + 0.7
-        elif kind == "int64":
-            h5[dataset] = values.astype(np.int64)
-        elif kind == "big-endian":
-            h5[dataset] = values.astype(values.dtype.newbyteorder(">"))
-        elif kind == "object":
-            h5.create_dataset(dataset, values.shape, h5py.string_dtype())
-        elif kind == "bool":
-            h5[dataset] = values.astype(bool)
-        elif kind == "compound":
-            h5[dataset] = np.zeros(values.shape, [("a", values.dtype)])
-        elif kind == "scalar":
-            h5[dataset] = 3
-        elif kind == "empty":
-            h5[dataset] = h5py.Empty(values.dtype)
+        del h5[dataset]
+        REPLACED[kind](h5, dataset, values)
     _state_size(folder, name)
+
+
+def _set(convert: Callable[[np.ndarray], Any]) -> Callable[..., None]:
+    return lambda h5, name, values: h5.__setitem__(name, convert(values))
+
+
+def _virtual(h5: h5py.File, name: str, values: np.ndarray) -> None:
+    layout = h5py.VirtualLayout(values.shape, values.dtype)
+    layout[...] = h5py.VirtualSource("test.h5", FEATURES, values.shape)
+    h5.create_virtual_dataset(name, layout)
+
+
+def _external(h5: h5py.File, name: str, values: np.ndarray) -> None:
+    raw = Path(h5.filename).with_name("raw.bin")
+    values.tofile(raw)
+    h5.create_dataset(name, values.shape, values.dtype, external=[(str(raw), 0, values.nbytes)])
+
+
+def _compact(h5: h5py.File, name: str, values: np.ndarray) -> None:
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_layout(h5py.h5d.COMPACT)
+    space = h5py.h5s.create_simple(values.shape)
+    held = h5py.h5d.create(h5.id, name.encode(), h5py.h5t.py_create(values.dtype), space, creation)
+    h5py.Dataset(held)[...] = values
+
+
+REPLACED: dict[str, Callable[..., Any]] = {
+    "external link": _set(lambda values: h5py.ExternalLink("test.h5", f"/{FEATURES}")),
+    "dangling link": _set(lambda values: h5py.SoftLink("/nowhere")),
+    "external storage": _external,
+    "virtual": _virtual,
+    "chunked": lambda h5, name, values: h5.create_dataset(name, data=values, chunks=True),
+    "compact": _compact,
+    "group": lambda h5, name, values: h5.create_group(name),
+    "float": _set(lambda values: values.astype(np.float64) + 0.7),
+    "int64": _set(lambda values: values.astype(np.int64)),
+    "big-endian": _set(lambda values: values.astype(values.dtype.newbyteorder(">"))),
+    "object": lambda h5, name, values: h5.create_dataset(name, values.shape, h5py.string_dtype()),
+    "bool": _set(lambda values: values.astype(bool)),
+    "compound": _set(lambda values: np.zeros(values.shape, [("a", values.dtype)])),
+    "scalar": _set(lambda values: 3),
+    "empty": _set(lambda values: h5py.Empty(values.dtype)),
+    "gone": lambda h5, name, values: None,
+}
 
 
 def _value(folder: Path, how: Any) -> None:
@@ -263,29 +243,6 @@ def _value(folder: Path, how: Any) -> None:
         place = np.unravel_index(int(where * held.size), held.shape)
         with np.errstate(invalid="ignore"):
             held[place] = np.array(value).astype(held.dtype)
-
-
-def _kind(folder: Path, how: Any) -> None:
-    name, kind = how
-    path = folder / name
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-        _state_zero(folder, name)
-    elif kind == "link to itself":
-        path.symlink_to(path)
-    elif kind == "link to a device":
-        path.symlink_to("/dev/zero")
-        _state_zero(folder, name)
-    elif kind == "unreadable":
-        path.touch(0o000)
-
-
-def _state_zero(folder: Path, name: str) -> None:
-    if name != MANIFEST:
-        _state_size(folder, name)
 
 
 def _manifest(folder: Path, how: Any) -> None:
@@ -311,10 +268,3 @@ def _places(table: Any) -> Any:
     for key, value in items:
         yield table, key
         yield from _places(value)
-
-
-def _text(folder: Path, how: Any) -> None:
-    where, written = how
-    content = (folder / MANIFEST).read_bytes()
-    place = int(where * len(content))
-    (folder / MANIFEST).write_bytes(content[:place] + written + content[place + 1 :])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from torch import Tensor, nn
 
 import fedmpi
@@ -23,75 +21,10 @@ from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
 from fedmpi.core.placement import check_threads
 from fedmpi.data.opening import open_store
-from fedmpi.describe.data import inspect_store
-from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.records.run_log import ended_by
-from tests.fuzz import checkpoints, parts, places, raw, readers, runs, shards, texts
-
-FEDAVG = ("preset=fedavg", "data.source=digits:clients=6")
-ROWS = ("samples.sampler=bernoulli", "samples.budget=50", "samples.size.estimate=duchi")
-NOISE = ("clients.sampler=all", "privacy.clip_norm=1", "server.weights=uniform")
-CLOCK = ("devices=true", "devices.speed=lognormal")
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ((*ROWS, "samples.size.epsilon=5e-324"), "range of single precision"),
-        ((*ROWS, "samples.size.epsilon=1e-9"), "say nothing of the sizes"),
-        ((*ROWS, "samples.size.epsilon=600"), "they tell them"),
-        ((*NOISE, "privacy.noise_multiplier=1e-300"), "at least 1e-30 is possible"),
-        ((*NOISE, "privacy.noise_multiplier=1e-9"), "hides nothing"),
-        ((*NOISE, "privacy.noise_multiplier=1e9"), "leaves nothing of the updates"),
-        ((*NOISE, "privacy.noise_multiplier=1e308"), "at most 1e+30 is possible"),
-        ((*NOISE, "privacy.delta=1e-300"), "no account is that fine"),
-        ((*CLOCK, "clients.over_selection=1e308"), "at most 1e+06"),
-        ((*CLOCK, "devices.speed.sigma=1e3"), "orders of magnitude"),
-        ((*CLOCK, "devices.bandwidth_sigma_XXX=51"), "orders of magnitude"),
-        (("server.optimizer=adam", "server.optimizer.tau=1e308"), "single precision"),
-        (("server.optimizer=adam", "server.optimizer.tau=1e20"), "its square"),
-        (("topology=mediators", "topology.epochs=1_000_000_000_000"), "planned before it begins"),
-        (("cluster.threads=2000",), "no node has as many cores"),
-        (("cluster.state_memory=1e9",), "more than any node has"),
-        (("local.steps=18446744073709551616",), "not told apart"),
-        (("local.steps=1_000_001",), "laid out before it trains"),
-        (("local.epochs=100_001",), "laid out before it trains"),
-        (("rounds=1_000_000_000_000",), "eight digits"),
-        (("local.lr=1e308",), "single precision"),
-        (("local.schedule=step", "local.schedule.factor=1e20", "local.schedule.every=1"), "nearer 1"),
-        (("local.schedule=step", "local.schedule.factor=1e-30", "local.schedule.every=2"), "nearer 1"),
-        (("rebalance=true", "rebalance.rotation=1e9"), "every angle"),
-        (("rebalance=true", "rebalance.shift=3"), "leaves nothing of the image"),
-        (("server.weights=q-ffl", "server.weights.q=1e6"), "server.weights.q"),
-        (("seed=" + "9" * 5000,), "seed"),
-        (("data.source=2020-01-01",), "give a name"),
-        (("a" + ".a" * 3000 + "=1",), "write part.key=value"),
-        (("local.lr=" + "'''x\ny'''" + "z" * 9000,), "local.lr"),
-    ],
-)
-def test_a_value_that_cannot_work_is_refused_with_the_reason(settings: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_config(None, [*FEDAVG, *settings])
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 2100
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (*ROWS, "samples.size.epsilon=1e-6"),
-        (*ROWS, "samples.size.epsilon=500"),
-        (*NOISE, "privacy.noise_multiplier=0"),
-        (*NOISE, "privacy.noise_multiplier=1e-6"),
-        (*CLOCK, "devices.speed.sigma=50"),
-        ("rounds=99_999_999", "local.steps=1_000_000"),
-        ("server.optimizer=adam", "server.optimizer.tau=1e-15"),
-        ("cluster.threads=1024", "local.proximal_mu=0"),
-    ],
-)
-def test_the_bounds_themselves_are_allowed(settings: tuple[str, ...]) -> None:
-    load_config(None, [*FEDAVG, *settings])
+from tests.fuzz import checkpoints, parts, raw, shards
+from tests.fuzz.damage import make_kind
 
 
 def test_more_threads_than_a_system_starts_are_refused() -> None:
@@ -100,15 +33,9 @@ def test_more_threads_than_a_system_starts_are_refused() -> None:
         check_threads(100_000)
 
 
-def test_a_run_starts_no_more_threads_than_a_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with pytest.raises(UserError, match="cluster.threads = 17, but this node .* has 2 cores: choose at most 16"):
-        fedmpi.run("fedavg", {"rounds": 1, "cluster.threads": 17}, data="digits:clients=4")
-
-
-@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to itself", "link to a device"])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link to itself", "link to a device"])
 def test_a_configuration_is_a_plain_file(kind: str, tmp_path: Path) -> None:
-    runs.make_kind(tmp_path / "c.toml", kind)
+    make_kind(tmp_path / "c.toml", kind)
     with pytest.raises(UserError, match="cannot read the configuration"):
         load_config(tmp_path / "c.toml")
 
@@ -127,107 +54,116 @@ def test_a_run_writes_to_plain_files_only(file: str, tmp_path: Path) -> None:
         fedmpi.run("fedavg", {"rounds": 1}, data="digits:clients=4", out=tmp_path)
 
 
-def test_a_configuration_of_endless_brackets_is_no_toml(tmp_path: Path) -> None:
-    for content in ("a = " + "[" * 100_000, "seed = " + "1" * 5000):
-        (tmp_path / "c.toml").write_text(content)
-        with pytest.raises(UserError, match="is not valid TOML"):
-            load_config(tmp_path / "c.toml")
-
-
 FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
-    (shards, ("uint8", "dataset", ("train-00000.h5", "x", "external link")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "y", "soft link")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "x", "dangling link")), "refused"),
-    (shards, ("uint8", "dataset", ("test.h5", "x", "external storage")), "refused"),
-    (shards, ("uint8", "dataset", ("test.h5", "x", "virtual")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "y", "compact")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "y", "float")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "offsets", "float")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "class_counts", "float")), "refused"),
-    (shards, ("uint8", "dataset", ("train-00000.h5", "x", "empty")), "refused"),
+    *(
+        (shards, ("uint8", "dataset", ("train-00000.h5", name, kind)), "refused")
+        for name, kind in (
+            ("x", "external link"),
+            ("x", "dangling link"),
+            ("x", "empty"),
+            ("y", "compact"),
+            ("y", "float"),
+            ("offsets", "float"),
+            ("class_counts", "float"),
+            ("x", "external storage"),
+            ("x", "virtual"),
+        )
+    ),
+    *(
+        (shards, ("uint8", "value", how), "refused")
+        for how in (
+            ("train-00000.h5", "y", 0.5, 3),
+            ("test.h5", "y", 0.5, -100),
+            ("val.h5", "y", 0.0, 255),
+            ("train-00000.h5", "offsets", 0.5, -(2**63)),
+            ("train-00001.h5", "offsets", 0.5, 2**63 - 1),
+        )
+    ),
+    *(
+        (shards, ("uint8", "file", (name, ("kind", 0.0, kind))), "refused")
+        for name, kind in (
+            ("train-00000.h5", "fifo"),
+            ("manifest.json", "fifo"),
+            ("manifest.json", "folder"),
+            ("test.h5", "link to a device"),
+            ("val.h5", "link to itself"),
+        )
+    ),
     (shards, ("float32", "dataset", ("train-00000.h5", "x", "big-endian")), "refused"),
-    (shards, ("uint8", "value", ("train-00000.h5", "y", 0.5, 3)), "refused"),
-    (shards, ("uint8", "value", ("test.h5", "y", 0.5, -100)), "refused"),
-    (shards, ("uint8", "value", ("val.h5", "y", 0.0, 255)), "refused"),
-    (shards, ("uint8", "value", ("train-00000.h5", "offsets", 0.5, -(2**63))), "refused"),
-    (shards, ("uint8", "value", ("train-00001.h5", "offsets", 0.5, 2**63 - 1)), "refused"),
     (shards, ("float32", "value", ("train-00000.h5", "x", 0.5, np.nan)), "read"),
-    (shards, ("uint8", "kind", ("train-00000.h5", "fifo")), "refused"),
-    (shards, ("uint8", "kind", ("manifest.json", "fifo")), "refused"),
-    (shards, ("uint8", "kind", ("manifest.json", "folder")), "refused"),
-    (shards, ("uint8", "kind", ("test.h5", "link to a device")), "refused"),
-    (shards, ("uint8", "kind", ("val.h5", "link to itself")), "refused"),
-    (shards, ("uint8", "text", (0.0, b"[" * 3)), "refused"),
-    (checkpoints, ("metadata", "[" * 50_000), "refused"),
-    (checkpoints, ("metadata", "5"), "refused"),
-    (checkpoints, ("signed", {"next_round": "7"}), "refused"),
-    (checkpoints, ("signed", {"next_round": 10**400}), "refused"),
-    (checkpoints, ("signed", {"settled": -1}), "refused"),
-    (checkpoints, ("signed", {"unsettled": []}), "refused"),
-    (checkpoints, ("kind", ("newest", "fifo")), "refused"),
-    (checkpoints, ("kind", ("model", "fifo")), "refused"),
-    (checkpoints, ("model", "another type"), "refused"),
-    (checkpoints, ("model", "a huge header"), "refused"),
-    (raw, ("npz", "arrays", ([("y", "floats")], None)), "refused"),
-    (raw, ("npz", "arrays", ([("x", "scalar")], None)), "refused"),
-    (raw, ("npz", "arrays", ([("x", "no columns")], None)), "refused"),
-    (raw, ("npz", "arrays", ([("x", "ids")], "text")), "refused"),
-    (raw, ("npz", "arrays", ([("y", "empty texts")], None)), "refused"),
-    (readers, ("own", ("x", "meta tensor"), {}), "refused"),
-    (readers, ("own", ("x_test", "text"), {}), "refused"),
-    (raw, ("npz", "header", raw.HEADERS[0]), "refused"),
-    (raw, ("npz", "header", raw.HEADERS[1]), "refused"),
-    (raw, ("npz", "header", raw.HEADERS[4]), "refused"),
-    (raw, ("npz", "header", raw.HEADERS[7]), "refused"),
-    (raw, ("npz", "bomb", 0), "read"),
-    (raw, ("csv", "column", (0, "Bob")), "refused"),
-    (raw, ("csv", "ends", "\r"), "refused"),
-    (raw, ("csv", "cells", [(0.5, "x" * 200_000)]), "read"),
-    (raw, ("mnist", "shape", [20, 0, 0]), "refused"),
-    (raw, ("mnist", "shape", [0, 4, 4]), "refused"),
-    (raw, ("mnist", "shape", [20, 2, 8]), "refused"),
-    (raw, ("mnist", "shape", [2**32 - 1] * 3), "refused"),
-    (raw, ("images", "png", (60_000, 60_000)), "read"),
-    (raw, ("images", "sizes", [4, 5]), "refused"),
-    (raw, ("cifar", "pickle", "objects"), "refused"),
-    (raw, ("cifar", "pickle", "a call"), "refused"),
-    (raw, ("cifar", "pickle", "deep"), "refused"),
-    (raw, ("femnist", "json", (0.0, "[" * 100_000)), "refused"),
-    (raw, ("femnist", "json", (0.6, '{"users": ["a"], "user_data": {"a": 5}}')), "refused"),
-    (raw, ("amazon", "lines", "[" * 100_000), "read"),
-    (raw, ("amazon", "kind", (0.0, "fifo")), "refused"),
-    (parts, ("aggregator", "tensor with a gradient", "nothing"), "run"),
-    (parts, ("aggregator", "meta tensor", "nothing"), "refused"),
-    (parts, ("server", "meta tensor", "nothing"), "refused"),
-    (parts, ("server", "tensor with a gradient", "gradients off"), "run"),
-    (parts, ("scheduling", "sparse tensor", "default type"), "refused"),
-    (runs, ("stopped", "kind", ("run.log", "socket")), "refused"),
-    (runs, ("stopped", "junk", ("config.toml", "rounds = 1" + "0" * 5000)), "refused"),
-    (runs, ("finished", "junk", ("summary.json", "[" * 50_000)), "gone on"),
-    (runs, ("finished", "junk", ("summary.json", '{"final": 3}')), "gone on"),
-    (parts, ("loss", "tensor with a gradient", "nothing"), "refused"),
-    (parts, ("forward", "leaves", "nothing"), "refused"),
-    (parts, ("forward", "meta tensor", "nothing"), "refused"),
-    (parts, ("forward", "unspeakable", "nothing"), "refused"),
-    (parts, ("forward", "no exception", "nothing"), "refused"),
-    (parts, ("rows", "tensor with a gradient", "nothing"), "refused"),
-    (parts, ("correction", "sparse tensor", "nothing"), "refused"),
-    (places, ("out", "x" * 5000, "gone", ""), "refused"),
-    (places, ("out", "\0", "gone", ""), "refused"),
-    (places, ("scripts", "\0", "gone", ""), "refused"),
-    (places, ("load_run", "x" * 5000, "gone", ""), "refused"),
-    (places, ("site", "x", "link to itself", ""), "refused"),
-    (places, ("config", "", "gone", "/dev/full"), "refused"),
-    (places, ("reference", "", "gone", "/dev/zero"), "refused"),
-    (places, ("plot", "", "gone", "/dev/full"), "refused"),
-    (texts, ("config", ([b"a = " + b"[" * 10_000], (0.0, b""))), "refused"),
-    (texts, ("site", {"launcher": "{a.b}"}), "refused"),
-    (texts, ("good job", ("", "a\nb", {})), "refused"),
+    (shards, ("uint8", "file", ("manifest.json", ("write", 0.0, b"[[["))), "refused"),
+    *(
+        (checkpoints, case, "refused")
+        for case in (
+            ("metadata", "[" * 50_000),
+            ("metadata", "5"),
+            ("signed", {"next_round": "7"}),
+            ("signed", {"next_round": 10**400}),
+            ("signed", {"settled": -1}),
+            ("signed", {"unsettled": []}),
+            ("newest", ("kind", 0.0, "fifo")),
+            ("model", ("kind", 0.0, "fifo")),
+            ("another model", "another type"),
+            ("another model", "a huge header"),
+        )
+    ),
+    *(
+        (raw, ("npz", "arrays", how), "refused")
+        for how in (
+            ([("y", "floats")], None),
+            ([("x", "scalar")], None),
+            ([("x", "no columns")], None),
+            ([("x", "ids")], "text"),
+            ([("y", "empty texts")], None),
+        )
+    ),
+    *((raw, ("npz", "header", raw.HEADERS[number]), "refused") for number in (0, 1, 4, 7)),
+    *(
+        (raw, case, "refused")
+        for case in (
+            ("csv", "column", (0, "Bob")),
+            ("csv", "ends", "\r"),
+            ("mnist", "shape", [20, 0, 0]),
+            ("mnist", "shape", [20, 2, 8]),
+            ("mnist", "shape", [2**32 - 1] * 3),
+            ("images", "sizes", [4, 5]),
+            ("cifar", "pickle", "objects"),
+            ("cifar", "pickle", "a call"),
+            ("cifar", "pickle", "deep"),
+            ("femnist", "json", (0.0, "[" * 100_000)),
+            ("femnist", "json", (0.6, '{"users": ["a"], "user_data": {"a": 5}}')),
+        )
+    ),
+    *(
+        (raw, case, "read")
+        for case in (
+            ("npz", "bomb", 0),
+            ("csv", "cells", [(0.5, "x" * 200_000)]),
+            ("images", "png", (60_000, 60_000)),
+        )
+    ),
+    *(
+        (parts, case, "refused")
+        for case in (
+            ("aggregator", "meta tensor"),
+            ("server", "meta tensor"),
+            ("scheduling", "sparse tensor"),
+            ("loss", "tensor with a gradient"),
+            ("forward", "leaves"),
+            ("forward", "meta tensor"),
+            ("forward", "unspeakable"),
+            ("forward", "no exception"),
+            ("rows", "tensor with a gradient"),
+            ("correction", "sparse tensor"),
+        )
+    ),
+    (parts, ("aggregator", "tensor with a gradient"), "run"),
+    (parts, ("server", "tensor with a gradient"), "run"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "case", "expected"), FOUND, ids=[f"{kind.__name__[11:]}-{case[:2]}"[:60] for kind, case, _ in FOUND]
+    ("kind", "case", "expected"), FOUND, ids=[f"{kind.__name__[11:]}-{case}"[:60] for kind, case, _ in FOUND]
 )
 def test_what_was_found_once_is_refused_or_used_rightly(kind: ModuleType, case: Any, expected: str) -> None:
     assert kind.attempt(case) == expected
@@ -277,21 +213,6 @@ def test_a_module_that_misbehaves_when_imported_is_a_users_error(
     assert "\n" not in str(caught.value)
 
 
-def _leaves(*given: Any, **options: Any) -> Any:
-    sys.exit(0)
-
-
-def _another_signature() -> None:
-    pass
-
-
-@pytest.mark.parametrize("part", [_leaves, _another_signature])
-@pytest.mark.parametrize("key", ["clients.sampler", "server.weights", "model.name"])
-def test_a_part_that_leaves_ends_the_run_as_a_failure(part: Callable[..., Any], key: str) -> None:
-    with pytest.raises((ComponentFailure, UserError), match="_leaves|_another_signature"):
-        fedmpi.run("fedavg", {key: part, "rounds": 1}, data="digits:clients=4")
-
-
 class _Leaves(nn.Module):
     """Calls sys.exit(0) in a training, or in an evaluation, of the run."""
 
@@ -313,18 +234,6 @@ def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_train
     assert str(raised.value) in ended_by(tmp_path / "run.log")
 
 
-def test_clients_that_diverge_together_are_a_failure_that_names_one() -> None:
-    with pytest.raises(ClientFailure, match="client [0-3] on rank 0: .*training diverged"):
-        fedmpi.run("fedavg", {"server.optimizer.lr": 1e9, "rounds": 3, "evaluation.every": 3}, data="digits:clients=4")
-
-
-def test_names_that_look_like_markup_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = shards.original("uint8").parent / "[" / "x] [bold]"
-    shards.copy("uint8", folder)
-    inspect_store(open_store(folder)).render(Console(width=200))
-    assert "[/x] [bold]" in capsys.readouterr().out
-
-
 def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is empty"):
@@ -332,13 +241,3 @@ def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="is empty"):
         fedmpi.run("fedavg", {"rounds": 1}, out="")
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_utf8_is_printed_all_the_same(capfdbinary: Any) -> None:
-    def show() -> int:
-        print("drawn to \udcff")
-        return 0
-
-    with pytest.raises(SystemExit) as ended, capfdbinary.disabled():
-        run_guarded(show)
-    assert ended.value.code == 0

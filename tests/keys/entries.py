@@ -104,7 +104,7 @@ KEYS: dict[str, Key] = {
     ),
     "model": Key(
         "clients.sampler=all rounds=1 data.source=digits:clients=9,partition=iid local.batch_size=all",
-        ("mlp", "tests.reference.batch_norm:batch_norm_mlp"),
+        ("mlp", "tests.reference.networks:batch_norm_mlp"),
         "model",
         lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (55_210, 780),
     ),

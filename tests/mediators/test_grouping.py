@@ -22,17 +22,6 @@ def groups(reschedule: str, scheduling: str = "random") -> MediatorGroups:
     return MediatorGroups(config, counts, None, np.ones(5, np.int64), Streams(3))
 
 
-@pytest.mark.parametrize(("reschedule", "alike"), [("once", True), ("every-round", False)])
-def test_only_static_groups_are_those_of_a_run_that_was_resumed_later(reschedule: str, alike: bool):
-    clients = np.arange(CLIENTS)
-    first, _ = groups(reschedule).group(0, clients)
-    running = groups(reschedule)
-    running.group(0, clients)
-    later, resumed = running.group(6, clients)[0], groups(reschedule).group(6, clients)[0]
-    assert np.array_equal(later, resumed)
-    assert np.array_equal(first, later) == alike
-
-
 @pytest.mark.parametrize("scheduling", ["greedy", "exchange", "random"])
 def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
     made, everybody = groups("once", scheduling), np.arange(CLIENTS)
@@ -47,19 +36,6 @@ def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
         assert facts["mediators"] == len(facts["kl_mediators"]) == len(np.unique(alike)) == together.max() + 1
         resumed, _ = groups("once", scheduling).group(t, present)
         assert np.array_equal(resumed, together)
-
-
-def test_static_groups_of_which_nobody_is_there_are_no_mediators():
-    made = groups("once", "greedy")
-    mediators, facts = made.group(3, np.empty(0, np.int64))
-    assert len(mediators) == facts["mediators"] == 0
-
-
-def test_two_rounds_with_equally_many_others_do_not_share_groups_by_position():
-    """Clients 0 … 19 and 20 … 39 take up the same places of their cohorts, not the same mediators."""
-    made = groups("once", "greedy")
-    first, second = (made.group(t, np.arange(CLIENTS // 2) + t * CLIENTS // 2)[0] for t in range(2))
-    assert not np.array_equal(first, second)
 
 
 def by_size(counts: np.ndarray, most: int, generator: np.random.Generator, target: np.ndarray, *, first: int = 7):

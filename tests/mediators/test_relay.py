@@ -103,37 +103,6 @@ def check_counts(variant: Variant, counts: dict[str, float], moved: float, ranks
     assert (counts["hops"] > 0) == (ranks > 2 and variant.owners != "placed" and variant.most > 1)
 
 
-def test_gamma_one_with_one_epoch_is_fedavg_to_the_bit(expected: dict[str, np.ndarray]) -> None:
-    engine = digits_engine()
-    w = engine.model.initial.clone()
-    for t in range(ROUNDS):
-        buffer = np.empty(engine.model.size, np.int64)
-        total = FixedPointSum(buffer)
-        engine.train(list(cohort(engine, t, 1)[2].values()), w, SGD, t, total)
-        w += total.to_update(buffer)
-    np.testing.assert_array_equal(expected["fedavg"], w.numpy())
-
-
-def test_the_loops_are_sensitive_to_what_they_check(expected: dict[str, np.ndarray]) -> None:
-    """Order of visits, mediator epochs, the optimizer's memory and the proximal term all leave a trace."""
-    names = ("exact", "kept-adam", "fresh-adam", "proximal", "fedavg")
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            assert not np.allclose(expected[first], expected[second], rtol=1e-3)
-    engine = digits_engine()
-    assert not np.allclose(plain(replace(VARIANTS["exact"], epochs=1), engine).numpy(), expected["exact"], rtol=1e-3)
-
-
-def test_every_mediator_epoch_has_its_own_batch_order() -> None:
-    engine = digits_engine()
-    _, _, tasks = cohort(engine, 0, 5)
-    task = next(task for task in tasks.values() if task.rows is None)
-    first, second = engine.model.initial.clone(), engine.model.initial.clone()
-    engine.advance(first, task, SGD, 0)
-    engine.advance(second, replace(task, visit=1), SGD, 0)
-    assert not torch.equal(first, second)
-
-
 def test_a_client_that_diverges_is_named() -> None:
     engine, cluster = digits_engine(), Cluster(None, "none")
     clients, mediators, tasks = cohort(engine, 0, 5)

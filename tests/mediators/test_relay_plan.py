@@ -89,10 +89,9 @@ def test_the_visiting_order_does_not_know_the_workers(case: tuple) -> None:
 
 
 def test_a_ring_is_in_cyclic_order_and_the_starts_are_spread() -> None:
-    # Mediator 0 starts at its first client, 1 after a third of its three clients, 2 after two thirds.
-    clients = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    rings = visiting_order(clients, np.array([0, 1, 2, 0, 1, 2, 0, 1, 2]))
-    assert [ring.tolist() for ring in rings] == [[1, 4, 7], [5, 8, 2], [9, 3, 6]]
+    # Mediator 0 starts at its first client, 1 at the third of its four clients.
+    rings = visiting_order(np.arange(1, 9), np.array([0, 1, 0, 1, 0, 1, 0, 1]))
+    assert [ring.tolist() for ring in rings] == [[1, 3, 5, 7], [6, 8, 2, 4]]
 
 
 def test_two_workers_and_two_mediators_swap_models_and_never_idle() -> None:
@@ -108,13 +107,6 @@ def test_two_workers_and_two_mediators_swap_models_and_never_idle() -> None:
     assert plan.members() == {0: (0, 1), 1: (0, 1)}
 
 
-def test_contiguous_ownership_crosses_each_worker_once_an_epoch() -> None:
-    owners, clients = np.repeat(np.arange(4), 5), np.arange(20)
-    plan = plan_relay(owners, clients, np.zeros(20, np.int64), 3, np.ones(20), 4)
-    assert plan.hops == 4 * 3 - 1
-    assert all(len(leg.clients) == 5 for leg in plan.legs)
-
-
 def test_equal_clients_keep_two_workers_busy_nine_tenths_of_the_time() -> None:
     # 50 of 500 equal clients, γ = 10, E_m = 2, as in the paper; the ownership alone allows about 0.91 on average.
     generator, efficiencies, bounds = np.random.default_rng(0), [], []
@@ -125,10 +117,6 @@ def test_equal_clients_keep_two_workers_busy_nine_tenths_of_the_time() -> None:
         efficiencies.append(plan.efficiency)
         bounds.append(25 / np.bincount(owners).max())
     assert np.mean(efficiencies) > 0.97 * np.mean(bounds)
-
-
-def test_a_rank_that_only_serves_has_no_legs() -> None:
-    assert plan_relay(np.zeros(2, np.int64), np.arange(2), np.zeros(2, np.int64), 1, np.ones(2), 1).of(None) == []
 
 
 def test_whole_mediators_go_to_the_least_loaded_worker_the_costliest_first() -> None:

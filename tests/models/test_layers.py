@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional
 
-from benchmarks.engines import CASES
+from benchmarks.workloads import MODELS
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
@@ -248,9 +248,9 @@ def test_buffers_that_are_averaged_are_those_of_the_round():
         assert float((found - expected).norm() / (expected - start).norm()) < 1e-12
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_networks_of_the_benchmark_are_batched(name: str):
-    assert why_not_side_by_side(FlatModel(CASES[name].make()), CASES[name].description) is None
+    assert why_not_side_by_side(FlatModel(MODELS[name].network()), MODELS[name].description) is None
 
 
 @pytest.mark.parametrize(

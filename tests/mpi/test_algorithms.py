@@ -20,7 +20,7 @@ DOUBLE = [
     *COMMON,
     "data.source=digits:clients=14,alpha=0.2",
     "data.normalize=false",
-    "model.name=tests.reference.double_model:double_perceptron",
+    "model.name=tests.reference.networks:double_perceptron",
 ]
 EXACT = [*COMMON, "data.source=digits:clients=14,alpha=0.2", "model.hidden=[10]", "server.exact=true"]
 SCAFFOLD, FEDDYN, FEDNOVA = (

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.core.plan import Planner
-from fedmpi.privacy.sizes import estimate_total, exposure, saturations
+from fedmpi.privacy.sizes import LedgerEntry, PrivacyLedger, estimate_total, exposure, saturations
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = (
@@ -27,14 +26,6 @@ def planner(*settings: str) -> Planner:
     config = load_config(None, settings)
     streams = Streams(config.seed)
     return Planner(config, SIZES, streams, CohortDraw(config, SIZES, None, streams, values=1000))
-
-
-def test_clients_that_drop_out_have_answered_and_are_charged():
-    lossy = planner(*ASKED, "clients.failure_rate=0.9")
-    plans = [lossy.plan(t) for t in range(4)]
-    assert max(len(plan.clients) for plan in plans) < 8
-    assert [plan.facts["size_true"] for plan in plans] == [SIZES.sum()] * 4
-    assert [plan.facts["size_epsilon_mean"] for plan in plans] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_only_those_asked_are_charged():
@@ -96,12 +87,6 @@ def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: l
     assert found is None or found.all_clients == named.startswith("participation")  # else of the participants only
 
 
-@pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])
-def test_weights_without_sizes_leave_the_answers_private(weights: str):
-    facts = planner(*PRIVATE, f"server.weights={weights}").plan(0).facts
-    assert facts["size_unprotected"] == 0 and facts["size_epsilon_max"] == 3.0
-
-
 def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
     """Of the sizes 10, 1, 30, 5, 5, 20, 9, 20 three lie above M − 1 = 19."""
     rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=20")
@@ -133,25 +118,35 @@ def test_a_checkpoint_without_an_account_is_refused_by_name(lost: str):
         counting.load(state)
 
 
-def test_nobody_answers_the_size_query_in_an_opening_round():
-    opening = (
-        "clients.sampler.initial_step=true",
-        "clients.sampler.within_stratum=uniform",
-        "server.weights=stratified",
-    )
-    opened = planner(*PRIVATE, *STRATA, *opening)
-    strata = make_strata(np.arange(8) % 2)
-    facts = [opened.plan(t, strata).facts for t in range(2)]
-    assert facts[0]["opening"] and facts[1]["size_asked"] == 8
-    assert "size_asked" not in facts[0] and "sampling_probability" not in facts[0]
-    assert [round["size_epsilon_round"] for round in facts] == [0.0, 3.0]
-    assert [round["size_epsilon_mean"] for round in facts] == [0.0, 3.0]
+def test_every_answer_costs_its_epsilon():
+    ledger = PrivacyLedger(4, 1.5)
+    assert ledger.record(None) == LedgerEntry(1.5, 1.5, 1.5)
+    assert ledger.record(np.array([0, 2])) == LedgerEntry(1.5, 3.0, pytest.approx(2.25))
+    assert ledger.spent().tolist() == [3.0, 1.5, 3.0, 1.5]
 
 
-def test_unclipped_answers_and_participants_weighed_openly_add_up():
-    rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=20", "samples.size.clip=false")
-    drawn = ("clients.sampler=uniform", "clients.count=2", "server.weights=samples", "seed=1")
-    plan = planner(*PRIVATE, *rule, *drawn).plan(0)
-    large = np.flatnonzero(SIZES >= 20)
-    assert len(np.setdiff1d(plan.clients, large)) and len(np.setdiff1d(large, plan.clients))
-    assert plan.facts["size_unprotected"] == len(np.union1d(large, plan.clients))
+def test_a_memoised_answer_is_paid_for_once():
+    ledger = PrivacyLedger(4, 2.0, memoise=True)
+    assert ledger.record(np.array([1])) == LedgerEntry(2.0, 2.0, 0.5)
+    assert ledger.record(np.array([1])) == LedgerEntry(0.0, 2.0, 0.5)
+    assert ledger.record(np.array([1, 3])) == LedgerEntry(2.0, 2.0, 1.0)
+    assert ledger.record(None).epsilon_round == 2.0
+    assert ledger.record(None) == LedgerEntry(0.0, 2.0, 2.0)
+
+
+def test_a_client_whose_size_is_known_has_spent_without_bound():
+    ledger = PrivacyLedger(4, 1.5)
+    assert ledger.record(None, np.array([2])) == LedgerEntry(math.inf, math.inf, math.inf, 1)
+    assert ledger.record(None, np.array([2])) == LedgerEntry(1.5, math.inf, math.inf, 1)
+    assert ledger.record(None, np.array([0, 2])) == LedgerEntry(math.inf, math.inf, math.inf, 2)
+    assert ledger.spent().tolist() == [math.inf, 4.5, math.inf, 4.5]
+
+
+def test_a_ledger_continues_from_its_state():
+    first, second = PrivacyLedger(3, 1.0), PrivacyLedger(3, 1.0)
+    first.record(np.array([0, 1]))
+    second.load(first.state())
+    assert second.record(None) == first.record(None)
+    first.record(np.array([0]), np.array([1]))
+    second.load(first.state())
+    assert second.spent().tolist() == first.spent().tolist() == [3.0, math.inf, 1.0]

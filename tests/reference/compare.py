@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedmpi import Config
-from tests.reference.plain_loop import PlainLoop, Round
+from tests.reference.plain_data import Round
+from tests.reference.plain_loop import PlainLoop
+from tests.reference.plain_relays import PlainRelays
 
 MODEL = 1e-5
 """Largest ‖w − w_ref‖/‖w_ref‖ after a round: the program computes in float32."""
@@ -31,13 +33,20 @@ OF_LOSSES = 2e-6
 def differences(config: Config, trace: dict[str, np.ndarray]) -> list[str]:
     """All that differs, in words; empty where program and plain loop agree."""
     loop = PlainLoop(config)
+    if config.topology.name == "mediators":
+        loop = PlainRelays(config)
+        loop.groups = _by_round(trace["groups"])
     start, rounds = loop.w.copy(), loop.run()
     return [text for t, expected in enumerate(rounds) for text in _of_round(t, expected, start, trace)]
 
 
+def _by_round(marked: np.ndarray) -> list[np.ndarray]:
+    """One array per round; a negative number marks the start of each."""
+    return [part[1:] for part in np.split(marked, np.flatnonzero(marked < 0)[1:])]
+
+
 def _of_round(t: int, expected: Round, start: np.ndarray, trace: dict[str, np.ndarray]) -> Iterator[str]:
-    marks = np.flatnonzero(trace["cohorts"] < 0)
-    cohort = np.split(trace["cohorts"], marks[1:])[t][1:].tolist()
+    cohort = _by_round(trace["cohorts"])[t].tolist()
     if cohort != expected.clients:
         yield f"round {t}: participants {cohort}, expected {expected.clients}"
         return

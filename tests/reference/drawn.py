@@ -9,43 +9,115 @@ from pydantic import ValidationError
 
 from fedmpi import Config, UserError
 from fedmpi.config import build_config, config_table
-from tests.end_to_end.combinations import CHOICES, Choices
 
 MODELS: list[dict[str, Any]] = [
     {"name": "mlp", "hidden": [12], "activation": "tanh"},
     {"name": "mlp", "hidden": [10], "dropout": 0.25, "activation": "sigmoid"},
     {"name": "mlp", "hidden": [10], "dropout": 0.3, "activation": "gelu"},
     {"name": "tests.mpi.user_models:dropout_mlp", "width": 12},
-    {"name": "tests.reference.batch_norm:batch_norm_mlp", "width": 10},
+    {"name": "tests.reference.networks:batch_norm_mlp", "width": 10},
 ]
 """All smooth: a rounding can switch a ReLU on or off."""
-DOUBLE = "tests.reference.double_model:double_perceptron"
-ELSEWHERE: Choices = {
-    "clients": {
-        "sampler.clustering.outliers": ["nearest", "singletons", "stratum", "drop"],
-        "sampler.clustering.min_samples": [2, 3],
-        "sampler.clustering.xi": [0.05, 0.25],
+DOUBLE = "tests.reference.networks:double_perceptron"
+DATA = ["digits:clients=14,alpha=0.4", "digits:clients=9,partition=iid", "digits:clients=30,alpha=0.1,seed=3"]
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "server.weights": ["samples", "uniform", "gradient-sum", "stratified", "normalized", "unbiased", "literal"],
+    "server.weights.population": ["samples", "clients"],
+    "server.optimizer": ["sgd", "momentum", "adagrad", "adam", "yogi"],
+    "server.optimizer.lr": [0.05, 1.0],
+    "server.exact": [False, False, False, True],
+    "cluster": {
+        "reduction": ["auto", "window", "allreduce"],
+        "threads": [1],
     },
-    "samples": {"budget": [60, 400], "size.max_size": [40, 121, 200]},
+    "data": {"source": DATA, "normalize": [True, True, False]},
+    "evaluation": {
+        "every": [1, 1, 2],
+        "batch_size": [100, 2000],
+    },
     "local": {
         "optimizer": ["sgd", "sgd", "sgd", "adam"],
         "lr": [0.02],
+        "schedule": ["constant", "inverse", "cosine", "step"],
+        "epochs": [None, 1, 2],
+        "steps": [None, 1, 3],
+        "batch_size": [8, 20, "all"],
+        "proximal_mu": [0.0, 0.2],
+        "engine": ["auto", "auto", "sequential", "merged", "batched"],
         "schedule.every": [1, 2],
-        "optimizer.epsilon": [1e-3],
+        "optimizer.epsilon": [0.001],
     },
-    "cluster": {"placement": ["owner", "auto", "shared"]},
+    "logging": {
+        "diagnostics": [False, False, True],
+    },
+    "clients": {
+        "sampler": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
+        "count": [4, 7, None],
+        "fraction": [None, 0.5],
+        "sampler.replace": [True, False],
+        "sampler.features": ["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"],
+        "sampler.features.codebook_size": [2, 9],
+        "sampler.features.decompress": [True, False],
+        "sampler.features.probe": ["full", "batch", "sample"],
+        "sampler.refresh": [0, 1],
+        "sampler.refresh_clients": ["all", "participants"],
+        "sampler.initial_step": [False, True],
+        "sampler.clustering": ["kmeans", "optics"],
+        "sampler.strata": [3, 6],
+        "sampler.clustering.outliers": ["nearest", "singletons", "stratum", "drop"],
+        "sampler.projection_above": [20000000, 1000],
+        "sampler.allocation": ["proportional", "neyman", "equal"],
+        "sampler.spread": ["std", "pairwise"],
+        "sampler.within_stratum": ["uniform", "importance"],
+        "sampler.design": ["systematic", "sequential"],
+        "sampler.clustering.min_samples": [2, 3],
+        "sampler.clustering.xi": [0.05, 0.25],
+    },
+    "privacy": {
+        "clip_norm": [None, None, None, 0.05],
+        "noise_multiplier": [0.0, 0.1],
+    },
+    "rebalance": [False, False, True],
+    "rebalance.alpha": [0.67, 1.0],
+    "rebalance.copies": ["ratio", "ratio-minus-one"],
+    "rebalance.weights": ["augmented", "original"],
+    "samples": {
+        "sampler": ["all", "bernoulli", "ratio", "exact"],
+        "budget": [60, 400],
+        "sampler.ratio": [0.1, 0.7],
+        "size.estimate": ["exact", "randomized-response", "duchi", "piecewise"],
+        "size.epsilon": [0.5, 3.0],
+        "size.max_size": [40, 121, 200],
+        "size.clip": [True, False],
+        "size.query": ["all", "participants"],
+        "size.reuse_reports": [False, True],
+    },
+    "cluster.server_trains": ["auto", "auto", "always"],
+    "clients.availability": ["always", "always", "bernoulli", "time-of-day", "label-group"],
+    "clients.availability.probability": [0.6],
+    "clients.availability.lowest": [0.3],
+    "clients.availability.by_label": [[0.9, 0.4]],
+    "clients.failure_rate": [0.0, 0.0, 0.3],
+    "clients.over_selection": [1.0, 1.5],
+    "devices": [False, True],
+    "devices.speed": ["constant", "lognormal", "classes"],
+    "devices.speed.rates": [[100.0, 1000.0]],
+    "devices.speed.shares": [[0.3, 0.7]],
+    "devices.bandwidth_sigma_XXX": [0.0, 1.0],
+    "clients.availability.period": [2.0],
+    "topology": ["star", "star", "star", "mediators"],
+    "topology.clients_per_mediator": [1, 3],
+    "topology.epochs": [1, 2],
+    "topology.regroup": ["every-round", "static"],
+    "topology.scheduling": ["greedy", "exchange", "random"],
+    "topology.target": ["uniform", "test"],
+    "cluster.placement": ["owner", "auto", "shared"],
+    "topology.keep_optimizer": [False, True],
     "compression": ["float32", "float32", "float32", "topk", "float16"],
     "compression.fraction": [0.2],
     "compression.error_feedback": [False, True],
-    "evaluation": {"every": [1, 1, 2], "batch_size": [100, 2000]},
-    "rebalance": [False, False, True],
-    "rebalance.weights": ["augmented", "original"],
-    "rebalance.alpha": [0.67, 1.0],
-    "rebalance.copies": ["ratio", "ratio-minus-one"],
-    "clients.over_selection": [1.0, 1.5],
-    "devices": [False, True],
-    "clients.availability.period": [2.0],
 }
+"""Values of each key; `None` leaves the key out."""
 LOSSES: list[dict[str, Any]] = [
     {},
     {},
@@ -77,8 +149,7 @@ def drawn_stars(count: int, seed: int, with_state: bool = False) -> list[Config]
 
 def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config | None:
     table: dict[str, Any] = {"seed": seed, "rounds": 3}
-    for part in sorted(CHOICES.keys() | ELSEWHERE.keys()):
-        keys = CHOICES.get(part, {}) | ELSEWHERE.get(part, {})
+    for part, keys in sorted(CHOICES.items()):
         values = {key: choices[generator.integers(len(choices))] for key, choices in sorted(keys.items())}
         table[part] = {key: value for key, value in values.items() if value is not None}
     table["model"] = MODELS[generator.integers(len(MODELS))]

@@ -3,13 +3,18 @@
 Frequencies are compared by χ² at 1e-6 per test, so each statistical test here fails by chance once in a million seeds.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedmpi import Cohort, UserError
+from fedmpi.clients.availability import Availability, probabilities
 from fedmpi.clients.cohort import cohort_size, full_participation, size_proportional_inclusion, uniform, weighted
+from fedmpi.clients.devices import survivors
 from fedmpi.common.streams import Purpose, Streams
+from tests.statistical.weighed import there
 
 FALSE_ALARM = 1e-6
 SIZES = np.array([1, 2, 3, 5, 8, 13, 21, 34, 0, 4], np.int64)
@@ -71,42 +76,6 @@ def test_every_draw_without_replacement_has_the_asked_size_and_its_probabilities
         assert cohort.inclusion == pytest.approx(inclusion[cohort.clients])
 
 
-def test_proportionality_holds_among_the_clients_that_are_not_certain():
-    inclusion = size_proportional_inclusion(SIZES, 4)
-    open_ = inclusion < 1
-    assert 0 < np.count_nonzero(~open_) < SIZES.size
-    ratio = inclusion[open_ & (SIZES > 0)] / SIZES[open_ & (SIZES > 0)]
-    assert np.ptp(ratio) == pytest.approx(0)
-
-
-def test_only_available_clients_are_drawn():
-    available = np.array([1, 4, 5, 7], np.int64)
-    for t in range(20):
-        for cohort in (
-            uniform(generator(t), available, 3),
-            weighted(generator(t), SIZES, available, 3),
-            weighted(generator(t), SIZES, available, 3, replace=False),
-        ):
-            assert np.isin(cohort.clients, available).all()
-            assert np.all(np.diff(cohort.clients) > 0)
-    assert uniform(generator(0), available, 3).inclusion == pytest.approx(3 / 4)
-
-
-def test_when_too_few_clients_are_available_all_of_them_take_part():
-    available = np.array([2, 9], np.int64)
-    cohort = uniform(generator(0), available, 5)
-    assert cohort.clients.tolist() == [2, 9]
-    assert cohort.inclusion.tolist() == [1, 1]
-    assert uniform(generator(0), np.zeros(0, np.int64), 5).clients.size == 0
-    assert weighted(generator(0), SIZES, np.zeros(0, np.int64), 5).clients.size == 0
-
-
-def test_everyone_is_everyone_once():
-    cohort = full_participation(4)
-    assert cohort.clients.tolist() == [0, 1, 2, 3]
-    assert cohort.multiplicity.tolist() == cohort.inclusion.tolist() == [1, 1, 1, 1]
-
-
 def test_a_fraction_of_the_clients_is_rounded_half_up_and_never_nobody():
     assert cohort_size(10, fraction=0.25) == 3
     assert cohort_size(10, fraction=0.01) == 1
@@ -122,3 +91,45 @@ def test_an_impossible_cohort_size_is_the_users_error(wanted: dict):
 def test_weighted_draws_from_clients_without_samples_are_the_users_error():
     with pytest.raises(UserError, match="at least one sample"):
         weighted(generator(0), np.zeros(3, np.int64), None, 2)
+
+
+CLIENTS, ROUNDS = 60, 2000
+LABELS = np.arange(CLIENTS) % 4
+STREAMS = Streams(5)
+
+
+@pytest.mark.parametrize(
+    ("law", "named"),
+    [
+        (Availability("bernoulli", 0.3), "bernoulli clients.availability.probability=0.3"),
+        (
+            Availability("time-of-day", 0.9, 0.2, period=24),
+            "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 clients.availability.period=24",
+        ),
+        (
+            Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+            "label-group clients.availability.by_label=[0.2,0.4,0.6,0.8]",
+        ),
+    ],
+)
+def test_clients_are_available_as_often_as_their_law_says(law: Availability, named: str) -> None:
+    """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
+    hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
+    for round in range(ROUNDS):
+        hits[there(named, STREAMS, round, CLIENTS, LABELS)] += 1
+        chance = probabilities(law, STREAMS, round, CLIENTS, LABELS)
+        expected += chance
+        variance += chance * (1 - chance)
+    assert (np.abs(hits - expected) < 5 * np.sqrt(variance)).all()
+
+
+def test_drop_outs_are_as_frequent_as_stated_and_independent_of_availability() -> None:
+    """2,000 rounds × 60 clients: frequency and correlation with availability within 5 standard errors (1e-6)."""
+    cohort = full_participation(CLIENTS)
+    stayed, present = np.zeros((ROUNDS, CLIENTS)), np.zeros((ROUNDS, CLIENTS))
+    for round in range(ROUNDS):
+        stayed[round, survivors(STREAMS, round, cohort, CLIENTS, 0.25).clients] = 1
+        present[round, there("bernoulli clients.availability.probability=0.5", STREAMS, round, CLIENTS)] = 1
+    number = stayed.size
+    assert abs(stayed.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / number)
+    assert abs(np.corrcoef(stayed.ravel(), present.ravel())[0, 1]) < 5 / np.sqrt(number)

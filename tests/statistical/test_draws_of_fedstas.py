@@ -10,8 +10,7 @@ import pytest
 
 from fedmpi import Cohort
 from fedmpi.clients.cohort import Design, StrataSummary, inclusion_by_norm, proportional_inclusion, systematic
-from fedmpi.clients.devices import first_to_arrive, survivors
-from fedmpi.clients.strata import allocate, make_strata, stratified
+from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.sizes import estimate_total, sampling_probability
 from tests.statistical.weighed import coefficients
@@ -87,12 +86,6 @@ def test_the_papers_plain_means_are_biased_by_what_their_inclusion_probabilities
     assert np.linalg.norm(bias) / np.linalg.norm(MODELS.mean(axis=0)) == pytest.approx(expected, abs=0.001)
 
 
-def test_the_papers_plain_means_are_unbiased_under_uniform_draws() -> None:
-    """Equal norms within the strata make the importance draw uniform: then Lemma 2.1 holds for Algorithm 2."""
-    mean = expected_average("stratified", "systematic", (2, 1), np.ones(7))
-    assert mean == pytest.approx(MODELS.mean(axis=0), abs=1e-12)
-
-
 @pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
@@ -114,36 +107,6 @@ def test_drawn_cohorts_have_the_inclusion_probabilities_they_state(allocation: s
     assert inclusion.sum() == pytest.approx(count)
     spread = np.sqrt(inclusion * (1 - inclusion) / rounds)
     assert (np.abs(hits / rounds - inclusion) <= 5 * spread + 1e-9).all()
-
-
-@pytest.mark.parametrize("draw", ["uniform", "importance"])
-def test_horvitz_thompson_sums_stay_unbiased_with_over_selection_and_drop_outs(draw: str) -> None:
-    """Σ 1/π_k over those taken estimates N = 24 if arrival is random: 1,500 rounds, 5 standard errors (6e-7)."""
-    labels = np.repeat(np.arange(3), [12, 7, 5])
-    norms = np.random.default_rng(1).lognormal(0, 0.7, 24)
-    strata, streams = make_strata(labels, np.ones(3), norms), Streams(8)
-    totals = []
-    for round in range(1500):
-        asked = stratified(strata, 24, 7, streams, round, draw=draw, over_selection=1.4)  # type: ignore[arg-type]
-        left = survivors(streams, round, asked, 24, 0.2)
-        seconds = streams.generator(Purpose.DEVICE, round, 9).random(24)[left.clients]
-        taken, _ = first_to_arrive(streams, round, left, seconds, 7)
-        totals.append((1 / taken.inclusion).sum())
-    assert abs(np.mean(totals) - 24) < 5 * np.std(totals) / np.sqrt(len(totals))
-
-
-def test_neyman_allocation_lowers_the_variance_of_the_stratified_mean() -> None:
-    """Variance under uniform draws, Σ (N_h/N)² (1 − m_h/N_h) S_h²/m_h: Neyman's is below 60 % of proportional."""
-    rng = np.random.default_rng(0)
-    values = np.concatenate([rng.normal(0, 0.1, 30), rng.normal(5, 4.0, 20), rng.normal(-2, 1.0, 50)])
-    labels, sizes = np.repeat([0, 1, 2], [30, 20, 50]), np.array([30, 20, 50])
-    spreads = np.array([values[labels == stratum].std(ddof=1) for stratum in range(3)])
-
-    def variance(rule: str) -> float:
-        draws = allocate(rule, sizes, spreads, 10, Streams(0).generator(Purpose.ALLOCATION)).draws  # type: ignore[arg-type]
-        return float(((sizes / 100) ** 2 * (1 - draws / sizes) * spreads**2 / draws).sum())
-
-    assert variance("neyman") < 0.6 * variance("proportional")
 
 
 def test_the_sampling_probability_converges_as_more_clients_take_part() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmpi.common.apportionment import offsets_of
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.streams import Streams
 from fedmpi.samples import built_in_rules as rules
 from fedmpi.samples.built_in_rules import (
     BERNOULLI_BLOCK,
@@ -64,18 +64,6 @@ def test_bernoulli_samples_are_independent():
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(data=st.data())
-@settings(max_examples=6, deadline=None)
-def test_the_rows_of_a_part_are_those_of_the_whole(rule: str, data: st.DataObject):
-    sizes = STREAMS.generator(Purpose.PARTITION).integers(1, 200, 3 * RATIO_BLOCK)
-    total = int(sizes.sum())
-    assert total > 3 * BERNOULLI_BLOCK
-    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=3)))
-    parts = [RULES[rule](1, sizes, a, b) for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
-    assert np.array_equal(np.concatenate(parts), RULES[rule](1, sizes))
-
-
-@pytest.mark.parametrize("rule", RULES)
 def test_the_rows_of_a_part_of_many_blocks_are_those_of_the_whole(rule: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules, "BERNOULLI_BLOCK", 7)
     monkeypatch.setattr(rules, "RATIO_BLOCK", 2)
@@ -85,20 +73,6 @@ def test_the_rows_of_a_part_of_many_blocks_are_those_of_the_whole(rule: str, mon
     for start, stop in combinations_with_replacement(range(28), 2):
         part = RULES[rule](2, sizes, start, stop)
         assert np.array_equal(part, whole[(whole >= start) & (whole < stop)]), (start, stop)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_are_distinct_sorted_and_change_with_the_round(rule: str):
-    first, second = (RULES[rule](t, UNEVEN) for t in (0, 1))
-    assert np.all(np.diff(first) > 0)
-    assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("probability", [0.0, 1e-12, 1.0])
-def test_extreme_probabilities_use_nothing_or_everything(probability: float):
-    rows = bernoulli_rows(STREAMS, 0, UNEVEN, probability)
-    assert rows.size == (UNEVEN.sum() if probability == 1 else 0)
-    assert ratio_rows(STREAMS, 0, UNEVEN, round(probability)).size == rows.size
 
 
 def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
@@ -123,14 +97,6 @@ def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int)
     rebuilt = [offsets[member] + local for member, local in zip(members, rows, strict=True)]
     assert np.array_equal(np.concatenate([np.zeros(0, np.int64), *rebuilt]), positions)
     assert all(local.min() >= 0 and local.max() < lengths[m] for m, local in zip(members, rows, strict=True))
-
-
-@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
-def test_a_probability_outside_zero_to_one_is_refused(wrong: float):
-    with pytest.raises(ValueError, match="must lie in"):
-        bernoulli_rows(STREAMS, 0, UNEVEN, wrong)
-    with pytest.raises(ValueError, match="must lie in"):
-        ratio_rows(STREAMS, 0, UNEVEN, wrong)
 
 
 @pytest.mark.parametrize("rule", [ratio_rows, bernoulli_rows])

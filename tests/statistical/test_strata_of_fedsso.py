@@ -76,17 +76,6 @@ def test_every_client_has_inclusion_probability_beta_exactly(count: int) -> None
     assert measured == pytest.approx(np.full(7, count / 7), abs=1e-12)
 
 
-def test_drawn_cohorts_include_every_client_with_probability_beta() -> None:
-    """50 clients in strata of 1 to 19, 4,000 rounds of 7: no frequency is 5 standard errors off (false alarm 3e-5)."""
-    labels = np.repeat(np.arange(6), [1, 3, 5, 9, 13, 19])
-    strata, streams, rounds = make_strata(labels), Streams(11), 4000
-    hits = np.zeros(50)
-    for round in range(rounds):
-        hits[stratified(strata, 50, 7, streams, round).clients] += 1
-    beta = 7 / 50
-    assert np.abs(hits / rounds - beta).max() < 5 * np.sqrt(beta * (1 - beta) / rounds)
-
-
 def weight_variance(draw: Callable[[int], Cohort], clients: int, rounds: int) -> float:
     """Variance over rounds of ω_k = multiplicity / m, averaged over the clients, about its known mean 1/N."""
     total = 0.0
@@ -123,15 +112,6 @@ def test_weights_vary_as_the_paper_says_and_less_under_stratification() -> None:
     assert weight_variance(without_strata, clients, 50) == pytest.approx(eq_18, rel=1e-9)
     assert weight_variance(with_replacement, clients, 3000) == pytest.approx(eq_17, rel=0.03)
     assert eq_18 < eq_17
-
-
-def test_strata_of_like_clients_remove_the_variance_of_the_average() -> None:
-    """Eq 13: clients of a cluster share one model. The stratified mean is then exact in every round."""
-    models = np.repeat(np.random.default_rng(0).normal(size=5), 8)
-    strata, streams = make_strata(np.repeat(np.arange(5), 8)), Streams(2)
-    for round in range(20):
-        cohort = stratified(strata, 40, 10, streams, round)
-        assert models[cohort.clients].mean() == pytest.approx(models.mean(), abs=1e-12)
 
 
 CLUSTERS, MEMBERS, BETA = 10, 20, 0.1
@@ -173,24 +153,3 @@ def test_fedsso_reaches_the_optimum_and_biased_availability_leads_fedavg_astray(
     assert descend("fedsso") == pytest.approx(optimum - start_left, abs=1e-6)
     assert descend("fedavg") == pytest.approx(biased_limit, abs=6 * 0.027)
     assert biased_limit - optimum > 12 * 0.027
-
-
-def test_constant_learning_rates_stop_short_of_the_optimum_and_decreasing_ones_do_not() -> None:
-    """§3.5 on heterogeneous quadratics with uniform draws of 4 of 40: squared error over the last 500 of 3,000 rounds.
-
-    Constant η = 0.2 fluctuates with variance σ²a/(2 − a), a = 2η; decreasing rates leave σ²/T. The ratio is 690 on
-    average and asserted above 20 (false alarm 1e-8: χ² with one degree of freedom beyond 34).
-    """
-    optima = np.random.default_rng(3).normal(size=40)
-    streams = Streams(9)
-    errors = {}
-    for name in ("constant", "decreasing"):
-        x, last = 0.0, []
-        for t in range(3000):
-            cohort = uniform(streams.generator(Purpose.COHORT, t), 40, 4)
-            lr = 0.2 if name == "constant" else 1 / (2 * (t + 2))
-            x = float(np.mean(x - lr * 2 * (x - optima[cohort.clients])))
-            if t >= 2500:
-                last.append((x - optima.mean()) ** 2)
-        errors[name] = np.mean(last)
-    assert errors["constant"] > 20 * errors["decreasing"]

@@ -13,7 +13,6 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.core.experiment import Experiment
 from fedmpi.core.plan import Planner
 
 LABELS = np.repeat(np.arange(10), 10)
@@ -132,21 +131,6 @@ def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> 
     assert_mean(found[:, 1], rho @ UPDATES)
 
 
-def test_the_opening_step_is_the_same_mean_whoever_is_there() -> None:
-    """w_1 = Σ ρ_k w_1^k (FedSSO, Algorithm 1, line 3): each stratum of which somebody is there has its share."""
-    law = [BY_CLASS, by_label(np.linspace(0.3, 1, 10))]
-    for seed in range(5):
-        made = planner("preset=fedsso", f"seed={seed}", *law, sizes=np.arange(1, 101))
-        plan = made.plan(0, make_strata(LABELS))
-        share = np.bincount(LABELS, np.arange(1, 101))
-        shares = np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10)
-        assert plan.one_step and len(plan.clients) < 100 and (shares > 0).all()
-        assert shares == pytest.approx(share / share.sum(), abs=1e-9)
-        of_clients = planner("preset=fedsso", f"seed={seed}", *law, "server.weights=stratified", sizes=made.sizes)
-        plan = of_clients.plan(0, make_strata(LABELS))
-        assert np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10) == pytest.approx(0.1, abs=1e-9)
-
-
 @pytest.mark.parametrize(
     "settings, key",
     [
@@ -205,27 +189,6 @@ def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unl
         planner(*steps, sizes=np.where(np.arange(100) == 99, 9, 600))
 
 
-def test_an_opening_step_waits_for_everybody() -> None:
-    made = planner("preset=fedsso", *FIRST[:2], "clients.fraction=0.1", "devices.speed=lognormal")
-    turnout = made.cohorts.draw(0, None)
-    assert len(turnout.cohort.clients) == len(turnout.asked) == 100
-    assert turnout.seconds is not None and len(turnout.seconds) == 100
-    slow = [
-        "preset=fedsso",
-        "devices=true",
-        "devices.speed.median=1",
-        "devices.upload.median=1e12",
-        "devices.download.median=1e12",
-    ]
-    for probe, rows in (("full", EQUAL), ("batch", np.full(100, 20)), ("sample", np.ones(100))):
-        seen = (
-            planner(*slow, f"clients.sampler.features.probe={probe}", "local.batch_size=20")
-            .cohorts.draw(0, None)
-            .seconds
-        )
-        assert seen == pytest.approx(rows)
-
-
 SMALL = np.repeat(np.arange(3), [5, 3, 2])
 SHARES = np.array([0.5, 0.3, 0.2])
 SPREADS = np.array([1.0, 0.0, 3.0])
@@ -274,73 +237,6 @@ def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
     assert_mean(np.array(errors), 0.0)
 
 
-def test_one_participant_counts_whole_whichever_strata_are_there() -> None:
-    """Proportional draws of one: E m_h is N_h over the clients of the strata that are there, which cancels N_h."""
-    made = planner(
-        "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.sampler.allocation=proportional",
-        "clients.availability=bernoulli", "clients.availability.probability=0.3", "rounds=1000", sizes=np.ones(10, np.int64),
-        labels=SMALL,
-    )  # fmt: skip
-    for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
-        assert c == pytest.approx(np.ones(len(plan.clients)), abs=1e-9)
-
-
-def test_proportional_draws_leave_small_strata_out_with_more_participants_than_strata_too() -> None:
-    """Strata of 5, 3, 2 and m = 3: E m_h = 1.5, 0.9, 0.6, so that the means of the last two count more, undivided."""
-    made = planner(
-        "preset=fedsts", "clients.count=3", "clients.sampler.within_stratum=uniform", "clients.sampler.allocation=proportional",
-        "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
-    )  # fmt: skip
-    for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
-        found = np.bincount(SMALL[plan.clients], c, 3)
-        assert not plan.normalize
-        assert found == pytest.approx((found > 0) * SHARES / np.array([1, 0.9, 0.6]), abs=1e-9)
-
-
-@pytest.mark.parametrize("replace", ["true", "false"])
-def test_nobody_is_drawn_by_size_where_those_there_hold_no_sample(replace: str) -> None:
-    made = planner(
-        "preset=fedavg-weighted", "clients.count=2", f"clients.sampler.replace={replace}",
-        "clients.availability=bernoulli", "clients.availability.probability=0.3", sizes=np.array([5, 0, 0, 0]),
-    )  # fmt: skip
-    found = [(made.cohorts.draw(t, None).present, made.plan(t).clients.tolist()) for t in range(20)]
-    assert {tuple(clients) for _, clients in found} == {(), (0,)}
-    assert all((clients == [0]) == (0 in np.atleast_1d(there)) for there, clients in found)
-
-
-@pytest.mark.parametrize("size_estimate", ["exact", "randomized-response"])
-def test_a_round_of_nobody_is_no_reason_to_want_fewer_samples(
-    size_estimate: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    away = ("clients.availability=bernoulli", "clients.availability.probability=1e-9")
-    made = planner("preset=fedsampling", f"samples.size.estimate={size_estimate}", *away)
-    assert not len(made.plan(0).clients) and "samples.budget" not in caplog.text
-
-
-def test_the_weights_of_strata_that_surely_have_a_participant_add_up_to_one() -> None:
-    whole = planner("preset=fedsts", "clients.count=10", "clients.sampler.strata=10").plan(1, TEN)
-    assert not whole.normalize and weights(whole, EQUAL).sum() == pytest.approx(1)
-
-
-def test_fedsts_weighs_the_strata_of_a_round_such_that_all_have_their_share_in_the_mean() -> None:
-    """Strata of 15, 9 and 6 clients, m = H = 3, S_h = 1, 0 and 2: E[m_h] = 1.25, 0.75 and 1 instead of one each.
-
-    The preset's own weights; within five standard errors over 2,000 rounds (false alarm 2e-6).
-    """
-    settings = ["clients.count=3", "clients.sampler.within_stratum=uniform", "clients.sampler.every_stratum=false"]
-    made = planner("preset=fedsts", "rounds=3000", *settings, sizes=THIRTY, labels=np.arange(30) % 10)
-    drawn, shares = [], []
-    for t in range(1, 2001):
-        plan = made.plan(t, STRATA)
-        assert not plan.normalize
-        drawn.append(np.bincount(THREE[plan.clients], minlength=3))
-        shares.append(np.bincount(THREE[plan.clients], plan.coefficients, 3))
-    wanted = 3 * np.array([15, 9, 12]) / 36  # a stratum without spread has the smallest of the others
-    assert (np.abs(np.mean(drawn, axis=0) - wanted) < 5 * np.std(drawn, axis=0) / 2000**0.5 + 1e-9).all()
-    share = np.array([15, 9, 6]) / 30
-    assert (np.abs(np.mean(shares, axis=0) - share) < 5 * np.std(shares, axis=0) / 2000**0.5 + 1e-9).all()
-
-
 TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 
@@ -358,24 +254,3 @@ def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_lef
     assert len(six.plan(1, few).clients) == 5
     more = planner("preset=fedsts", "clients.count=30", "clients.sampler.within_stratum=uniform")
     assert len(more.plan(1, few).clients) == 10
-
-
-@pytest.mark.parametrize("counted", ["augmented", "original"])
-@pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
-def test_weights_of_an_augmented_population_count_copies_or_do_not(weighting: str, counted: str) -> None:
-    """ρ_k by the samples with their copies or without, from an experiment's own planner; uniform draws, π = 4/12."""
-    experiment = Experiment.connect(
-        load_config(
-            None,
-            ["data.source=digits:clients=12,alpha=0.3", "clients.count=4", "rebalance=true",
-             "rebalance.alpha=1.0", f"rebalance.weights={counted}", f"server.weights={weighting}",
-             "cluster.threads=1"],
-        )
-    )  # fmt: skip
-    original = experiment.data.store.class_counts().sum(axis=1)
-    n = original if counted == "original" else experiment.data.sizes
-    assert (experiment.data.sizes >= original).all() and experiment.data.sizes.sum() > 1.05 * original.sum()
-    for t in range(5):
-        plan = experiment.decisions.plan(t)
-        assert plan.coefficients == pytest.approx(n[plan.clients] / n.sum() * 3, abs=1e-9)
-    experiment.close()

@@ -9,9 +9,7 @@ import pytest
 
 from fedmpi import Cohort, UserError
 from fedmpi.clients.cohort import StrataSummary, full_participation
-from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Streams
-from fedmpi.samples.built_in_rules import bernoulli_rows, used_counts
 from tests.statistical.weighed import KINDS, coefficients, is_normalized
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
@@ -52,17 +50,6 @@ def test_size_proportional_draws_with_replacement_are_unbiased_with_uniform_weig
     assert expected["unbiased"] == pytest.approx(WEIGHTED_MEAN)
 
 
-def test_uniform_draws_weighted_by_samples_are_biased_and_by_how_much_is_known():
-    """The ratio of means is not the mean of ratios: FedAvg's estimate is only asymptotically unbiased."""
-    means = [aggregate("samples", cohort) for cohort in uniform_cohorts(2)]
-    ratios = [
-        SIZES[list(pair)] @ UPDATES[list(pair)] / SIZES[list(pair)].sum()
-        for pair in itertools.combinations(range(SIZES.size), 2)
-    ]
-    assert means == pytest.approx(ratios)
-    assert abs(np.mean(means) - WEIGHTED_MEAN) > 0.1
-
-
 def test_stratified_means_are_unbiased_under_uniform_draws_in_every_stratum():
     """Σ N_h/N · mean_h over all cohorts of a stratified design hits the mean over clients (FedSTaS, Algorithm 2)."""
     strata, draws = np.array([0, 0, 0, 1, 1, 1]), (1, 2)
@@ -77,42 +64,6 @@ def test_stratified_means_are_unbiased_under_uniform_draws_in_every_stratum():
             means.append(aggregate("stratified", cohort))
             assert coefficients("stratified", cohort, SIZES).sum() == pytest.approx(1)
     assert np.mean(means) == pytest.approx(UPDATES.mean())
-
-
-def test_the_fedsampling_sum_is_the_gradient_of_the_pooled_batch():
-    """G = Σ_k (|S_k|/K) mean_k = (1/K) Σ over all sampled samples (FedSampling, Algorithm 1)."""
-    sizes, wanted = np.array([3, 1, 7, 2], np.int64), 5
-    gradients = np.linspace(-1, 2, sizes.sum())
-    rows = bernoulli_rows(Streams(2), 0, sizes, 0.5)
-    offsets = offsets_of(sizes)
-    used = used_counts(rows, offsets)
-    c = coefficients("gradient-sum", full_participation(4), sizes, used, wanted)
-    sampled = [gradients[rows[(rows >= a) & (rows < b)]] for a, b in itertools.pairwise(offsets)]
-    local = np.array([values.mean() if values.size else 0.0 for values in sampled])
-    assert c @ local == pytest.approx(gradients[rows].sum() / wanted)
-    assert 0 in used and c[used == 0] == pytest.approx(0)
-
-
-def test_the_naive_ratio_with_uniform_weights_favours_small_clients():
-    """FedSampling §3.3, Fig 1: with sizes 2, 1, 1 a sample of the first client counts half of another's."""
-    sizes = np.array([2, 1, 1], np.int64)
-    per_sample = coefficients("uniform", full_participation(3), sizes) / sizes
-    assert per_sample[0] * 2 == pytest.approx(per_sample[1]) == pytest.approx(per_sample[2])
-
-
-def test_normalized_weights_are_the_shares_of_samples_where_inclusion_is_equal():
-    cohort = uniform_cohorts(3)[7]
-    c = coefficients("normalized", cohort, SIZES)
-    assert c / c.sum() == pytest.approx(SIZES[cohort.clients] / SIZES[cohort.clients].sum())
-
-
-def test_the_literal_weights_of_fedsso_sum_to_one_only_for_equal_sizes():
-    """Eq 3: (N/K) Σ ρ_k."""
-    cohort = uniform_cohorts(2)[0]
-    assert coefficients("literal", cohort, np.full(6, 8)).sum() == pytest.approx(1)
-    assert coefficients("literal", cohort, SIZES).sum() == pytest.approx(6 / 2 * 5 / 24)
-    twice = Cohort(np.array([0, 3]), np.array([0.25, 0.5]), np.array([2, 1]))
-    assert coefficients("literal", twice, SIZES) == pytest.approx(6 / 3 * np.array([2 * 1, 9]) / 24)
 
 
 @pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalized"])
@@ -145,14 +96,6 @@ def test_impossible_weights_are_refused():
         coefficients("unbiased", replace(full_participation(6), inclusion=None), SIZES)
     with pytest.raises(UserError, match="population = 'rows' does not suit"):
         coefficients("unbiased", full_participation(6), SIZES, population="rows")
-
-
-@pytest.mark.parametrize("middle", [1.0, 0.0, 0.5])
-def test_the_sum_over_strata_is_never_divided(middle: float):
-    summary = StrataSummary(np.full(3, 2), np.array([1, 0, 1]), np.zeros(3), np.array([1.0, middle, 1.0]))
-    cohort = Cohort(np.array([0, 4]), np.full(2, 0.5), stratum=np.array([0, 2]), strata=summary)
-    assert not is_normalized("stratified", cohort)
-    assert coefficients("stratified", cohort, SIZES) == pytest.approx(np.full(2, 1 / (3 if middle else 2)))
 
 
 @pytest.mark.parametrize("draws", [(1, 2), (2, 1), (1, 0), (0, 1)])

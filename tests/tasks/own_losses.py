@@ -17,18 +17,6 @@ def squared(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
     return scale * (outputs.softmax(1) - corners).square().sum(1)
 
 
-class Margin:
-    """Multi-class hinge loss, as a class with an option."""
-
-    def __init__(self, *, margin: float = 1.0):
-        self.margin = margin
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        own = outputs.gather(1, targets.unsqueeze(1))
-        rivals = torch.scatter(outputs - own + self.margin, 1, targets.unsqueeze(1), 0.0)
-        return rivals.clamp(min=0).sum(1)
-
-
 def mean(outputs: Tensor, targets: Tensor) -> Tensor:
     """Wrong: one value for the batch."""
     return cross_entropy(outputs, targets).mean()
@@ -42,11 +30,6 @@ def column(outputs: Tensor, targets: Tensor) -> Tensor:
 def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     """Wrong: one value a class."""
     return outputs.mean(0)
-
-
-def in_double(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of another type than the outputs."""
-    return cross_entropy(outputs.double(), targets)
 
 
 def wrong_answers(outputs: Tensor, targets: Tensor) -> Tensor:

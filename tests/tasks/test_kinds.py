@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, r2_score
 from torch import nn
 from torch.nn import functional
 
 import fedmpi
 from fedmpi import Config, UserError
-from fedmpi.config.loading import given_config
 from tests.mpi.launch import run_mpi
 from tests.tasks import worlds
-from tests.tasks.worlds import BASE, WORLDS, run
+from tests.tasks.worlds import BASE, WORLDS
 
 
 def values(run: fedmpi.Run) -> np.ndarray:
@@ -36,13 +35,6 @@ def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
     merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("merged", "sequential"))
     assert np.abs(values(merged) - values(one_by_one)).max() < 1e-6
     assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
-
-
-def test_the_run_says_which_engine_trains_tokens_and_why():
-    engine = run("tokens", **{"aggregation__exact": True}).summary["engine"]
-    assert engine.startswith("auto: sequential (server.exact") and "nothing is merged: server.exact" in engine
-    merged = one_step("tokens").summary["engine"]
-    assert merged.startswith("auto: one-step clients are merged") and f"{2 * worlds.CLIENTS} merged" in merged
 
 
 def plain_tokens(module: nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -105,41 +97,6 @@ def test_a_round_of_tokens_is_that_of_a_plain_loop():
         assert torch.allclose(found[name].double(), expected, rtol=1e-5, atol=1e-6), name
 
 
-def test_scores_of_labels_and_numbers_are_scikit_learns_of_the_final_model():
-    done, (x, y) = run("multilabel"), worlds.labels().test
-    with torch.no_grad():
-        outputs = done.model(torch.from_numpy(np.array(x))).numpy()
-    expected = average_precision_score(y, outputs, average="macro")
-    assert done.records[-1]["test_mean_average_precision"] == pytest.approx(expected, rel=1e-9)
-    done, (x, y) = run("regression of three"), worlds.three_numbers().test
-    with torch.no_grad():
-        outputs = done.model(torch.from_numpy(np.array(x))).numpy()
-    assert done.records[-1]["test_r2"] == pytest.approx(r2_score(y.astype(float), outputs.astype(float)), rel=1e-9)
-
-
-def test_a_regression_is_judged_by_its_loss():
-    done = run("regression", rounds=4, evaluation__every=1)
-    losses = [record["test_loss"] for record in done.records]
-    assert losses[-1] < losses[0] and "test_accuracy" not in done.records[-1]
-    assert done.summary["best_test_loss"] == min(losses) and done.summary["best_round"] == int(np.argmin(losses))
-    assert "best_test_accuracy" not in done.summary and "test_loss" in repr(done)
-
-
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
-        ({"kind": "regression", "loss": "cross-entropy"}, 'task.loss = "cross-entropy" is for task.kind = "class'),
-        ({"kind": "tokens", "loss": "bce"}, 'task.loss = "bce" is for task.kind = "multilabel"'),
-        ({"loss": "mse"}, 'task.loss = "mse" is for task.kind = "regression", not "classification"'),
-        ({"kind": "regression", "metrics": ["perplexity"]}, 'task.metrics = "perplexity" is for'),
-        ({"kind": "classification", "metrics": ["r2"]}, 'task.metrics = "r2" is for task.kind = "regression"'),
-    ],
-)
-def test_losses_and_metrics_of_another_kind_are_refused(task: dict[str, Any], words: str):
-    with pytest.raises(UserError, match=words):
-        Config(preset="fedavg", task=task)
-
-
 def test_data_of_another_kind_are_refused():
     with pytest.raises(UserError, match='task.kind = "classification" does not go with the data .*are tokens'):
         fedmpi.run("fedavg", BASE, data=worlds.tokens())
@@ -187,55 +144,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["tokens", "multilabel", "regression"])
-@pytest.mark.parametrize("preset", REFUSED)
-def test_parts_that_need_a_class_a_sample_refuse_other_tasks_by_name(preset: str, kind: str):
-    further, words = REFUSED[preset]
-    with pytest.raises(UserError, match=words) as refusal:
-        given_config(preset, {"task.kind": kind, **further})
-    assert f'with task.kind = "{kind}" a sample' in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-def test_what_needs_an_accuracy_is_refused_where_there_is_none():
-    for further in ({"evaluation.target_accuracy": 0.5}, {"clients.sampler": by_accuracy}):
-        with pytest.raises(UserError, match="accuracy"):
-            given_config("fedavg", {"task.kind": "regression", **further})
-
-
-@fedmpi.client_sampler(needs=("accuracy",))
-def by_accuracy(view: Any) -> fedmpi.Cohort:
-    return fedmpi.Cohort(view.available[: view.count])
-
-
-def test_a_sampler_may_draw_by_what_clients_measure_of_tokens():
-    settings = {**TOKENS, "clients.sampler": measured, "clients.count": 2}
-    assert len(fedmpi.run("fedavg", settings).records) == 2
-    assert ACCURACIES and all(0 <= value <= 1 for value in ACCURACIES)
-
-
 ACCURACIES: list[float] = []
-
-
-@fedmpi.client_sampler(measures=("accuracy", "loss"))
-class measured:
-    def candidates(self, view: Any) -> np.ndarray:
-        return view.available
-
-    def draw(self, view: Any) -> fedmpi.Cohort:
-        ACCURACIES.extend(view.fresh("accuracy").tolist())
-        return fedmpi.Cohort(np.sort(np.argsort(-view.fresh("loss"))[: view.count]))
-
-
-def test_rows_may_be_chosen_by_targets_of_any_shape():
-    settings = {**TOKENS, "clients.sampler": "all", "samples.sampler": fullest}
-    done = fedmpi.run("fedavg", settings)
-    assert 0 < done.records[0]["samples"] < len(worlds.tokens().x)
-
-
-@fedmpi.data_sampler
-def fullest(client: Any) -> np.ndarray:
-    assert client.labels.shape[1:] == (worlds.LENGTH,)
-    return np.flatnonzero((client.labels >= 0).all(axis=1))
 
 
 @pytest.mark.slow
@@ -249,3 +158,19 @@ def test_one_rank_and_three_come_to_the_same_bits(tmp_path: Path):
         assert set(three.files) == set(alone)
         for name, found in alone.items():
             np.testing.assert_array_equal(three[name], found, err_msg=name)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
+
+
+@pytest.mark.slow
+def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(snippets) == 5
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"docs/reference/tasks.md, snippet {number + 1}", "exec"), names)
+    perplexity, precision, r2, head = capsys.readouterr().out.splitlines()
+    assert 1 < float(perplexity) < 26 and 0 < float(precision) <= 1 and float(r2) < 1
+    assert head == "class,samples,predicted,precision,recall,f1"

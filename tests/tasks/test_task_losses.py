@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import UserError
 from fedmpi.tasks.losses import task_loss
 
 SAMPLES, LENGTH, CLASSES = 6, 5, 4
@@ -83,19 +82,3 @@ def test_of_numbers_the_mean_over_those_of_a_sample(shape, name, options, of_err
     errors = (outputs - targets.reshape(SAMPLES, -1)).tolist()
     expected = [sum(of_error(e) for e in row) / values for row in errors]
     assert task_loss(name, options, "regression").per_sample(outputs, targets).tolist() == pytest.approx(expected)
-
-
-def test_a_loss_of_ones_own_sees_the_outputs_of_a_regression_in_the_shape_of_its_targets():
-    loss = task_loss(squared, kind="regression")
-    outputs, targets = drawn(SAMPLES, 1), drawn(SAMPLES)
-    assert torch.equal(loss.per_sample(outputs, targets), (outputs[:, 0] - targets) ** 2)
-
-
-def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    assert outputs.shape == targets.shape
-    return (outputs - targets) ** 2
-
-
-def test_an_error_at_which_huber_cannot_bend_is_refused():
-    with pytest.raises(UserError, match="task.loss.delta = 0"):
-        task_loss("huber", {"delta": 0.0}, "regression").per_sample(drawn(2, 1), drawn(2))

@@ -59,15 +59,6 @@ def test_numbers_far_from_zero_keep_their_share_of_spread(far: float, rows: int)
     assert found["r2"] == pytest.approx(r2_score(targets, outputs), rel=TIGHT)
 
 
-def test_a_number_that_never_changes_is_explained_only_where_it_is_always_met():
-    targets = np.full((10, 2), 4.0)
-    met = tallied("regression", ("r2",), targets.copy(), targets)
-    missed = tallied("regression", ("r2",), targets + [[0.0, 0.1]], targets)
-    assert (
-        (met["r2"], missed["r2"]) == (1.0, 0.5) == (r2_score(targets, targets), r2_score(targets, targets + [0, 0.1]))
-    )
-
-
 @pytest.mark.parametrize("rows", [1, 17, SAMPLES])
 def test_of_labels(rows: int):
     generator = np.random.default_rng(2)
@@ -82,11 +73,6 @@ def test_of_labels(rows: int):
         "mean_average_precision": average_precision_score(held, outputs[:, [0, 1, 2, 3, 5]], average="macro"),
     }
     assert found == pytest.approx(expected, rel=TIGHT)
-
-
-def test_the_labels_of_nobody_have_no_average_precision():
-    nothing = np.zeros((4, 2), np.float32)
-    assert tallied("multilabel", ("mean-average-precision",), nothing, nothing) == {"mean_average_precision": 0.0}
 
 
 def ragged(classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -120,23 +106,3 @@ def test_where_no_position_counts_nothing_is_reported():
     names = ("accuracy", "perplexity", "macro-f1", "top-5", "calibration-error")
     found = tallied("tokens", names, outputs[:20], targets[:20])
     assert all(math.isnan(value) for value in found.values()) and len(found) == len(names)
-
-
-def test_labels_that_are_neither_there_nor_predicted_have_no_f1():
-    nothing = np.zeros((4, 2), np.float32)
-    found = tallied("multilabel", ("accuracy", "macro-f1"), nothing, nothing)
-    assert found["accuracy"] == 1.0 and math.isnan(found["macro_f1"])
-
-
-def test_a_metric_of_ones_own_sees_outputs_and_targets_as_they_are():
-    seen = []
-
-    def shapes(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return {"positions": float((targets >= 0).sum())}
-
-    outputs, targets = ragged()
-    tally = MetricTally([Metric(resolve("metric", shapes))], KINDS["tokens"])
-    tally.add(torch.from_numpy(outputs), torch.from_numpy(targets))
-    assert seen == [(outputs.shape, targets.shape)]
-    assert tally.numbers() == {"positions": pytest.approx((targets >= 0).sum() / SAMPLES)}

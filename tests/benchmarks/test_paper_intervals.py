@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.studies.paper_intervals import COLUMNS, PAGES, correct, main, read, wrong_intervals
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def comparisons(*intervals: str, n: int = 3, scale: str = "") -> list[dict[str, str]]:

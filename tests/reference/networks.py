@@ -1,4 +1,4 @@
-"""A user's model in float64 that undoes the rounding of its input: what is left is the arithmetic of the run itself."""
+"""Models of a user: one with running statistics, and one in float64 that undoes the rounding of its input."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
+
+
+def batch_norm_mlp(description: DataDescription, width: int = 10) -> nn.Module:
+    """A perceptron with batch norm."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(description.feature_shape), width),
+        nn.BatchNorm1d(width),
+        nn.Tanh(),
+        nn.Linear(width, description.classes),
+    )
 
 
 class DoublePerceptron(nn.Module):

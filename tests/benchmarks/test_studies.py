@@ -1,0 +1,133 @@
+"""The studies of published results: closed forms against enumerations, and one small run of each."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmpi
+from benchmarks.studies.draw_noise import main, measured, moments
+from benchmarks.studies.fedsso_curves import excess, rows
+from benchmarks.studies.fedsso_strata import draw, look, plane
+from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
+from benchmarks.studies.noise_clients import bias_and_error
+from data_prep.partitions.astraea import class_shares
+from fedmpi.data.opening import open_store
+from fedmpi.data.statistics import kl_divergence
+from tests.data_prep.command import main as prepare
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_bias_and_variance_of_a_draw_are_those_over_all_draws(unbiased: bool) -> None:
+    generator = np.random.default_rng(0)
+    updates, lengths = generator.normal(size=(5, 3)), generator.uniform(1, 3, 5)
+    strata = np.array([0, 1, 0, 1, 1])
+    outcomes, chances = [], []
+    for drawn in product([0, 2], [1, 3, 4]):
+        chance = [lengths[k] / lengths[strata == strata[k]].sum() for k in drawn]
+        weight = [1 / p if unbiased else (strata == strata[k]).sum() for k, p in zip(drawn, chance, strict=True)]
+        outcomes.append(sum(w * updates[k] / 5 for k, w in zip(drawn, weight, strict=True)))
+        chances.append(np.prod(chance))
+    mean, expected = updates.mean(axis=0), np.average(outcomes, axis=0, weights=chances)
+    spread = np.average(((np.array(outcomes) - expected) ** 2).sum(axis=1), weights=chances)
+    found = moments(updates, strata, lengths, unbiased)
+    assert found == pytest.approx((((expected - mean) ** 2).sum() / (mean @ mean), spread / (mean @ mean)))
+
+
+def slope(model: Any, x: Any, y: Any) -> Any:
+    """Gradient of the mean cross-entropy of softmax regression, (C, p + 1)."""
+    scores = np.exp(x @ model.T)
+    return (scores / scores.sum(axis=1, keepdims=True) - np.eye(len(model))[y]).T @ x / len(y)
+
+
+def test_updates_and_norms_are_those_of_softmax_regression(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    shards = str(tmp_path / "shards")
+    assert prepare(["digits", "--partition", "iid", "--clients", "12", "--out", shards]) == 0
+    keys = {"rounds": 2, "seed": 4, "data.normalize": False, "model.hidden": [], "logging.tensorboard": False}
+    keys |= {"clients.count": 3, "clients.sampler.strata": 3, "clients.sampler.features.codebook_size": 40}
+    keys |= {"local.steps": 2, "local.batch_size": 20, "local.lr": 0.5}
+    fedmpi.run("fedsts", keys, data=shards, out=tmp_path / "run")
+    updates, strata, lengths = measured(str(tmp_path / "run"))
+    assert sorted(set(strata.tolist())) == [0, 1, 2]
+    weight, bias = (value.detach().double().numpy() for value in fedmpi.load_run(tmp_path / "run").model.parameters())
+    start, store, generator = np.column_stack([weight, bias]), open_store(shards), np.random.default_rng(4)
+    for client in range(12):
+        samples, y = store.client(client)
+        x = np.column_stack([np.asarray(samples, float).reshape(len(y), -1) / 255, np.ones(len(y))])
+        assert lengths[client] == pytest.approx(np.linalg.norm(slope(start, x, y)), rel=0.02)
+        order, model = generator.permutation(len(y)), start.copy()
+        for batch in (order[:20], order[20:40]):
+            model = model - 0.5 * slope(model, x[batch], y[batch])
+        moved = model - start
+        assert np.allclose(updates[client], np.concatenate([moved[:, :-1].ravel(), moved[:, -1]]), atol=1e-6)
+    monkeypatch.setattr("sys.argv", ["draw_noise", str(tmp_path / "run"), str(tmp_path / "run")])
+    main()
+    gap = sum(moments(updates, strata, lengths, True)) - sum(moments(updates, strata, lengths, False))
+    assert f"unbiased − stratified, both: {gap:+.3f} [{gap:+.3f}, {gap:+.3f}]" in capsys.readouterr().out
+
+
+def test_a_runs_clusters_are_found_again_and_drawn(tmp_path: Path) -> None:
+    words = "digits --partition shards --classes-per-client 1 --clients 20 --out"
+    assert prepare([*words.split(), str(tmp_path / "shards")]) == 0
+    settings = {
+        "rounds": 1,
+        "clients.sampler.clustering.outliers": "drop",
+        "model.hidden": [16],
+        "logging.tensorboard": False,
+    }
+    fedmpi.run("fedsso", settings, data=str(tmp_path / "shards"), out=tmp_path / "run")
+    found = look(tmp_path / "run")
+    assert (found.name, found.recorded, found.clusters, found.alone, found.shared_sets) == ("run", 10, 10, 0, 10)
+    draw([found], tmp_path / "plane.png")
+    assert (tmp_path / "plane.png").stat().st_size > 1000
+    points = np.random.default_rng(0).normal(size=(30, 50)) * np.array([9.0, 4.0] + [0.1] * 48) + 5
+    centred = points - points.mean(axis=0)
+    expected = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    assert np.allclose(np.abs(plane(points.astype(np.float32))), np.abs(expected), atol=1e-4)
+
+
+def test_curves_have_means_slopes_and_ratios_to_the_first_row(tmp_path: Path) -> None:
+    for name, factor in (("E-1,random", 1.0), ("E-2,random", 3.0)):
+        for seed in (0, 1):
+            (tmp_path / f"{name},seed={seed}").mkdir()
+            records = [
+                {"round": t, "test_loss": 1 + factor * (1 + seed) / (int(name[2]) * (t + 1))} for t in range(3000)
+            ]
+            (tmp_path / f"{name},seed={seed}/metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+            (tmp_path / f"{name},seed={seed}/summary.json").touch()
+    names = {f"E-{steps},random": f"E = {steps}" for steps in (1, 2)}
+    first, second = rows(tmp_path, names, lambda name, seed, records: excess(records, int(name[2]), 1.0), 2)
+    assert first[:5] == ["E = 1", "2", "0.75 ± 0.4", "", "37.5 ± 2e+01"]
+    assert second[2:6:3] == ["2.25 ± 1", "1.50 [1.50, 1.50]"] and second[3] == "3.00 [3.00, 3.00]"
+    assert second[6].startswith("-1 ")
+
+
+def test_a_population_has_its_totals_and_the_requested_divergence() -> None:
+    population = Population(total=20_000, clients=40, sizes="even", digit_weight=0.25, skew=0.5, clients_kl=0.5)
+    held = population.counts(seed=1, concentration=1.0)
+    assert held.shape == (40, 47) and set(held.sum(axis=1)) == {500}
+    shares = class_shares("letters", 47, BYMERGE, BYMERGE_STOCK, 0.25, 0.5)
+    assert np.abs(held.sum(axis=0) - 20_000 * shares).max() < 1
+    assert kl_divergence(population.counts(0, population.fitted())).mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_row_has_the_overheads_of_the_documentation() -> None:
+    cells = [float(cell.split(" ± ")[0]) for cell in row(Population(total=20_000, clients=120), seeds=2)]
+    pooled, clients, copied, counted = cells[:4]
+    assert pooled == pytest.approx(0.277, abs=0.005) and copied < counted < clients
+    assert cells[6:] == pytest.approx([37.9, 43.9, 53.2, 12.9, 18.9, 28.2], abs=0.5)
+
+
+def test_bias_is_the_length_of_the_mean_error_without_sampling_noise() -> None:
+    """Two clients of unequal size, updates of length 2 and 1 at right angles; the first always counts 0.1 too much."""
+    generator, sizes = np.random.default_rng(0), np.array([30.0, 10.0])
+    wrong = np.array([0.1, -0.1]) + 0.5 * generator.normal(size=(20_000, 1)) * np.array([1.0, -1.0])
+    bias, error = bias_and_error(wrong, np.diag([4.0, 1.0]), sizes)
+    length = np.sqrt(4 * 0.75**2 + 0.25**2)
+    assert bias == pytest.approx(0.1 * 5**0.5 / length, rel=0.1)
+    assert error == pytest.approx((0.26 * 5) ** 0.5 / length, rel=0.03)

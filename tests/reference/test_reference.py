@@ -1,0 +1,298 @@
+"""The program does what the papers say: every row of one table agrees with an independent replay in float64.
+
+The rows are the presets and compositions of samplers, weights, algorithms and topologies. Each runs in one process;
+together they run on three ranks, where each is stopped after its first round and resumed. Clients, rows and counts are
+compared exactly, weights to 2e-7, models to 1e-5 of their length after every round, losses to 1e-5, the rest of the
+record to rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmpi import Config, UserError, presets
+from fedmpi.config import config_toml, load_config
+from tests.mpi.launch import run_mpi
+from tests.reference.compare import differences
+from tests.reference.drawn import DOUBLE, drawn_stars
+from tests.reference.program import traced
+
+PROGRAM = Path(__file__).parent / "program.py"
+QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0", "rounds=3"]
+SMOOTH = ["model.hidden=[12]", "model.activation=tanh"]
+"""A rounding can switch a ReLU on or off."""
+IN_FLOAT64 = [f"model.name={DOUBLE}", "data.normalize=false"]
+"""Against the sign in Yogi, which a rounding in float32 can turn."""
+UNEVEN = ["data.source=digits:clients=14,alpha=0.4", "local.lr=0.02"]
+EVEN = ["data.source=digits:clients=9,partition=iid", "local.lr=0.02"]
+SMALL = [*UNEVEN, "model.hidden=[8]"]
+EVEN_SMALL = [*EVEN, "model.hidden=[8]"]
+DROPPING = [*UNEVEN, "model.hidden=[10]", "model.dropout=0.3"]
+ONE_STEP = ["local.steps=1", "local.batch_size=all"]
+SAMPLED = ["samples.sampler=bernoulli", "samples.budget=200"]
+ALL = ["clients.sampler=all"]
+SOME = ["clients.sampler=uniform", "clients.count=9"]
+BY_SIZE = ["clients.sampler=weighted", "clients.count=9"]
+AWAY = ["clients.availability=bernoulli", "clients.availability.probability=0.6", "clients.failure_rate=0.3"]
+TIMED = ["devices=true", "devices.speed=lognormal"]
+CLOCK = [*TIMED, "clients.sampler=uniform", "clients.count=5"]
+PRIVATE = ["samples.size.estimate=randomized-response", *ALL, *SAMPLED, *ONE_STEP]
+COPIES = [*SMALL, "rebalance=true", "rebalance.weights=original"]
+AUGMENTED = [*COPIES, "clients.sampler=uniform", "clients.count=6"]
+STRATA = [
+    *SMALL,
+    "clients.sampler=stratified",
+    "clients.count=6",
+    "clients.sampler.strata=3",
+    "clients.sampler.within_stratum=uniform",
+]
+GRADIENTS, SQUARED = "server.weights=gradient-sum", "server.weights=gradient-sum-squared"
+MEDIAN, CLIPPED = ["server.aggregator=median"], ["server.aggregator=norm-clip", "server.aggregator.bound=0.15"]
+FLIPPED = ["attack=sign-flip", "attack.scale=3"]
+MEDIATORS = [
+    *("topology=mediators", "topology.clients_per_mediator=3", "topology.epochs=2"),
+    *(*UNEVEN, "model.hidden=[6]", "model.activation=tanh", "model.dropout=0.3"),
+]
+ADAM = ["local.optimizer=adam", "local.lr=0.01", "local.optimizer.epsilon=1e-3"]
+
+COMPOSITIONS: dict[str, list[str]] = {
+    "short last batches are left out": [
+        *(*UNEVEN, *SMOOTH, "clients.count=6", "local.epochs=2", "local.drop_last=true", "devices=true"),
+        *("preset=fedavg", "clients.over_selection=1.5"),
+    ],
+    "a client drawn twice counts twice in the gradient sum": [*SMALL, *BY_SIZE, *SAMPLED, *ONE_STEP, GRADIENTS],
+    "and where its work is not merged": [*SMALL, *BY_SIZE, *SAMPLED, "local.epochs=2", GRADIENTS],
+    "samples count squared in the sum of the published code": [*SMALL, *SAMPLED, *ONE_STEP, *ALL, SQUARED],
+    "and where a client's work is not merged": [*SMALL, *BY_SIZE, *SAMPLED, "local.epochs=2", SQUARED],
+    "a client drawn twice counts twice in the mean by samples": [*SMALL, *BY_SIZE, "local.epochs=1"],
+    "merged work draws other masks in every round": [*DROPPING, *ONE_STEP, *ALL],
+    "merged rows draw other masks in every round": [*DROPPING, *SAMPLED, *ONE_STEP, *ALL, GRADIENTS],
+    "one step on sampled rows takes no more than a batch of them": [
+        *(*SMALL, "samples.sampler=ratio", "samples.sampler.ratio=0.7", "local.steps=1", "local.batch_size=8", *SOME),
+    ],
+    "exactly K rows are expected from the participants": [
+        *(*SMALL, *CLOCK, *AWAY, "samples.sampler=exact", "samples.budget=90", "local.epochs=2"),
+    ],
+    "clients that hold M samples are clipped": [*EVEN_SMALL, *PRIVATE, "samples.size.max_size=160"],
+    "clients that hold M − 1 samples are not": [*EVEN_SMALL, *PRIVATE, "samples.size.max_size=161"],
+    "clients that hold M samples and do not clip are exposed": [
+        *(*EVEN_SMALL, *PRIVATE, "samples.size.max_size=161", "samples.size.clip=false", "server.weights=uniform"),
+    ],
+    "running statistics are averaged, and moved by no server optimizer": [
+        *(*EVEN, "model.name=tests.reference.networks:batch_norm_mlp", *SOME, "local.batch_size=20"),
+        *("server.optimizer=adam", "server.optimizer.lr=0.05", "local.steps=3", "clients.count=4"),
+    ],
+    "any of those who arrive together are taken": [
+        *(*EVEN_SMALL, *SOME, "clients.count=3", "clients.over_selection=2", "devices=true"),
+        *("local.steps=2", "samples.sampler=ratio", "samples.sampler.ratio=0.9"),
+    ],
+    "attacks are compressed like updates, and clipped": [
+        *(*SMALL, *ALL, *FLIPPED, "compression=int8", "privacy.clip_norm=0.2", "server.weights=uniform"),
+    ],
+    "flipped labels are trained on in merged rows": [*SMALL, *ALL, "attack=label-flip", *SAMPLED, *ONE_STEP],
+    "the median of sampled rows, after drop-outs, moved by Adam": [
+        *(*SMALL, *ALL, *SAMPLED, *AWAY, *MEDIAN, "server.optimizer=adam", "server.optimizer.lr=0.05"),
+    ],
+    "clipped norms of updates in eight bits": [*SMALL, *SOME, *CLIPPED, "compression=int8"],
+    "trimmed means": [*SMALL, *SOME, *FLIPPED, "server.aggregator=trimmed-mean", "server.aggregator.trim=0.3"],
+    "Krum": [
+        *SMALL,
+        *ALL,
+        *FLIPPED,
+        "server.aggregator=krum",
+        "server.aggregator.byzantine=3",
+        "server.aggregator.keep=2",
+    ],
+    "the median of the opening step": [*STRATA, *MEDIAN, "clients.sampler.initial_step=true"],
+    "vectors of an algorithm go to those who drop out, and do not come back": [
+        *(*SMALL, *SOME, "local.algorithm=scaffold", "clients.failure_rate=0.4"),
+    ],
+    "FedNova's second vector takes its time on the way up": [
+        *(*SMALL, *CLOCK, "local.algorithm=fednova", "devices.upload.median=5e3"),
+    ],
+    "FedDyn": [*SMALL, *SOME, "local.algorithm=feddyn", "server.weights=uniform"],
+    "an opening step on a batch lasts as long as a batch": [
+        *(
+            *STRATA,
+            *TIMED,
+            "clients.sampler.initial_step=true",
+            "clients.sampler.features.probe=batch",
+            "local.batch_size=8",
+        ),
+        "devices.speed.median=5.0",
+    ],
+    "models after one step spread as far as that step goes": [
+        *(*STRATA, "clients.sampler.features=one-step-change", "clients.sampler.allocation=neyman"),
+        "logging.diagnostics=true",
+    ],
+    "noise is shared out among those who are requested": [
+        *(*SMALL, *SOME, "server.weights=uniform", "privacy.clip_norm=0.2", "privacy.noise_multiplier=1"),
+    ],
+    "q-FFL with q = 0.3 and a constant of its own": [
+        *(*SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.aggregator.lipschitz=7.0"),
+    ],
+    "importance sampling, without replacement, one after another": [
+        *(*SMALL, "clients.sampler=importance", "clients.count=5", "clients.sampler.design=sequential"),
+        *("server.weights=unbiased", "clients.sampler.refresh=1", "clients.sampler.refresh_clients=selected"),
+    ],
+    "mediators: SGD with a proximal pull, after drop-outs, timed, moved by a server's Adam": [
+        *(*MEDIATORS, *SOME, "clients.count=8", "local.proximal_mu=0.5", "clients.failure_rate=0.2", *TIMED),
+        *("clients.availability=bernoulli", "clients.availability.probability=0.8", "server.weights=uniform"),
+        *("server.optimizer=adam", "server.optimizer.lr=0.02"),
+    ],
+    "mediators: Adam whose memory goes along, on copies that do not weigh": [
+        *(*MEDIATORS, *COPIES, *SOME, "clients.count=7", *ADAM, "topology.keep_optimizer=true"),
+    ],
+    "mediators: Adam that starts afresh at every visit, on sampled rows, drawn with replacement": [
+        *(*MEDIATORS, *BY_SIZE, *ADAM, "local.steps=2", "samples.sampler=bernoulli", "samples.budget=60"),
+        "topology.scheduling=random",
+    ],
+    "mediators: groups made once, three epochs, unbiased weights, momentum": [
+        *(
+            *MEDIATORS,
+            *ALL,
+            "clients.availability=bernoulli",
+            "clients.availability.probability=0.7",
+            "samples.sampler=ratio",
+        ),
+        *("server.weights=unbiased", "server.optimizer=momentum", "server.optimizer.beta1=0.5"),
+        *("samples.sampler.ratio=0.3", "topology.clients_per_mediator=5", "topology.epochs=3"),
+        "topology.regroup=once",
+    ],
+    "mediators: nobody there in some rounds": [
+        *(*MEDIATORS, *ALL, "clients.availability=bernoulli", "clients.availability.probability=0.04", "rounds=5"),
+    ],
+}
+COMPOSITIONS |= {
+    f"rows are expected from the samples of {asked}": [
+        *(*SMALL, *CLOCK, *SAMPLED, *AWAY, "clients.over_selection=1.6", f"samples.size.query={asked}"),
+    ]
+    for asked in ("all", "participants")
+}
+COMPOSITIONS |= {
+    f"copies do not weigh with {weights} weights": [*AUGMENTED, *AWAY, f"server.weights={weights}"]
+    for weights in ("normalized", "unbiased", "literal", "samples")
+}
+COMPOSITIONS |= {
+    f"sampled copies do not weigh, {steps[0]}": [
+        *AUGMENTED,
+        *steps,
+        "samples.sampler=ratio",
+        "samples.sampler.ratio=0.8",
+    ]
+    for steps in (ONE_STEP, ["local.epochs=1"])
+}
+COMPOSITIONS |= {
+    f"strata whose clients are away keep their share: {weights}, {allocation}, m = {count}": [
+        *(*STRATA, *AWAY, f"server.weights={weights}", f"clients.count={count}"),
+        *(f"clients.sampler.allocation={allocation}", "clients.sampler.features=label-histogram"),
+    ]
+    for weights, allocation, count in (
+        ("stratified", "proportional", 2),
+        ("stratified", "neyman", 6),
+        ("normalized", "proportional", 6),
+        ("unbiased", "equal", 2),
+        ("literal", "proportional", 6),
+    )
+}
+COMPOSITIONS |= {
+    f"participants without a sampled row change nothing: m = {count}, {allocation}": [
+        *(*STRATA, "samples.sampler=bernoulli", "samples.budget=6", "samples.size.query=selected"),
+        *("server.weights=stratified", f"clients.count={count}", f"clients.sampler.allocation={allocation}"),
+    ]
+    for count, allocation in ((6, "neyman"), (6, "equal"), (2, "neyman"), (14, "proportional"))
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("fedmpi").setLevel(logging.ERROR)
+
+
+def preset_config(name: str) -> Config:
+    """A preset on fourteen clients of the embedded digits."""
+    fitted = [*QUIET, UNEVEN[0], *(IN_FLOAT64 if name == "fedyogi" else SMOOTH), f"preset={name}"]
+    given = load_config(None, fitted)
+    fitted += ["clients.count=5"] if given.participation.count else []
+    fitted += ["clients.fraction=0.4"] if given.participation.fraction else []
+    fitted += ["samples.budget=300"] if given.samples.wanted else []
+    fitted += ["samples.size.max_size=80"] if given.samples.size_estimate != "exact" else []
+    return load_config(None, fitted)
+
+
+def rows() -> dict[str, Config]:
+    """The whole table."""
+    named = {preset.name: preset_config(preset.name) for preset in presets()}
+    return named | {name: load_config(None, [*QUIET, *settings]) for name, settings in COMPOSITIONS.items()}
+
+
+ROWS = rows()
+
+
+def compare(config: Config, folder: Path) -> bool:
+    """Run and replay; False where the program rejects what the data forbid."""
+    try:
+        trace = traced(config, folder)
+    except UserError:
+        return False
+    assert trace is not None
+    found = differences(config, trace)
+    assert not found, "\n".join([*found[:10], config_toml(config)])
+    return True
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_agrees_with_the_plain_loop(name: str, tmp_path: Path) -> None:
+    assert compare(ROWS[name], tmp_path / "run")
+
+
+@pytest.mark.timeout(900)
+def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
+    names = dict(enumerate(ROWS))
+    paths = [tmp_path / f"{number}.json" for number in names]
+    for number, path in enumerate(paths):
+        path.write_text(ROWS[names[number]].model_dump_json(exclude_defaults=True))
+    result = run_mpi(3, [PROGRAM, tmp_path / "out.npz", tmp_path / "runs", *paths], timeout=800)
+    assert result.returncode == 0, result.stderr
+    held, wrong = dict(np.load(tmp_path / "out.npz")), {}
+    for number, name in names.items():
+        trace = {key.partition("/")[2]: value for key, value in held.items() if key.startswith(f"{number}/")}
+        if found := [str(trace["refusal"])] if "refusal" in trace else differences(ROWS[name], trace):
+            wrong[name] = found[:5]
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "with_state"),
+    [
+        (14, 1, False),
+        (3, 3, True),
+        pytest.param(80, 2, False, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(30, 4, True, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+    ],
+)
+def test_random_stars_agree_with_the_plain_loop(count: int, seed: int, with_state: bool, tmp_path: Path) -> None:
+    """Some of them name an engine that the model cannot use."""
+    drawn = drawn_stars(count, seed, with_state)
+    assert sum(compare(config, tmp_path / str(number)) for number, config in enumerate(drawn)) > count / 2
+
+
+def test_the_plain_loop_sees_a_difference(tmp_path: Path) -> None:
+    config = ROWS["fedavg"]
+    trace = traced(config, tmp_path / "run")
+    assert trace is not None
+    records = [json.loads(line) for line in str(trace["records"]).splitlines()]
+    records[1]["samples"] += 1
+    changed = {
+        "rows": trace["rows"] + [0, 0, 1],
+        "factors": trace["factors"] * np.where(trace["factors"][:, 1:2] == trace["factors"][0, 1], [1, 1, 1.001], 1),
+        "models": trace["models"] * np.float32(1.0001),
+        "records": np.array("\n".join(map(json.dumps, records))),
+    }
+    for key, value in changed.items():
+        assert differences(config, {**trace, key: value}), key
