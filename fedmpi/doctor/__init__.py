@@ -1,1 +1,1 @@
-"""What a machine or an allocation offers to a run, and what is wrong with it."""
+"""What a machine or an allocation offers to a run, and problems with it."""

@@ -1,1 +1,1 @@
-"""Jobs of a batch system: what a site wants in every script, the scripts themselves, and handing them to SLURM."""
+"""Job scripts for SLURM: the settings of a site, and submission."""

@@ -1,7 +1,6 @@
-"""Job scripts for SLURM, and handing them over: everything is checked before, the script is kept in the run's folder.
+"""Submission of training jobs to SLURM: a job is checked, its script is stored in the run folder and given to sbatch.
 
-A template is a bash script in which a line of its own, `@NAME@`, is replaced by other text. All scripts share the part
-that supervises a run (`templates/supervise.sh`).
+`job.sbatch` is the one script. Below `MARK` it is the same for jobs by hand and for those of `fedmpi submit`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
@@ -24,203 +22,29 @@ from fedmpi.data.schema import read_manifest
 from fedmpi.jobs.site import SRUN_MPI, Site, load_site, site_file
 from fedmpi.mpi.launch import library_version
 
-SCRIPTS = ("train.sbatch", "train-gpu.sbatch", "sweep.sbatch", "prepare.sbatch")
-"""The scripts for use by hand, as they lie in jobs/ of the repository."""
+TEMPLATE = Path(__file__).with_name("job.sbatch")
+MARK = "# ---"
+"""First words of the line of the template from which scripts are equal."""
 TASK = "%a"
-"""What stands for the number of an array's task."""
+"""Placeholder for the number of an array's task."""
 MOST_TASKS = 100_000
-
-_SLOT = re.compile(r"^@([a-z_]+)@\n", re.MULTILINE)
-_TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?|(?:(\d+):)?(\d+):(\d+)|(\d+))")
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """A training job as it is asked for."""
-
-    config: Path | None  # The configuration file that every rank reads
-    settings: tuple[str, ...]  # What follows `--set`; "%a" stands for the number of the array's task
-    run: str  # The folder of the run; of an array, of the task's, with "%a" in it
-    log: str  # The file for what the job prints, in sbatch's notation
-    name: str  # The job's
-    folder: Path  # The working directory
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    seconds: int  # The time limit
-    array: str = ""  # What `sbatch --array` is told; "" for a single job
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of the job, or of each task of an array."""
-        return self.nodes * self.ranks_per_node
-
-
-def submitted_script(job: TrainingJob, site: Site, flavour: str, prefix: Path, python: str) -> str:
-    """The script of one job."""
-    words = ["train", *([str(job.config)] if job.config else [])]
-    words += [word for setting in job.settings for word in ("--set", setting)]
-    words += ["--out", job.run]
-    return fill_template(
-        "submitted.sbatch",
-        shebang="#!/bin/bash -l" if site.modules else "#!/bin/bash",
-        options="\n".join(f"#SBATCH {option}" for option in sbatch_options(job, site)),
-        environment=_environment(site),
-        launch=f"launch=({_quoted(launch_words(job, site, flavour, prefix))})",
-        command=f"fedmpi=({_quoted(_command(site, python))})",
-        words=f"words=({_quoted(words)})",
-    )
-
-
-def sbatch_options(job: TrainingJob, site: Site) -> list[str]:
-    """The options of sbatch that stand in a job's script."""
-    options = [
-        f"--job-name={_value(job.name)}",
-        f"--nodes={job.nodes}",
-        f"--ntasks-per-node={job.ranks_per_node}",
-        f"--cpus-per-task={site.cpus_per_rank}",
-    ]
-    if job.gpus_per_node:
-        options.append(site.gpu_request.format(gpus=job.gpus_per_node))
-    options += [
-        f"--time={shown_time(job.seconds)}",
-        f"--signal=B:USR1@{site.warning_seconds}",
-        "--requeue",
-        "--open-mode=append",
-        f"--chdir={_value(str(job.folder))}",
-        f"--output={_value(job.log)}",
-    ]
-    options += [f"--array={job.array}"] * bool(job.array)
-    options += [f"--{key}={_value(value)}" for key in ("account", "partition") if (value := getattr(site, key))]
-    return options + list(site.sbatch)
-
-
-def launch_words(job: TrainingJob, site: Site, flavour: str, prefix: Path) -> list[str]:
-    """The command line that starts the ranks, without what each of them runs."""
-    if site.launcher == "srun":
-        words = ["srun", f"--mpi={site.srun_mpi or SRUN_MPI[flavour]}", "--kill-on-bad-exit=1"]
-    elif site.launcher == "mpiexec":
-        own = prefix / "bin" / "mpiexec"
-        words = [str(own) if own.exists() and not (site.environment or site.modules) else "mpiexec"]
-        if flavour == "openmpi":
-            words += ["-n", str(job.ranks), "--bind-to", "none"]
-    else:
-        words = shlex.split(
-            site.launcher.format(
-                ranks=job.ranks,
-                ranks_per_node=job.ranks_per_node,
-                nodes=job.nodes,
-                cpus_per_rank=site.cpus_per_rank,
-                gpus=job.gpus_per_node,
-            )
-        )
-    return words + list(site.launcher_options)
-
-
-def fill_template(template: str, **slots: str) -> str:
-    """A template with its slots replaced, those that other files of the templates fill among them."""
-    folder = files("fedmpi.jobs") / "templates"
-
-    def text(found: re.Match[str]) -> str:
-        name = found.group(1)
-        content = slots[name] if name in slots else fill_template(f"{name}.sh", **slots)
-        return content.rstrip("\n") + "\n" if content else ""
-
-    return _SLOT.sub(text, (folder / template).read_text(encoding="utf-8"))
-
-
-def seconds_of(time: str) -> int:
-    """A time limit as sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-
-    hours[:minutes[:seconds]].
-    """
-    found = _TIME.fullmatch(time.strip())
-    if found is None:
-        raise UserError(
-            f"--time {time}: give minutes, hours:minutes:seconds or days-hours:minutes:seconds, as 12:00:00"
-        )
-    days, day_hours, day_minutes, day_seconds, hours, minutes, seconds, only = (
-        int(group) if group else 0 for group in found.groups()
-    )
-    total = ((days * 24 + day_hours + hours) * 60 + day_minutes + minutes + only) * 60 + day_seconds + seconds
-    if not 0 < total <= 366 * 86400:
-        raise UserError(f"--time {time}: a job takes longer than nothing and at most a year")
-    return total
-
-
-def shown_time(seconds: int) -> str:
-    """Seconds as days-hours:minutes:seconds."""
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{f'{days}-' if days else ''}{hours:02}:{minutes:02}:{seconds:02}"
-
-
-def tasks_of(array: str) -> list[int]:
-    """The numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" behind it to run two at a time."""
-    listed, limit, at_once = array.partition("%")
-    wrong = UserError(f"--array {array}: give numbers and ranges, as 0-3 or 1,5,7 or 0-99%10 (ten at a time)")
-    if limit and not (at_once.isdigit() and int(at_once)):
-        raise wrong
-    tasks: set[int] = set()
-    for part in listed.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            raise wrong
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if last < first or step < 1 or last - first > MOST_TASKS:
-            raise wrong
-        tasks |= set(range(first, last + 1, step))
-    return sorted(tasks)
-
-
-def _environment(site: Site) -> str:
-    lines = [f"module load {shlex.quote(module)}" for module in site.modules] + list(site.environment)
-    return "\n".join(f"{line}\nneeded $? {shlex.quote(line)}" for line in lines)
-
-
-def _command(site: Site, python: str) -> list[str]:
-    if site.command:
-        return shlex.split(site.command)
-    return ["fedmpi"] if site.environment or site.modules else [python, "-m", "fedmpi"]
-
-
-def _quoted(words: Sequence[str]) -> str:
-    return " ".join(shlex.quote(word) for word in words)
-
-
-def _value(text: str) -> str:
-    """A value on a line of #SBATCH, in quotes where sbatch would end it; none that goes on as a command below."""
-    if not text.isprintable():
-        raise UserError(f"{text!r} holds a line break or another character that no job script can hold: rename it")
-    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-SCRIPT, CONFIGURATION = "job.sbatch", "job.toml"
-"""What a job leaves in its run's folder: the script, and the configuration as it was when it was submitted."""
-NO_SBATCH = "there is no sbatch on the PATH: submit where SLURM is, or see the script with --dry-run"
+YEAR = 366 * 86400
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is ready to be submitted."""
+    """A checked job."""
 
-    job: TrainingJob
-    folder: Path
+    folder: Path  # the folder of the run; for an array, the one above the placeholder
     script: str
-    configuration: bytes | None
+    configuration: Path | None
     site: Path
+    words: str  # description in one line
 
-    @property
-    def words(self) -> str:
-        """What is asked for, in a line."""
-        job = self.job
-        gpus = f", {job.gpus_per_node} GPUs a node" if job.gpus_per_node else ""
-        array = f"array {job.array}, each task " if job.array else ""
-        return (
-            f"{array}{job.ranks} ranks ({job.nodes} nodes x {job.ranks_per_node}{gpus}), time limit "
-            f"{shown_time(job.seconds)}; site settings: {self.site if self.site.exists() else 'none, defaults'}"
-        )
+    def contents(self) -> dict[str, bytes]:
+        """Return the files that the job leaves in its folder, by name."""
+        copied = {"job.toml": self.configuration.read_bytes()} if self.configuration else {}
+        return {**copied, "job.sbatch": self.script.encode()}
 
 
 def prepare_submission(
@@ -233,16 +57,15 @@ def prepare_submission(
     time: str,
     array: str = "",
 ) -> Submission:
-    """Check a job as `fedmpi train` and SLURM would, and write its script's text."""
-    for name, number, least in (
+    """Check a job as `fedmpi train` and SLURM would, and write the text of its script."""
+    for option, number, least in (
         ("--nodes", nodes, 1),
         ("--ranks-per-node", ranks_per_node, 1),
         ("--gpus-per-node", gpus_per_node, 0),
     ):
         if number < least:
-            raise UserError(f"{name} {number}: give {least} or more")
-    seconds = seconds_of(time)
-    where = site_file()
+            raise UserError(f"{option} {number} is too small. Give {least} or more")
+    seconds, where = seconds_of(time), site_file()
     site = load_site(where, gpus=gpus_per_node > 0)
     _check_tasks(config, settings, out, array)
     if array and TASK not in str(out):
@@ -250,100 +73,161 @@ def prepare_submission(
     folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))
     if seconds <= site.warning_seconds + 60:
         raise UserError(
-            f"--time {time}: the run is told to save {site.warning_seconds} s before the end, and SLURM may say so a "
-            f"minute early: give more than {shown_time(site.warning_seconds + 60)}, or lower warning_seconds in {where}"
+            f"--time {time} is too short. The run saves {site.warning_seconds} s before the end, and SLURM may be a "
+            f"minute early: give more than {site.warning_seconds + 60} s, or lower warning_seconds in {where}"
         )
-    pattern = "job-%A_%a.log" if array else "job-%j.log"
-    job = TrainingJob(
-        config=folder / CONFIGURATION if config is not None else None,
-        settings=tuple(settings) + (("cluster.device=cuda",) if gpus_per_node and not _chosen(settings) else ()),
-        run=os.path.abspath(out),
-        log=str(folder).replace("%", "%%") + f"/{pattern}",
-        name=f"fedmpi-{folder.name}",
-        folder=Path.cwd(),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        gpus_per_node=gpus_per_node,
-        seconds=seconds,
-        array=array,
+    ranks = nodes * ranks_per_node
+    numbers = {"ranks": ranks, "ranks_per_node": ranks_per_node, "nodes": nodes, "gpus": gpus_per_node}
+    options = {
+        "job-name": f"fedmpi-{folder.name}",
+        "nodes": nodes,
+        "ntasks-per-node": ranks_per_node,
+        "cpus-per-task": site.cpus_per_rank,
+        "time": time.strip(),
+        "signal": f"B:USR1@{site.warning_seconds}",
+        "open-mode": "append",
+        "chdir": Path.cwd(),
+        "output": str(folder).replace("%", "%%") + ("/job-%A_%a.log" if array else "/job-%j.log"),
+        "array": array,
+        "account": site.account,
+        "partition": site.partition,
+    }
+    lines = [f"--{name}={_value(str(value))}" for name, value in options.items() if value]
+    lines += ["--requeue", *([site.gpu_request.format(**numbers)] if gpus_per_node else []), *site.sbatch]
+    on_gpus = gpus_per_node and not any(text.partition("=")[0].strip() == "cluster.device" for text in settings)
+    given = [*settings, *(["cluster.device=cuda"] if on_gpus else [])]
+    words = ["train", *([str(folder / "job.toml")] if config else []), *(w for text in given for w in ("--set", text))]
+    modules = [f"module load {shlex.quote(module)}" for module in site.modules]
+    python = [] if site.environment or site.modules else [sys.executable, "-m"]
+    head = [
+        "#!/bin/bash -l" if modules else "#!/bin/bash",
+        "# Written by `fedmpi submit`. Submit it again with `sbatch` to continue the run.",
+        *(f"#SBATCH {line}" for line in lines),
+        'needed() { [ "$1" -eq 0 ] || { echo "failed in the job, from site.toml: $2" >&2; exit 1; }; }',
+        *(f"{line}\nneeded $? {shlex.quote(line)}" for line in (*modules, *site.environment)),
+        "set -u",
+        f"launch=({shlex.join([*_launcher(site, where, numbers), *site.launcher_options])})",
+        f"fedmpi=({shlex.join(shlex.split(site.command) or [*python, 'fedmpi'])})",
+        f"set -- {shlex.join([*words, '--out', os.path.abspath(out)])}",
+    ]
+    template = TEMPLATE.read_text()
+    script = "\n".join([*head, template[template.index(MARK) :]])
+    gpus = f", {gpus_per_node} GPUs per node" if gpus_per_node else ""
+    described = (
+        f"{f'array {array}, each task ' if array else ''}{ranks} ranks ({nodes} nodes x {ranks_per_node}{gpus}), time "
+        f"limit {time.strip()}; site settings: {where if where.exists() else 'none, defaults'}"
     )
-    script = submitted_script(job, site, _flavour(site, where), Path(sys.prefix), sys.executable)
-    text = config.read_bytes() if config is not None else None
-    return Submission(job, folder, script, text, where)
+    return Submission(folder, script, config, where, described)
 
 
 def submit(submission: Submission) -> str:
-    """Write the script into the run's folder and hand it to SLURM."""
+    """Write script and configuration into the run folder and submit the job; return its number."""
     if shutil.which("sbatch") is None:
-        raise UserError(NO_SBATCH)
-    folder, script = submission.folder, submission.folder / SCRIPT
-    try:
-        make_folder(folder)
-        if submission.configuration is not None:
-            write_whole(folder / CONFIGURATION, submission.configuration)
-        write_whole(script, submission.script.encode())
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): choose another --out") from error
+        raise UserError(
+            "there is no sbatch on the PATH. Submit on a machine with SLURM, or see the script by --dry-run"
+        )
+    _write(submission.folder, submission.contents(), "--out")
+    script = submission.folder / "job.sbatch"
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
         raise UserError(
-            f"sbatch refuses the job ({reason or f'exit code {done.returncode}'}): see {script} and {submission.site}"
+            f"sbatch rejects the job ({reason or f'exit code {done.returncode}'}). See {script} and {submission.site}"
         )
     return done.stdout.strip().partition(";")[0]
 
 
 def write_scripts(folder: Path) -> list[Path]:
-    """The scripts for use by hand (`SCRIPTS`), written to a folder."""
-    paths = [folder / name for name in SCRIPTS]
+    """Write the script for jobs by hand to a folder."""
+    _write(folder, {TEMPLATE.name: TEMPLATE.read_bytes()}, "folder")
+    return [folder / TEMPLATE.name]
+
+
+def _write(folder: Path, contents: dict[str, bytes], other: str) -> None:
     try:
         make_folder(folder)
-        for path in paths:
-            write_whole(path, fill_template(path.name).encode())
+        for name, content in contents.items():
+            write_whole(folder / name, content)
     except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder") from error
-    return paths
+        raise UserError(f"cannot write to {folder} ({error.strerror}). Choose another {other}") from error
+
+
+def seconds_of(time: str) -> int:
+    """Return the seconds of a time limit of sbatch: m[:s], h:m:s or days-h[:m[:s]]."""
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", time.strip(), re.ASCII)
+    days, *clock = found.groups() if found else (None, "0")
+    numbers = [int(number) for number in clock if number]
+    units = (3600, 60, 1) if days or len(numbers) == 3 else (60, 1)
+    total = 86400 * int(days or 0) + sum(unit * number for unit, number in zip(units, numbers, strict=False))
+    if not 0 < total <= YEAR:
+        raise UserError(
+            f"--time {time} is not a time up to a year. Give minutes, hours:minutes:seconds or "
+            "days-hours:minutes:seconds, such as 12:00:00"
+        )
+    return total
+
+
+def tasks_of(array: str) -> list[int]:
+    """Return the numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" at its end for two at a time."""
+    wrong = UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
+    listed, limit, at_once = array.partition("%")
+    if limit and not re.fullmatch(r"0*[1-9]\d*", at_once, re.ASCII):
+        raise wrong
+    tasks: set[int] = set()
+    for part in listed.split(","):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part, re.ASCII)
+        if found is None:
+            raise wrong
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if last < first or step < 1 or last - first > MOST_TASKS:
+            raise wrong
+        tasks |= set(range(first, last + 1, step))
+    return sorted(tasks)
 
 
 def _check_tasks(config: Path | None, settings: Sequence[str], out: Path, array: str) -> None:
     """Validate the configuration of every task."""
     varied = [text for text in (*settings, str(out)) if TASK in text]
-    if not array:
-        if varied:
-            raise UserError(f"{varied[0]}: %a is the number of an array's task: give --array, for example --array 0-3")
-        _check(load_config(config, list(settings)))
-        return
-    tasks = tasks_of(array)
+    if varied and not array:
+        raise UserError(f"%a in {varied[0]} is the number of an array's task. Give --array, for example --array 0-3")
+    tasks = tasks_of(array) if array else [0]
     if len(tasks) > 1 and not any(TASK in setting for setting in settings):
         raise UserError(
-            f"--array {array}: its {len(tasks)} tasks would all be the same run: let one setting differ, for example "
-            "--set seed=%a"
+            f"--array {array}: the {len(tasks)} tasks are all the same run. Let a setting differ, such as --set seed=%a"
         )
     for task in tasks:
-        _check(load_config(config, [setting.replace(TASK, str(task)) for setting in settings]))
+        _check_data(load_config(config, [setting.replace(TASK, str(task)) for setting in settings]))
 
 
-def _check(config: Config) -> None:
-    """The data, where they are a folder: a job that waits for hours should not fail on a wrong path."""
+def _check_data(config: Config) -> None:
+    """Read the manifest of a shard folder, so that a job does not fail on a wrong path after hours in the queue."""
     shards = config.data.source.choice
     if isinstance(shards, str) and not re.match(r"digits(:|$)", shards) and not re.fullmatch(r"[\w.]+:[\w.]+", shards):
         read_manifest(Path(shards))
 
 
-def _chosen(settings: Sequence[str]) -> bool:
-    return any(setting.partition("=")[0].strip() == "cluster.device" for setting in settings)
+def _launcher(site: Site, where: Path, numbers: dict[str, int]) -> list[str]:
+    """Return the command line that starts the ranks, without the command of each rank."""
+    mpi = site.mpi
+    if mpi == "auto":
+        library = library_version()
+        if not library:
+            raise UserError(
+                "this Python has no MPI library, and the launcher depends on it. Install one with pip install "
+                f'\'fedmpi[mpi]\', or set mpi = "mpich", "openmpi" or "cray" in {where}'
+            )
+        mpi = "openmpi" if library.startswith("Open MPI") else "cray" if "CRAY" in library.upper() else "mpich"
+    if site.launcher == "srun":
+        return ["srun", f"--mpi={site.srun_mpi or SRUN_MPI[mpi]}", "--kill-on-bad-exit=1"]
+    if site.launcher == "mpiexec":
+        own = Path(sys.prefix) / "bin" / "mpiexec"
+        command = str(own) if own.exists() and not (site.environment or site.modules) else "mpiexec"
+        return [command, *(["-n", str(numbers["ranks"]), "--bind-to", "none"] if mpi == "openmpi" else [])]
+    return shlex.split(site.launcher.format(cpus_per_rank=site.cpus_per_rank, **numbers))
 
 
-def _flavour(site: Site, where: Path) -> str:
-    """The MPI of the site, or that of this Python."""
-    if site.mpi != "auto":
-        return site.mpi
-    library = library_version()
-    if library.startswith("Open MPI"):
-        return "openmpi"
-    if library:
-        return "cray" if "CRAY" in library.upper() else "mpich"
-    raise UserError(
-        "this Python loads no MPI library, and the job's launcher depends on it: pip install 'fedmpi[mpi]', or say "
-        f'mpi = "mpich", "openmpi" or "cray" in {where}'
-    )
+def _value(text: str) -> str:
+    """Return the text of an option on a line of #SBATCH, quoted if needed."""
+    if not text.isprintable():
+        raise UserError(f"{text!r} has a line break or another character that a job script cannot contain. Rename it")
+    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

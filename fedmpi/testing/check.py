@@ -1,12 +1,13 @@
-"""Conformance checks: a component, a name and a function to run; the false-alarm rate of statistical checks."""
+"""Conformance checks: the contract of a kind of component is a row of a table, and its checks follow from the row."""
 
 from __future__ import annotations
 
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,9 +65,9 @@ class Subject:
         return {name.removeprefix(prefix): value for name, value in self.settings.items() if name.startswith(prefix)}
 
     @property
-    def choice(self) -> Any:
-        """Return the component as a configuration chooses it: a built-in name, or the object."""
-        return self.part.object if self.part.foreign else self.part.name
+    def unguarded(self) -> Subject:
+        """Return the same component without the protection that custom components have in runs."""
+        return replace(self, part=replace(self.part, name=self.part.name.replace(":", ".")))
 
     def mark(self, name: str, default: Any = None) -> Any:
         """Return an argument of the component's decorator, such as `needs` and `measures`."""
@@ -86,23 +87,85 @@ class Subject:
         return Check(self.part, name, named)
 
 
+class Alike(NamedTuple):
+    """Other ways to use a component that must give equal results."""
+
+    name: str
+    ways: tuple[dict[str, Any], ...]  # keyword arguments of `play`
+    problem: str  # what is wrong if results differ, and what to do
+    tolerance: float = 0.0  # largest difference, relative to the largest result
+
+
 @dataclass(frozen=True)
 class Contract:
-    """Requirements for every component of a kind, besides the checks that start runs."""
+    """Row of the table of contracts: requirements for the components of a kind, besides the checks that start runs."""
 
-    # A few uses of the component, without the protection of generators in runs; returns its results
-    exercise: Callable[[Subject], list[AnyArray]]
-    same: str  # name of the check that two exercises have the same results
-    checks: tuple[tuple[str, Callable[[Subject], str]], ...]
-    bare: Callable[[Subject], object] | None = None  # function that must not change global generators, else `exercise`
+    # Uses the component as runs do, which rejects invalid results; returns the results
+    play: Callable[..., list[AnyArray]]
+    valid: str  # name of the check of validity
+    same: str  # name of the check that a second use gives equal results
+    alike: tuple[Alike, ...] = ()
+    more: tuple[tuple[str, Callable[[Subject], str]], ...] = ()
 
     def of(self, subject: Subject) -> Iterator[Check]:
         """Yield the checks of a component."""
-        bare = self.bare or self.exercise
-        yield subject.check("global generators untouched", lambda s: _leaves_generators_alone(lambda: bare(s)))
-        yield subject.check(self.same, lambda s: _same_twice(lambda: self.exercise(s)))
-        for name, run in self.checks:
-            yield subject.check(name, run)
+        yield subject.check(self.valid, self._valid)
+        yield subject.check("global generators untouched", self._leaves_generators_alone)
+        yield subject.check(self.same, self._same_twice)
+        for one in self.alike:
+            yield subject.check(one.name, partial(self._same_otherwise, one))
+        for name, run in self.more:
+            yield subject.check(name, partial(self._further, run))
+
+    def _valid(self, subject: Subject) -> str:
+        found = self.play(subject)
+        numbers = [one for one in found if np.issubdtype(one.dtype, np.floating)]
+        demand(all(np.isfinite(one).all() for one in numbers), "its results are not finite for finite inputs")
+        known = np.concatenate([np.ravel(one) for one in numbers or found] or [np.zeros(1)])
+        return f"{len(found)} results from {known.min(initial=0):.3g} to {known.max(initial=0):.3g}"
+
+    def _results(self, subject: Subject, **way: Any) -> list[AnyArray]:
+        """Return results for a comparison; a component that fails has its own check."""
+        try:
+            return self.play(subject, **way)
+        except CheckSkipped:
+            raise
+        except Exception as problem:
+            raise CheckSkipped(f"it has no valid results ({problem})") from None
+
+    def _leaves_generators_alone(self, subject: Subject) -> str:
+        with kept_generators():
+            before = generator_states()
+            self._results(subject.unguarded)
+            drawn = drawn_from(before)
+        demand(
+            not drawn,
+            f"it draws from, or seeds, the global generator of {' and '.join(drawn)}. Use the generator that it is "
+            "given (view.generator, client.generator), or an own one with a seed",
+        )
+        return "random, numpy and torch as before"
+
+    def _same_twice(self, subject: Subject) -> str:
+        with kept_generators():
+            first, second = self._results(subject.unguarded), self._results(subject.unguarded)
+        demand(
+            difference(first, second) == 0,
+            "the same input and the same generator gave two different results. They must not depend on the time, the "
+            "process, or a generator without a fixed seed",
+        )
+        return f"{len(first)} results, equal both times"
+
+    def _further(self, run: Callable[[Subject], str], subject: Subject) -> str:
+        self._results(subject)
+        return run(subject)
+
+    def _same_otherwise(self, one: Alike, subject: Subject) -> str:
+        whole, worst = self._results(subject), 0.0
+        for way in one.ways:
+            worst = max(worst, difference(whole, self.play(subject, **way)))
+            shown = ", ".join(f"{name} {value}" for name, value in way.items())
+            demand(worst <= one.tolerance, f"other results with {shown}, by {worst:.2g} of the largest: {one.problem}")
+        return f"{len(one.ways)} other way{'s' * (len(one.ways) > 1)}, the same within {worst:.1g}"
 
 
 def demand(holds: bool, problem: str) -> None:
@@ -111,31 +174,16 @@ def demand(holds: bool, problem: str) -> None:
         raise CheckFailed(problem)
 
 
-def _leaves_generators_alone(exercise: Callable[[], object]) -> str:
-    with kept_generators():
-        before = generator_states()
-        exercise()
-        drawn = drawn_from(before)
-    given = "the generator that the component is given (view.generator, client.generator), or an own one with a seed"
-    demand(not drawn, f"it draws from, or seeds, the global generator of {' and '.join(drawn)}: use {given}")
-    return "random, numpy and torch as before"
-
-
-def _same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
-    """Exercise two instances with the same generators and compare the results."""
-    with kept_generators():
-        first, second = exercise(), exercise()
-    same = len(first) == len(second) and all(map(_same_values, first, second))
-    demand(
-        same,
-        "the same input and the same generator gave two different results: what it returns must follow from what it "
-        "is given, not from the time, the process, or a generator without a fixed seed",
-    )
-    return f"{len(first)} results, equal both times"
-
-
-def _same_values(one: AnyArray, other: AnyArray) -> bool:
-    return np.array_equal(one, other, equal_nan=np.issubdtype(np.asarray(one).dtype, np.floating))
+def difference(one: list[AnyArray], other: list[AnyArray]) -> float:
+    """Return the largest difference of results, relative to the largest of them; infinite for other shapes."""
+    if [array.shape for array in one] != [array.shape for array in other]:
+        return np.inf
+    worst = 0.0
+    for left, right in zip(one, other, strict=True):
+        if not np.array_equal(left, right, equal_nan=np.issubdtype(left.dtype, np.floating)):
+            apart = np.abs(left.astype(np.float64) - right).max()
+            worst = max(worst, float(apart / max(np.abs(left).max(), 1e-30))) if np.isfinite(apart) else np.inf
+    return worst
 
 
 def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:

@@ -14,28 +14,32 @@ from fedmpi.common.registry import KINDS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, wrong_target
-from fedmpi.testing.check import CLIENTS, Check, CheckSkipped, Contract, Subject, cost, demand
+from fedmpi.testing.check import CLIENTS, Alike, Check, CheckSkipped, Contract, Subject, cost, demand
 from fedmpi.testing.started import run_module, startable
 
 if TYPE_CHECKING:
     from data_prep.raw import RawDataset
 
 ROWS, CLASSES, FEW_CLIENTS = 900, 10, 7
-ROWS_A_CLIENT, ROWS_A_USER = 100, 20
+ROWS_PER_CLIENT, ROWS_PER_USER, SOME_ROWS = 100, 20, 200
 SEVERAL = 3
-"""Number of processes that write shards together."""
-SHARD_CLIENTS = 3
-"""Number of clients to which the samples of a data set are assigned for the check of its shards."""
+"""Number of processes that write shards together, and of clients of a data set."""
 
 
 def _labels(rows: int = ROWS) -> Ints:
-    """Return labels (n,) of unequal frequency."""
+    """Return read-only labels (n,) of unequal frequency."""
     generator = np.random.Generator(np.random.Philox(6))
     shares = np.arange(2, CLASSES + 2) / np.arange(2, CLASSES + 2).sum()
-    return generator.choice(CLASSES, rows, p=shares).astype(np.int64)
+    labels = generator.choice(CLASSES, rows, p=shares).astype(np.int64)
+    labels.flags.writeable = False
+    return labels
 
 
-def _partition(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
+def _clients(subject: Subject) -> int:
+    return int(subject.settings.get("clients", FEW_CLIENTS))
+
+
+def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> Any:
     """Return the owners from the partition, which gets further inputs besides labels if it is built in."""
     from data_prep.partitions import partition
 
@@ -57,23 +61,15 @@ def _partition(subject: Subject, labels: Ints, clients: int | None, seed: int = 
     return drawn.owners(len(labels))
 
 
-def _partitions(subject: Subject) -> list[AnyArray]:
-    clients = subject.settings.get("clients", FEW_CLIENTS)
-    return [np.asarray(_partition(subject, _labels(), clients, seed)) for seed in (1, 2)]
-
-
-def _owners(subject: Subject) -> str:
-    """Require whole numbers below the number of clients, -1 for samples without a client, and unchanged labels."""
+def _owners(subject: Subject) -> list[AnyArray]:
+    """Return the clients of samples, -1 for samples without a client, for two seeds."""
     from data_prep.partitions import checked_owners
 
-    clients = subject.settings.get("clients", FEW_CLIENTS)
-    labels = _labels()
-    before = labels.copy()
-    found = checked_owners(subject.part, _partition(subject, labels, clients), ROWS, clients)
-    demand(np.array_equal(labels, before), "it changes the labels that it is given: copy them first")
-    demand(int(found.min()) >= -1, f"client {found.min()}: clients count from 0, and -1 is nobody")
-    sizes = np.bincount(found[found >= 0], minlength=clients)
-    return f"{int(sizes.sum())} of {ROWS} rows for {clients} clients, {sizes.min()} to {sizes.max()} each"
+    clients, found = _clients(subject), []
+    for seed in (1, 2):
+        found.append(checked_owners(subject.part, _partition(subject, _labels(), clients, seed), ROWS, clients))
+        demand(int(found[-1].min()) >= -1, f"client {found[-1].min()}: clients count from 0, and -1 means no client")
+    return found
 
 
 def _shifted(subject: Subject) -> list[AnyArray]:
@@ -90,27 +86,18 @@ def _shifted(subject: Subject) -> list[AnyArray]:
     ]
 
 
-def _some_owners() -> Ints:
-    rows = np.arange(ROWS)
-    return np.where(rows % 10 == 0, -1, rows % FEW_CLIENTS)
-
-
 def _noisy(subject: Subject) -> list[AnyArray]:
-    """Return noisy labels of samples of which every tenth has no client."""
+    """Return noisy labels of samples of which every tenth has no client and keeps its label."""
     from data_prep.shifts import checked_labels
 
-    given = subject.made()(_labels(), _some_owners(), CLASSES, Streams(1).generator(Purpose.PARTITION))
+    rows, labels = np.arange(ROWS), _labels()
+    nobody = rows % 10 == 0
+    owners = np.where(nobody, -1, rows % FEW_CLIENTS)
+    given = subject.made()(labels, owners, CLASSES, Streams(1).generator(Purpose.PARTITION))
     given = given[0] if isinstance(given, tuple) and len(given) == 2 else given
-    return [checked_labels(subject.part, given, ROWS, CLASSES)]
-
-
-def _labels_kept(subject: Subject) -> str:
-    """Require as many labels of the same classes; samples without a client keep theirs."""
-    labels, [found] = _labels(), _noisy(subject)
-    nobody = _some_owners() < 0
-    kept = np.array_equal(found[nobody], labels[nobody])
-    demand(kept, "it changes labels of rows whose owner is -1: nobody has them")
-    return f"{int((found != labels).sum())} of {ROWS} labels changed"
+    found = checked_labels(subject.part, given, ROWS, CLASSES)
+    demand(np.array_equal(found[nobody], labels[nobody]), "it changes labels of samples without a client (owner -1)")
+    return [found]
 
 
 def _raw(subject: Subject) -> Path:
@@ -122,119 +109,73 @@ def _raw(subject: Subject) -> Path:
     return Path(subject.settings.get("raw", "."))
 
 
-def _bare_reader(subject: Subject) -> object:
-    """Return the reader's result, without data_prep's protection of generators."""
-    from data_prep.datasets import reads_files
-
-    raw = _raw(subject)
-    return subject.made()(raw) if reads_files(subject.part) else subject.made()()
-
-
-def _read(subject: Subject) -> RawDataset:
-    """Return the data set as data_prep gets it."""
+def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[AnyArray]:
+    """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
     from data_prep.datasets import OF_ARRAYS, read_own
     from data_prep.raw import ReadOptions, Tally
 
     meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
-    return read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
-
-
-def _contents(subject: Subject) -> list[AnyArray]:
-    """Return labels, users, the first features of both parts, and the first targets."""
-    data = _read(subject)
-    some = np.arange(min(len(data.labels), 200))
-    users = np.zeros(0) if data.users is None else data.users
-    test = np.asarray(data.test_y), np.asarray(data.test_x[:200])
-    return [data.labels, users, data.read(some), *test, data.targets_of(some)]
-
-
-def as_stated(subject: Subject) -> str:
-    """Require samples in both parts, targets as stated, and finite features of the stated shape and type."""
-    data = _read(subject)
-    some = np.arange(min(len(data.labels), 200))
+    data = read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
+    rows = np.arange(min(len(data.labels), SOME_ROWS))[::order]
+    parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+    x = np.concatenate([np.asarray(data.read(part.copy())) for part in parts])[::order]
+    y = np.concatenate([np.asarray(data.targets_of(part.copy())) for part in parts])[::order]
+    _as_stated(data, "training", x, data.labels if data.has_classes else y)
+    _as_stated(data, "test", np.asarray(data.test_x), np.asarray(data.test_y))
     names = len(data.class_names)
     known = data.classes == names or not (names or data.has_classes)
     demand(known, f"{data.classes} classes, but {names} names of them")
-    training = data.labels if data.has_classes else data.targets_of(some)
-    for part, x, y in (("training", data.read(some), training), ("test", data.test_x, data.test_y)):
-        x, y = np.asarray(x), np.asarray(y)
-        demand(len(y) > 0, f"there is no {part} row")
-        _targets_as_stated(data, part, y)
-        demand(
-            x.shape[1:] == tuple(data.feature_shape) and str(x.dtype) == data.dtype,
-            f"{part} rows are {x.dtype} {x.shape[1:]}, but {data.dtype} {tuple(data.feature_shape)} is stated",
-        )
-        demand(bool(np.isfinite(x.astype(np.float64)).all()), f"{part} features are not finite")
-    demand(len(data.read(some)) == len(some), f"read(rows) gave {len(data.read(some))} rows for {len(some)}")
-    if data.users is not None:
-        demand(data.users.shape == data.labels.shape, f"{len(data.users)} users for {len(data.labels)} training rows")
-    shape = tuple(data.feature_shape)
-    return f"{len(data.labels)} + {len(data.test_y)} rows of {data.dtype} {shape}, {data.classes} classes"
+    demand(len(x) == len(rows), f"read(rows) gave {len(x)} rows for {len(rows)}")
+    users = np.zeros(0) if data.users is None else data.users
+    demand(len(users) in (0, len(data.labels)), f"{len(users)} users for {len(data.labels)} training rows")
+    return [data.labels, users, np.asarray(data.test_x[:SOME_ROWS]), np.asarray(data.test_y), x, y]
 
 
-def _targets_as_stated(data: RawDataset, part: str, y: AnyArray) -> None:
+def _as_stated(data: RawDataset, part: str, x: AnyArray, y: AnyArray) -> None:
+    """Require samples with features and targets as stated."""
+    demand(len(y) > 0, f"there is no {part} row")
+    shape, classes = tuple(data.target_shape), data.classes
     if data.has_classes:
-        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}: they are whole numbers")
-        demand(
-            int(y.min()) >= 0 and int(y.max()) < data.classes,
-            f"{part} labels from {y.min()} to {y.max()} of {data.classes} classes: they lie in 0 … {data.classes - 1}",
-        )
-        return
-    shape = tuple(data.target_shape)
-    demand(y.shape[1:] == shape, f"{part} targets are {y.shape[1:]}, but {shape} is stated")
-    wrong = wrong_target(y, DataDescription((1,), "float32", data.classes, "vector", 0, (), (), data.targets, shape))
-    demand(wrong is None, f"{part} targets are no {data.targets}: one is {wrong and wrong[1]}")
-
-
-def _rows_alone(subject: Subject) -> str:
-    """Require that samples can be read in any order and combination: a rank reads those of its shards."""
-    data = _read(subject)
-    rows = np.unique(np.linspace(0, len(data.labels) - 1, 12).astype(np.int64))
-    together = np.asarray(data.read(rows))
-    backwards = np.asarray(data.read(rows[::-1].copy()))[::-1]
-    single = np.concatenate([np.asarray(data.read(rows[i : i + 1])) for i in range(len(rows))])
-    for found, how in ((backwards, "in another order"), (single, "one by one")):
-        demand(np.array_equal(together, found), f"read(rows) gives other features {how}: row i is always row i")
-    return f"{len(rows)} rows, the same in another order and one by one"
+        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}, not whole numbers")
+        fits = int(y.min()) >= 0 and int(y.max()) < classes
+        demand(fits, f"{part} labels are from {y.min()} to {y.max()}, not in 0 … {classes - 1} ({classes} classes)")
+    else:
+        demand(y.shape[1:] == shape, f"{part} targets are {y.shape[1:]}, but {shape} is stated")
+        wrong = wrong_target(y, DataDescription((1,), "float32", classes, "vector", 0, (), (), data.targets, shape))
+        demand(wrong is None, f"{part} targets do not suit {data.targets}: one is {wrong and wrong[1]}")
+    stated = data.dtype, tuple(data.feature_shape)
+    demand((str(x.dtype), x.shape[1:]) == stated, f"{part} rows are {x.dtype} {x.shape[1:]}, but {stated} is stated")
 
 
 CONTRACTS = {
     "partition": Contract(
-        _partitions,
+        _owners,
+        "a client for each row, or nobody",
         "same clients from the same generator",
-        (
-            ("a client for each row, or nobody", _owners),
+        more=(
             (
                 f"cost with {CLIENTS:,} rows",
                 lambda s: cost(
-                    lambda rows: (_labels(rows), rows // ROWS_A_CLIENT), lambda pair: _partition(s, *pair), "rows"
+                    lambda rows: (_labels(rows), rows // ROWS_PER_CLIENT), lambda pair: _partition(s, *pair), "rows"
                 ),
             ),
         ),
     ),
-    "feature shift": Contract(
-        _shifted,
-        "same samples from the same generators",
-        (
-            (
-                "samples keep their shape, and those given stay as they are",
-                lambda s: f"{len(_shifted(s))} images of 8 x 8 pixels",
-            ),
-        ),
-    ),
+    "feature shift": Contract(_shifted, "samples keep their shape", "same samples from the same generators"),
     "label noise": Contract(
-        _noisy,
-        "same labels from the same generator",
-        (("a label for each row, those of nobody's rows kept", _labels_kept),),
+        _noisy, "a label for each row, those of nobody's rows kept", "same labels from the same generator"
     ),
     "data set": Contract(
         _contents,
+        "features and labels as stated",
         "same data every time",
         (
-            ("features and labels as stated", as_stated),
-            ("rows do not depend on those read beside them", _rows_alone),
+            Alike(
+                "rows do not depend on those read beside them",
+                ({"order": -1}, {"batch": 17}),
+                "read(rows) must give the features of row i for i in rows, in any order: ranks read their own rows",
+            ),
         ),
-        bare=_bare_reader,
     ),
 }
 
@@ -276,7 +217,7 @@ def _words(subject: Subject) -> list[str]:
 
     kind, settings = KINDS[subject.part.kind], subject.settings
     options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
-    clients = str(settings.get("clients", FEW_CLIENTS))
+    clients = str(_clients(subject))
     raw = ["--raw", str(Path(settings["raw"]).resolve())] if "raw" in settings else []
     if subject.part.kind == "partition":
         of = str(settings.get("dataset", "digits"))
@@ -288,7 +229,7 @@ def _words(subject: Subject) -> list[str]:
         if name in settings and name not in subject.options:
             flag = "--" + name.replace("_", "-")
             options += [flag] if settings[name] is True else [flag, _text(settings[name])]
-    return [subject.part.name, *raw, *options, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
+    return [subject.part.name, *raw, *options, "--partition", "iid", "--clients", str(SEVERAL)]
 
 
 def _text(value: Any) -> str:

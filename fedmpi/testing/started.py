@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +53,16 @@ NEEDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("model", "loss"), {"server.exact": True}),  # maxima and ReLU jump at equal values
 }
 """Configuration for some kinds of components, unless a component's own settings override it."""
-RANKS = (1, 2, 3)
 SECONDS = 900
-"""Seconds after which a job counts as hanging."""
+"""Seconds after which a job counts as stalled."""
 MODEL, NUMBERS = 1e-5, 1e-3
-"""Largest relative difference of two models, and of two losses in the records: float32 sums in another order."""
+"""Largest relative difference of two models, and of two numbers in the records: float32 sums in another order."""
 COMPARED = ("participants", "samples", "steps", "train_loss")
-"""Compared parts of a round's record; for a metric also the evaluated numbers if sums are exact."""
+"""Compared keys of a round's record; for a metric also the evaluated numbers if sums are exact."""
 LAST_LINES = 6
 JOB = "from fedmpi.testing import started; started.run_guarded(started.run_jobs)"
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """Outcome of a run."""
-
-    model: Floats  # (d,)
-    records: list[dict[str, Any]]  # `COMPARED` parts of every round
+Outcome = tuple[Floats, list[dict[str, Any]]]
+"""Model (d,) and the compared keys of every round of a run."""
 
 
 class Starts:
@@ -75,106 +70,78 @@ class Starts:
 
     def __init__(self, subjects: Sequence[Subject]):
         self.subjects = [subject for subject in subjects if startable(subject.part) is None]
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._tried: set[tuple[int, bool]] = set()
+        self._folder = tempfile.TemporaryDirectory(prefix="fedmpi-check-")
+        self._tried: set[str] = set()
 
-    def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> RunOutcome:
+    def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> Outcome:
         """Return the outcome of a component's run."""
         if (reason := startable(subject.part)) is not None:
             raise CheckSkipped(reason)
         if resumed:
-            self.outcome(subject, ranks)
-        if (ranks, resumed) not in self._tried:
-            self._tried.add((ranks, resumed))
-            self._start(self.subjects, ranks, resumed)
-        found = self._run_folder(subject, ranks, resumed)
-        evaluated = subject.part.kind == "metric"
-        failure: str | None = None
-        if not (found / "summary.json").exists() and not _failed(found).exists():
-            failure = self._start([subject], ranks, resumed)  # another component of its job may have ended all
-        if _failed(found).exists():
-            failure = _failed(found).read_text()
-        demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
-        return _outcome_of(found, evaluated)
+            self.outcome(subject, ranks)  # its checkpoints are continued
+        job = f"{ranks} rank{'s' * (ranks > 1)}{', resumed' * resumed}"
+        if job not in self._tried:
+            self._tried.add(job)
+            self._start(self.subjects, job, ranks, resumed)
+        out, failure = self._out(subject, job), None
+        if not out.joinpath("summary.json").exists() and not out.with_suffix(".failed").exists():
+            failure = self._start([subject], job, ranks, resumed)  # another component may have ended the job
+        if out.with_suffix(".failed").exists():
+            failure = out.with_suffix(".failed").read_text()
+        demand(failure is None, f"{job}: {failure}")
+        held = load_file(out / "model.safetensors")
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        evaluated = "test_" if subject.part.kind == "metric" else COMPARED
+        kept = [key for key in records[-1] if key in COMPARED or key.startswith(evaluated)]
+        model = np.concatenate([held[name].ravel().astype(np.float64) for name in sorted(held)])
+        return model, [{key: record[key] for key in kept if key in record} for record in records]
 
-    def _start(self, subjects: Sequence[Subject], ranks: int, resumed: bool) -> str | None:
+    def _start(self, subjects: Sequence[Subject], job: str, ranks: int, resumed: bool) -> str | None:
         """Run a job; return None, or the last lines that it printed."""
         runs = []
         for subject in subjects:
-            out = self._run_folder(subject, ranks, resumed)
+            out = self._out(subject, job)
             shutil.rmtree(out, ignore_errors=True)
-            _failed(out).unlink(missing_ok=True)
-            if resumed:
-                straight = self._run_folder(subject, ranks, False)
+            if resumed:  # copy the finished run as if it had been killed after its first checkpoint
+                straight = self._out(subject, job.removesuffix(", resumed"))
                 if not (straight / "summary.json").exists():
                     continue
-                _stopped_halfway(straight, out)
+                shutil.copytree(straight, out)
+                newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
+                for path in (newest, out / "summary.json", out / "model.safetensors"):
+                    path.unlink()
             runs.append({**_described(subject), "out": str(out), "resume": resumed})
-        listed = self._place / f"{ranks}-{'resumed' if resumed else 'straight'}.json"
+        listed = Path(self._folder.name) / f"{job}.json"
         listed.write_text(json.dumps(runs))
         return run_module(ranks, ["-c", JOB, str(listed)])
 
-    @property
-    def _place(self) -> Path:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedmpi-check-")
-        return Path(self._folder.name)
-
-    def _run_folder(self, subject: Subject, ranks: int, resumed: bool) -> Path:
+    def _out(self, subject: Subject, job: str) -> Path:
         number = next((i for i, other in enumerate(self.subjects) if other is subject), len(self.subjects))
-        return self._place / f"{ranks}-{'resumed' if resumed else 'straight'}-{number}"
+        return Path(self._folder.name) / f"{job} {number}"
 
 
 def started_checks(subject: Subject, starts: Starts) -> Iterator[Check]:
     """Yield the checks that start runs, for a component of any kind."""
-    for ranks in RANKS[1:]:
-        yield subject.check(f"same result at {RANKS[0]} and {ranks} ranks", _same_at(starts, ranks))
-    yield subject.check("same result after a resume", lambda s: _same(starts.outcome(s, 1), starts.outcome(s, 1, True)))
+    for ranks in (2, 3):
+        same = partial(_same, starts, ranks, False)
+        yield subject.check(f"same result at 1 and {ranks} ranks", same)
+    yield subject.check("same result after a resume", partial(_same, starts, 1, True))
 
 
-def _same_at(starts: Starts, ranks: int) -> Callable[[Subject], str]:
-    return lambda subject: _same(starts.outcome(subject, 1), starts.outcome(subject, ranks))
-
-
-def _same(one: RunOutcome, other: RunOutcome) -> str:
-    """Compare two runs round by round, and their models."""
-    demand(len(one.records) == len(other.records), f"{len(other.records)} rounds instead of {len(one.records)}")
-    for t, (left, right) in enumerate(zip(one.records, other.records, strict=True)):
+def _same(starts: Starts, ranks: int, resumed: bool, subject: Subject) -> str:
+    """Compare a run round by round, and its model, with those of the straight run on one rank."""
+    (one, records), (other, others) = starts.outcome(subject, 1), starts.outcome(subject, ranks, resumed)
+    demand(len(records) == len(others), f"{len(others)} rounds instead of {len(records)}")
+    for t, (left, right) in enumerate(zip(records, others, strict=True)):
         for key, value in left.items():
             found = right.get(key)
             near = found == value
             if isinstance(value, float) and isinstance(found, float):
                 near = abs(found - value) <= NUMBERS * max(abs(value), abs(found))
             demand(near, f"round {t}: {key} = {found} instead of {value}")
-    apart = float(np.linalg.norm(one.model - other.model) / np.linalg.norm(one.model))
+    apart = float(np.linalg.norm(one - other) / np.linalg.norm(one))
     demand(apart <= MODEL, f"the models differ by {apart:.2g} of their length (rounding is below {MODEL:g})")
-    return f"{len(one.records)} rounds, models within {apart:.1g}"
-
-
-def _outcome_of(folder: Path, evaluated: bool) -> RunOutcome:
-    held = load_file(folder / "model.safetensors")
-    model = np.concatenate([held[name].ravel().astype(np.float64) for name in sorted(held)])
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    kept = [key for key in records[-1] if key in COMPARED or (evaluated and key.startswith("test_"))]
-    return RunOutcome(model, [{key: record[key] for key in kept if key in record} for record in records])
-
-
-def _failed(out: Path) -> Path:
-    """Return the file in which a job reports why one of its runs failed."""
-    return out.with_name(f"{out.name}.failed")
-
-
-def _job_name(ranks: int, resumed: bool) -> str:
-    return f"{ranks} rank{'s' if ranks > 1 else ''}{', resumed' if resumed else ''}"
-
-
-def _stopped_halfway(straight: Path, out: Path) -> None:
-    """Copy a finished run's folder as if it had been killed after its first checkpoint."""
-    shutil.copytree(straight, out)
-    newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
-    for path in (newest, out / "summary.json", out / "model.safetensors"):
-        path.unlink()
+    return f"{len(records)} rounds, models within {apart:.1g}"
 
 
 def startable(part: Component) -> str | None:
@@ -237,26 +204,20 @@ def run_jobs() -> int:
         try:
             run(settings, out=job["out"], resume=job["resume"])
         except Exception as error:
-            Path(f"{job['out']}.failed").write_text(f"{type(error).__name__}: {error}")
+            Path(job["out"]).with_suffix(".failed").write_text(f"{type(error).__name__}: {error}")
     return 0
 
 
 def _loaded(chosen: Any) -> Any:
-    """Return the component of a run that was read: a name, or an object of a file."""
+    """Return the component of a run: a built-in name, or an object of a module or a file."""
     if isinstance(chosen, str):
         return chosen
-    module, path = chosen["module"], chosen["file"]
-    try:
-        found = importlib.import_module(module if module != "__main__" else "no module of that name")
-    except ImportError:
-        found = None
-    if found is None or not found.__file__ or Path(found.__file__).resolve() != Path(path):
-        module = "part_under_test" if module == "__main__" else module
-        spec = importlib.util.spec_from_file_location(module, path)
-        if spec is None or spec.loader is None:
-            raise UserError(f"{path} cannot be imported")
-        found = sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
-    for name in chosen["name"].split("."):
-        found = getattr(found, name)
-    return found
+    found = attrgetter(chosen["name"])
+    with suppress(ImportError, AttributeError):
+        return found(importlib.import_module(chosen["module"]))
+    spec = importlib.util.spec_from_file_location("part_under_test", chosen["file"])
+    if spec is None or spec.loader is None:
+        raise UserError(f"{chosen['file']} cannot be imported")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return found(module)

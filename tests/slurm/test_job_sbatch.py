@@ -1,7 +1,5 @@
-"""Jobs under a real SLURM: they end as fedmpi ends, go on after requeues, preemptions, time limits and kills, and stay
-cancelled when they are cancelled.
-
-Run by `.ci/slurm`, which raises a SLURM on this one machine.
+"""Jobs under a real SLURM: they end as fedmpi ends, resume after requeues, preemptions, time limits and kills, and stay
+canceled. `.ci/slurm` starts a SLURM on this machine for them.
 """
 
 from __future__ import annotations
@@ -12,9 +10,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,7 +40,6 @@ SECONDS = 240
 REQUEUE_SECONDS = 2.5
 """SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
 LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
-UNHURRIED = {"NAP": "0.02"}
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,12 @@ class SlurmJob:
             command("scontrol", "update", f"jobid={self.number}", "StartTime=now")
         return facts["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
+    def wait_for_array(self) -> None:
+        """Wait until all tasks are over."""
+        self.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={self.number}").stdout.strip())
+
     def words(self) -> str:
-        """The log."""
+        """Return the log."""
         return self.log.read_text() if self.log.exists() else ""
 
 
@@ -91,19 +93,13 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def submit(
-    folder: Path,
-    config: Path,
-    launcher: str,
-    *options: str,
-    env: Mapping[str, str] | None = None,
-    sbatch: Sequence[str] = (),
+    folder: Path, words: Sequence[str | Path], launcher: str = "srun", sbatch: Sequence[str] = (), **environ: str
 ) -> SlurmJob:
-    """`sbatch jobs/train.sbatch` from the repository, with this environment's Python."""
-    log = folder / "job.log"
-    chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY), **(env or {})}
+    """`sbatch jobs/job.sbatch` from the repository, with this environment's Python."""
+    chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY), **environ}
     chosen |= {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": LAUNCHERS[launcher]}
     submitted = subprocess.run(
-        ["sbatch", "--parsable", f"--output={log}", *sbatch, "jobs/train.sbatch", config, folder / "RUN", *options],
+        ["sbatch", "--parsable", f"--output={folder}/job.log", *sbatch, "jobs/job.sbatch", *words],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
@@ -111,7 +107,11 @@ def submit(
         timeout=30,
     )
     assert submitted.returncode == 0, submitted.stderr
-    return SlurmJob(submitted.stdout.strip().split(";")[0], folder / "RUN", log)
+    return SlurmJob(submitted.stdout.strip().split(";")[0], folder / "RUN", folder / "job.log")
+
+
+def train(folder: Path, config: Path, *options: str, **more: Any) -> SlurmJob:
+    return submit(folder, ["train", config, "--out", folder / "RUN", *options], **more)
 
 
 @pytest.fixture
@@ -119,19 +119,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for the job; what is left of the job is cancelled in the end."""
     yield tmp_path
     command("scancel", "--name=fedmpi", f"--user={os.getuid()}")
-
-
-@pytest.fixture(scope="module")
-def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """MNIST, 100 clients of 600 images, where its files are at hand; else the embedded digits."""
-    raw = Path(os.environ.get("FEDMPI_DATA", REPOSITORY.parent / "shared" / "data")) / "mnist"
-    if not raw.is_dir():
-        return choices("data.source=digits", "clients.count=5")
-    shards = tmp_path_factory.mktemp("shards") / "mnist-iid"
-    words = "--partition iid --clients 100 --shards 10 --seed 0"
-    made = run_alone(["-m", "data_prep", "mnist", "--raw", raw, *words.split(), "--out", shards], timeout=SECONDS)
-    assert made.returncode == 0, made.stderr
-    return choices(f"data.source={shards}")
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +130,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return curve(run)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_experiment_trains_with_a_server_and_two_workers(launcher: str, folder: Path, data_options: list[str]):
+def test_an_experiment_trains_with_a_server_and_two_workers(folder: Path):
     experiment = REPOSITORY / "jobs" / "experiments" / "mnist_fedavg.toml"
-    job = submit(folder, experiment, launcher, *data_options, *choices("rounds=3"))
+    job = train(folder, experiment, *choices("data.source=digits", "clients.count=5", "rounds=3"))
     facts = job.wait_for_end()
     assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), job.words()
     assert json.loads((job.run / "summary.json").read_text())["ranks"] == 3
@@ -155,7 +141,7 @@ def test_the_experiment_trains_with_a_server_and_two_workers(launcher: str, fold
 
 
 def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
-    job = submit(folder, RICH, "srun", *choices("local.lrr=1"))
+    job = train(folder, RICH, *choices("local.lrr=1"))
     facts = job.wait_for_end()
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0")
     assert job.words().count("error: unknown key local.lrr") == 1
@@ -167,7 +153,7 @@ def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: P
 
     SLURM's warning may come up to a minute early, anywhere in the first: how often the job is queued again is chance.
     """
-    job = submit(folder, RICH, "srun", env={"NAP": "0.2"}, sbatch=["--time=2", "--signal=B:USR1@60"])
+    job = train(folder, RICH, NAP="0.2", sbatch=["--time=2", "--signal=B:USR1@60"])
     facts = job.wait_for_end(2 * SECONDS)
     assert facts["JobState"] == "COMPLETED" and int(facts["Restarts"]) >= 1, f"{facts}\n{job.words()}"
     assert "asking for the job to be queued again" in job.words()
@@ -177,7 +163,7 @@ def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: P
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undisturbed: list[Record]):
-    job = submit(folder, RICH, launcher, env=UNHURRIED)
+    job = train(folder, RICH, launcher=launcher, NAP="0.02")
     job.wait_for_rounds(7)
     assert command("scontrol", "requeue", job.number).returncode == 0
     facts = job.wait_for_end()
@@ -189,7 +175,7 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undist
 
 
 def test_a_preempted_job_is_queued_again_and_goes_on(folder: Path, undisturbed: list[Record]):
-    job = submit(folder, RICH, "srun", env=UNHURRIED)
+    job = train(folder, RICH, NAP="0.02")
     job.wait_for_rounds(3)
     assert command("sbatch", "--partition=urgent", "--ntasks=4", "--output=/dev/null", "--wrap=true").returncode == 0
     facts = job.wait_for_end()
@@ -213,14 +199,14 @@ def test_cancelled_killed_and_submitted_again_the_run_is_that_of_an_undisturbed_
         command("scancel", f"{job.number}.0")
 
     for rounds, strike, state in ((3, cancel, "CANCELLED"), (7, kill_rank, "FAILED"), (12, cancel_step, "FAILED")):
-        job = submit(folder, RICH, "srun", env=staying(folder / "RUN", rounds))
+        job = train(folder, RICH, **staying(folder / "RUN", rounds))
         job.wait_for_rounds(rounds)
         strike(job)
         facts = job.wait_for_end()
         assert (facts["JobState"], facts["Restarts"]) == (state, "0"), f"{facts}\n{job.words()}"
         assert "asking for the job" not in job.words()
-    assert "the job was cancelled and stays so" in job.words()
-    done = submit(folder, RICH, "srun")
+    assert "the job was canceled and stays so" in job.words()
+    done = train(folder, RICH)
     assert done.wait_for_end()["JobState"] == "COMPLETED", done.words()
     assert_same_curve_to_rounding(curve(done.run), undisturbed)
 
@@ -248,8 +234,7 @@ def test_a_submitted_array_of_four_runs_side_by_side_each_in_its_folder(folder: 
     )
     assert submitted.returncode == 0, submitted.stderr
     number = submitted.stdout.split(":")[0].removeprefix("job ")
-    waiter = SlurmJob(number, folder, folder / "none.log")
-    waiter.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={number}").stdout.strip())
+    SlurmJob(number, folder, folder / "none.log").wait_for_array()
     logs = "\n".join(path.read_text() for path in (folder / "four runs").glob("job-*.log"))
     assert (folder / "four runs" / "job.sbatch").exists()
     for task in range(4):
@@ -264,22 +249,10 @@ def test_a_sweep_as_an_array_of_four_prepares_its_shards_once_and_trains_each_ru
         '[prepare]\ndataset = "digits"\npartition = "iid"\nclients = 8\n'
         '[sweep]\npreset = ["fedavg", "fedadam"]\nseed = [0, 1]\n'
     )
-    chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY)}
-    chosen |= {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": LAUNCHERS["srun"]}
-    options = ["--array=0-3", "--ntasks=2", "--time=10", "--job-name=fedmpi", f"--output={folder}/task-%a.log"]
-    submitted = subprocess.run(
-        ["sbatch", "--parsable", *options, "jobs/sweep.sbatch", folder / "mine.toml", folder / "out"],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, **chosen},
-        timeout=30,
-    )
-    assert submitted.returncode == 0, submitted.stderr
-    number = submitted.stdout.strip().split(";")[0]
-    waiter = SlurmJob(number, folder, folder / "none.log")
-    waiter.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={number}").stdout.strip())
-    logs = "\n".join(path.read_text() for path in sorted(folder.glob("task-*.log")))
+    options = ["--array=0-3", "--ntasks=2", "--time=10"]
+    job = submit(folder, ["sweep", folder / "mine.toml", "--out", folder / "out"], sbatch=options)
+    job.wait_for_array()
+    logs = job.words()
     for name in (f"{preset},seed={seed}" for preset in ("fedavg", "fedadam") for seed in (0, 1)):
         assert [record["round"] for record in records(folder / "out" / name)] == [0, 1, 2], logs
         summary = json.loads((folder / "out" / name / "summary.json").read_text())
