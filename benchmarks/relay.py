@@ -85,7 +85,7 @@ class Bench:
         model = FlatModel(build("mlp", {"hidden": [width, width]}, data.description, 0))
         self.engine = SequentialEngine(model, data, self.streams)
         self.start = model.initial.clone()
-        self.buffer = self.cluster.sum_buffer(model.size, np.float32)
+        self.buffer = self.cluster.sum_tensor(model.size, np.float32)
 
     def round(self, case: Case, number: int) -> Floats | None:
         """Return busy, CPU and planned shares and wall seconds of one round, on rank 0."""
@@ -99,7 +99,7 @@ class Bench:
         report = run_relay(cluster, self.engine, plan, tasks, self.start, RULE, number, total)
         wall, cpu = time.perf_counter() - began, time.process_time() - used
         total.flush()
-        cluster.reduce()
+        cluster.reduce_tensor()
         gathered = cluster.gather(np.array([report.busy_seconds, cpu, wall]))
         if gathered is None:
             return None
