@@ -19,13 +19,13 @@ REPEATS = 15
 
 def reduction_ms(cluster: Cluster, values: int) -> float:
     """Return the median over the repeats of the slowest rank's milliseconds; all ranks enter together."""
-    slot = cluster.sum_buffer(values, np.float32)
+    slot = cluster.sum_tensor(values, np.float32)
     slot[:] = cluster.rank
     seconds = []
     for _ in range(REPEATS):
         cluster.barrier()
         started = time.perf_counter()
-        total = cluster.reduce()
+        total = cluster.reduce_tensor()
         mine = time.perf_counter() - started
         assert total[0] == total[-1] == sum(range(cluster.size))
         seconds.append(cluster.maximum(int(1e9 * mine)) / 1e9)

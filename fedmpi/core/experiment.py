@@ -52,7 +52,7 @@ from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.records.checkpoint import model_file
-from fedmpi.records.provenance import digests, foreign_choices, part_sources, plugin_files, versions
+from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
@@ -240,10 +240,7 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
     facts = {key: repr(value) for key, value in flat_table(config).items()}
     facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
     facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
-    choices = [choice for _, choice in foreign_choices(config)]
-    facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(*choices).items()}
-    if any(not isinstance(choice, str) for choice in choices):
-        facts |= {f"{name} (sha256)": digest for name, digest in digests(part_sources(config)).items()}
+    facts |= {f"{name} (sha256)": digest for name, digest in digests(part_sources(config)).items()}
     if isinstance(config.model.choice, nn.Module):
         facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.choice)).hexdigest()
     facts["the data"] = refusal or "readable"

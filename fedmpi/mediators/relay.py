@@ -28,7 +28,7 @@ from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
-from fedmpi.mpi import Cluster, RankGroup
+from fedmpi.mpi import Cluster
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,6 @@ class RelayPlan:
         """Planned busy time as a share of the workers' time; NaN without work."""
         busy = sum(leg.finish - leg.start for leg in self.legs)
         return busy / (self.workers * self.makespan) if self.makespan else float("nan")
-
-    def members(self) -> dict[int, tuple[int, ...]]:
-        """Return the workers of every mediator, sorted."""
-        workers: dict[int, set[int]] = {}
-        for leg in self.legs:
-            workers.setdefault(leg.mediator, set()).add(leg.worker)
-        return {mediator: tuple(sorted(workers[mediator])) for mediator in sorted(workers)}
 
 
 def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
@@ -194,7 +187,7 @@ class RelayReport:
     work: WorkReport  # Counts every client once, with its samples; steps and losses count in every mediator epoch
     visits: int = 0  # Visits at clients of this rank that had samples to train on, all mediator epochs
     hops: int = 0  # Models handed over by this rank to another one
-    # Seconds of training and handing over, and of waiting for sub-communicators and models
+    # Seconds of training and handing over, and of waiting for models
     busy_seconds: float = 0.0
     idle_seconds: float = 0.0
 
@@ -215,7 +208,7 @@ def run_relay(
     Parameters
     ----------
     cluster : Cluster
-        Provides this rank's worker index and the mediators' sub-communicators.
+        Provides this rank's worker index and the messages between ranks.
     engine : SequentialEngine
         Trains one client on the mediator's model.
     plan : RelayPlan
@@ -244,7 +237,7 @@ def run_relay(
         If the training of a client failed; names the client.
     """
     began = time.perf_counter()
-    relay = _Relay(cluster, engine, plan, start, keep_optimizer)
+    relay = _Relay(cluster, engine, start, keep_optimizer)
     report = RelayReport(WorkReport())
     for leg in plan.of(cluster.worker):
         relay.take_over(leg)
@@ -264,11 +257,9 @@ def run_relay(
 class _Relay:
     """Model of a mediator: taken from the previous worker, trained, given to the next."""
 
-    def __init__(
-        self, cluster: Cluster, engine: SequentialEngine, plan: RelayPlan, start: Tensor, keep_optimizer: bool
-    ):
+    def __init__(self, cluster: Cluster, engine: SequentialEngine, start: Tensor, keep_optimizer: bool):
         self.cluster, self.engine, self.start = cluster, engine, start
-        self.groups = _groups(cluster, plan)
+        self.messages = cluster.messages() if cluster.size > 1 else None
         self.model = torch.empty_like(start)
         self.weight = 0.0
         self.state = AdamState.fresh(engine.model) if keep_optimizer else None
@@ -281,24 +272,25 @@ class _Relay:
             if self.state is not None:
                 self.state.reset()
             return
-        group = self.groups[leg.mediator]
-        source = group.ranks.index(self.cluster.worker_rank(leg.previous))
-        header = group.recv(np.empty(2), source, tag=leg.mediator)
+        assert self.messages is not None
+        source = self.cluster.worker_rank(leg.previous)
+        header = self.messages.recv(np.empty(2), source, leg.mediator)
         self.weight = float(header[0])
         for tensor in self._travelling():
-            _receive(group, tensor, source, leg.mediator)
+            host = tensor if tensor.device.type == "cpu" else torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.messages.recv(host.numpy(), source, leg.mediator)
+            if host is not tensor:
+                tensor.copy_(host)
         if self.state is not None:
             self.state.steps = int(header[1])
 
     def hand_over(self, leg: Leg) -> None:
         """Send the mediator's model, its weight so far and, if it persists, the optimizer's state, without waiting."""
-        assert leg.following is not None
-        group = self.groups[leg.mediator]
-        receiver = group.ranks.index(self.cluster.worker_rank(leg.following))
+        assert leg.following is not None and self.messages is not None
+        receiver = self.cluster.worker_rank(leg.following)
         steps = 0 if self.state is None else self.state.steps
-        group.send(np.array([self.weight, steps], np.float64), receiver, tag=leg.mediator)
-        for tensor in self._travelling():
-            group.send(tensor.detach().cpu().numpy(), receiver, tag=leg.mediator)
+        for values in (np.array([self.weight, steps], np.float64), *(t.numpy(force=True) for t in self._travelling())):
+            self.messages.send(values, receiver, leg.mediator)
 
     def visit(
         self, leg: Leg, tasks: Mapping[int, ClientTask], rule: LocalRule, round: int, report: RelayReport
@@ -327,19 +319,3 @@ class _Relay:
 
     def _travelling(self) -> list[Tensor]:
         return [self.model] if self.state is None else [self.model, self.state.first, self.state.second]
-
-
-def _groups(cluster: Cluster, plan: RelayPlan) -> dict[int, RankGroup]:
-    """Return the sub-communicators of this worker's mediators; every rank requests those of all, in their order."""
-    members = {mediator: workers for mediator, workers in plan.members().items() if len(workers) > 1}
-    groups = cluster.groups([[cluster.worker_rank(worker) for worker in workers] for workers in members.values()])
-    return {mediator: group for mediator, group in zip(members, groups, strict=True) if group is not None}
-
-
-def _receive(group: RankGroup, tensor: Tensor, source: int, tag: int) -> None:
-    if tensor.device.type == "cpu":
-        group.recv(tensor.numpy(), source, tag)
-    else:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype)
-        group.recv(host.numpy(), source, tag)
-        tensor.copy_(host)

@@ -2,14 +2,12 @@
 
 from fedmpi.mpi.collectives import BytesMoved
 from fedmpi.mpi.device import choose_device
-from fedmpi.mpi.groups import RankGroup
 from fedmpi.mpi.launch import Launch, LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
 from fedmpi.mpi.ranks import Cluster, who_runs
 
 __all__ = [
     "BytesMoved",
     "Cluster",
-    "RankGroup",
     "Launch",
     "LauncherMismatch",
     "abort_job",

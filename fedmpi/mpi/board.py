@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fedmpi.common.types import Bytes
-from fedmpi.mpi.collectives import wait_until
+from fedmpi.mpi.collectives import maximum, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 BYTES = 64
 """Bytes of a semaphore: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
 CALLS = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
-
-
 log = logging.getLogger(__name__)
 LINE = 64 + BYTES
 """Bytes of a rank: its numbers in a separate cache line, then its semaphore."""
@@ -81,7 +79,7 @@ class Semaphore:
         self._library.sem_post(self._address)
 
     def reset(self) -> None:
-        """Reset the semaphore."""
+        """Forget earlier posts."""
         while self._library.sem_trywait(self._address) == 0:
             pass
 
@@ -143,14 +141,13 @@ class Board:
         Messages alternate between the pages: the writer of the next but one has met all readers of the previous one.
         """
         page = self._pages[self._shared % PAGES]
+        length, content = page[:8].view(np.int64), page[8:]
         self._shared += 1
         if message is not None:
-            length = min(len(message), PAGE)
-            page[:8].view(np.int64)[0] = len(message)  # the message begins with its length
-            page[8:length] = message[8:length]
+            length[0] = len(message)
+            content[: len(message)] = message[: len(content)]
         self.meet()
-        length = int(page[:8].view(np.int64)[0])
-        return page[:length].copy() if length <= PAGE else None
+        return content[: length[0]].copy() if length[0] <= len(content) else None
 
     def close(self) -> None:
         """Free the memory; collective."""
@@ -177,23 +174,14 @@ def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board 
     """Return the board of this node if every node can have one; all ranks of the world agree."""
     from mpi4py import MPI
 
-    if not _everywhere(world, semaphores_work() and not lacking):
+    if maximum(world, int(lacking or not semaphores_work())):
         return None
+    board: Board | None = None
     try:
-        board: Board | None = Board(node)
+        board = Board(node)
     except MPI.Exception as error:
-        board = None
-        log.info("ranks that wait ask MPI: it cannot share memory (%s)", error)
-    if _everywhere(world, board is not None):
-        return board
-    if board is not None:
+        log.info("waiting ranks poll MPI, because it cannot share memory (%s)", error)
+    if maximum(world, int(board is None)) and board is not None:
         board.close()
-    return None
-
-
-def _everywhere(world: MPI.Intracomm, own: bool) -> bool:
-    from mpi4py import MPI
-
-    least = np.empty(1, np.int64)
-    world.Allreduce(np.array([own], np.int64), least, op=MPI.MIN)
-    return bool(least[0])
+        return None
+    return board

@@ -29,18 +29,13 @@ from fedmpi.mpi.device import core_mask, cores_allowed
 Reduction = Literal["auto", "window", "allreduce", "device"]
 MOST_VALUES = 1 << 30
 
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHUNK = 1 << 30
-START = 16
-"""Bytes of a message before the headers."""
 DTYPES = tuple(np.dtype(name) for name in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
-
-
 EAGER_TESTS = 200
 YIELDING_SECONDS = 1e-3
 TESTS_PER_POLL = 4
@@ -49,50 +44,31 @@ SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 2e-3
 
 
-def header_of(array: AnyArray) -> Ints:
-    """Encode dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape."""
-    if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
-        raise TypeError(f"cannot send {array.dtype} with {array.ndim} dimensions: numbers with up to {DIMENSIONS}")
-    header = np.zeros(HEADER, np.int64)
-    header[0] = DTYPES.index(array.dtype)
-    header[1] = array.ndim
-    header[2 : 2 + array.ndim] = array.shape
-    return header
-
-
-def dtype_and_shape(header: Ints) -> tuple[np.dtype, tuple[int, ...]]:
-    """Decode the result of `header_of`."""
-    return DTYPES[header[0]], tuple(int(length) for length in header[2 : 2 + header[1]])
-
-
-def size_in_bytes(header: Ints) -> int:
-    """Return the bytes of the array that the header describes."""
-    dtype, shape = dtype_and_shape(header)
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
 def as_bytes(array: AnyArray) -> Bytes:
     """Return the array's values as uint8, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def packed(arrays: Sequence[AnyArray]) -> Bytes:
-    """Pack arrays into one message: its length, their number, their headers and their bytes."""
-    headers = np.array([header_of(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)
-    length = START + headers.nbytes + sum(array.nbytes for array in arrays)
-    parts = (np.array([length, len(arrays)], np.int64), headers, *arrays)
-    return np.concatenate([as_bytes(part) for part in parts])
+    """Pack arrays into one message: their number, a header each (code of the dtype, dimensions, shape), their bytes."""
+    headers = np.zeros((len(arrays), HEADER), np.int64)
+    for header, array in zip(headers, arrays, strict=True):
+        if array.dtype not in DTYPES or array.ndim > DIMENSIONS:
+            raise TypeError(f"cannot send {array.dtype} with {array.ndim} dimensions: numbers with up to {DIMENSIONS}")
+        header[: 2 + array.ndim] = DTYPES.index(array.dtype), array.ndim, *array.shape
+    return np.concatenate([as_bytes(part) for part in (np.array([len(arrays)]), headers, *arrays)])
 
 
 def unpacked(message: Bytes) -> list[AnyArray]:
     """Unpack copies of the arrays in a message."""
-    number = int(message[:START].view(np.int64)[1])
-    headers = message[START : START + 8 * HEADER * number].view(np.int64).reshape(number, HEADER)
-    arrays, begin = [], START + headers.nbytes
-    for header in headers:
-        end = begin + size_in_bytes(header)
-        arrays.append(from_bytes(message[begin:end], header))
-        begin = end
+    number = int(message[:8].view(np.int64)[0])
+    begin = 8 + 8 * HEADER * number
+    arrays: list[AnyArray] = []
+    for code, dimensions, *shape in message[8:begin].view(np.int64).reshape(number, HEADER).tolist():
+        array = np.empty(shape[:dimensions], DTYPES[code])
+        as_bytes(array)[:] = message[begin : begin + array.nbytes]
+        begin += array.nbytes
+        arrays.append(array)
     return arrays
 
 
@@ -106,32 +82,22 @@ def broadcast_message(comm: MPI.Intracomm, message: Bytes | None) -> Bytes:
     return received
 
 
-def from_bytes(payload: Bytes, header: Ints) -> AnyArray:
-    """Make a new array from its bytes."""
-    dtype, shape = dtype_and_shape(header)
-    array = np.empty(shape, dtype)
-    array.reshape(-1).view(np.uint8)[:] = payload
-    return array
-
-
-def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None:
-    """Return every rank's array on rank 0, in rank order; None elsewhere. All ranks must have arrived."""
-    headers = np.empty((comm.size, HEADER), np.int64)
-    comm.Allgather(header_of(array), headers)
-    sizes = np.array([size_in_bytes(header) for header in headers], np.int64)
-    received = [np.empty(shape, dtype) for dtype, shape in map(dtype_and_shape, headers)] if comm.rank == 0 else None
-    mine = as_bytes(array)
+def gather_messages(comm: MPI.Intracomm, message: Bytes) -> list[Bytes] | None:
+    """Return every rank's message on rank 0, in rank order; None elsewhere. All ranks must have arrived."""
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([len(message)], np.int64), sizes)
+    received = [np.empty(size, np.uint8) for size in sizes] if comm.rank == 0 else None
     step = max(1, CHUNK // comm.size)
     for start in range(0, int(sizes.max()), step):
         lengths = np.clip(sizes - start, 0, step)
-        if received is None:
-            comm.Gatherv(mine[start : start + step], None, root=0)
-            continue
         ends = np.cumsum(lengths)
-        staging = np.empty(ends[-1], np.uint8)
-        comm.Gatherv(mine[start : start + step], [staging, (lengths, ends - lengths)], root=0)
-        for whole, piece in zip(received, np.split(staging, ends[:-1]), strict=True):
-            whole.reshape(-1).view(np.uint8)[start : start + len(piece)] = piece
+        staging = None if received is None else np.empty(ends[-1], np.uint8)
+        comm.Gatherv(
+            message[start : start + step], None if staging is None else [staging, (lengths, ends - lengths)], root=0
+        )
+        if received is not None and staging is not None:
+            for whole, piece in zip(received, np.split(staging, ends[:-1]), strict=True):
+                whole[start : start + len(piece)] = piece
     return received
 
 
@@ -284,22 +250,6 @@ def total(comm: MPI.Intracomm, value: int) -> int:
     summed = np.empty(1, np.int64)
     comm.Allreduce(np.array([value], np.int64), summed)
     return int(summed[0])
-
-
-def meet_members(world: MPI.Intracomm, ranks: tuple[int, ...], tag: int) -> None:
-    """Wait politely until all these ranks of the world have called this; no other rank takes part."""
-    nothing = np.empty(0, np.uint8)
-    first, others = ranks[0], ranks[1:]
-    if world.rank == first:
-        for rank in others:
-            wait_until(partial(world.Iprobe, source=rank, tag=tag))
-            world.Recv(nothing, source=rank, tag=tag)
-        for rank in others:
-            world.Send(nothing, dest=rank, tag=tag)
-    else:
-        world.Send(nothing, dest=first, tag=tag)
-        wait_until(partial(world.Iprobe, source=first, tag=tag))
-        world.Recv(nothing, source=first, tag=tag)
 
 
 def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,28 +25,23 @@ from fedmpi.mpi.collectives import (
     broadcast_message,
     count_nodes,
     exchange_parts,
-    gather_arrays,
+    gather_messages,
     maximum,
     meet,
     packed,
     total,
     unpacked,
 )
-from fedmpi.mpi.column_rows import DealtRows
 from fedmpi.mpi.device import Load, choose_device, core_mask, cores_allowed, fair_threads
-from fedmpi.mpi.groups import Groups, RankGroup
-from fedmpi.mpi.launch import abort_job, read_launch, short_version, start_mpi
+from fedmpi.mpi.launch import read_launch, short_version, start_mpi
+from fedmpi.mpi.messages import Messages
 from fedmpi.mpi.window import Sum, build_sum, shared_memory_lacks
 
 if TYPE_CHECKING:
     import torch
 
-
 log = logging.getLogger(__name__)
-
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
-
-
 T = TypeVar("T")
 
 
@@ -60,8 +55,7 @@ class Cluster:
         self._load = Load(core_mask() if comms is None else np.asarray(comms.core_masks.any(axis=0)))
         self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
-        self._dealt: DealtRows | None = None
-        self._groups = Groups(None if comms is None else comms.world, self._moved)
+        self._messages: Messages | None = None
         self._board = None
         if comms is not None:
             self._board = board_of(comms.node, comms.world, shared_memory_lacks(LINE * comms.node.size + PAGES * PAGE))
@@ -110,11 +104,11 @@ class Cluster:
         if self._comms is None:
             return list(arrays or ())
         message = packed(arrays) if self.is_server and arrays is not None else None
+        found = None
         if self._board is not None and self.nodes == 1:
             found = self._board.share(message)
         else:
             self.barrier()
-            found = None
         received = unpacked(broadcast_message(self._comms.world, message) if found is None else found)
         self._moved.broadcast += sum(array.nbytes for array in received)
         return list(arrays) if self.is_server and arrays is not None else received
@@ -124,8 +118,12 @@ class Cluster:
         if self._comms is None:
             return [array]
         self.barrier()
-        received = gather_arrays(self._comms.world, array)
-        self._moved.gather += array.nbytes if received is None else sum(part.nbytes for part in received[1:])
+        messages = gather_messages(self._comms.world, packed([array]))
+        if messages is None:
+            self._moved.gather += array.nbytes
+            return None
+        received = [unpacked(message)[0] for message in messages]
+        self._moved.gather += sum(part.nbytes for part in received[1:])
         return received
 
     def exchange(
@@ -139,57 +137,51 @@ class Cluster:
         exchange_parts(self._comms.world, outgoing, sent, incoming, received)
         self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
 
-    def dealt_rows(self) -> DealtRows:
-        """Return the exchange that gives each rank its columns of all ranks' rows, until `close`; first call
-        collective."""
-        if self._dealt is None:
-            self._dealt = DealtRows(None if self._comms is None else self._comms.world, self._moved)
-        return self._dealt
+    def messages(self) -> Messages:
+        """Return the point-to-point messages of a job of several ranks, until `close`; the first call is collective."""
+        assert self._comms is not None
+        self._messages = self._messages or Messages(self._comms.world, self._moved)
+        return self._messages
 
     def maximum(self, value: int) -> int:
         """Return the largest of the ranks' integers, on all ranks."""
         return value if self._comms is None else maximum(self._comms.world, value)
 
-    def sum_buffer(self, count: int, dtype: DTypeLike) -> AnyArray:
-        """Return this rank's slot of a buffer that the next `reduce` sums.
+    def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device | None = None) -> torch.Tensor:
+        """Return this rank's slot of a buffer that the next `reduce_tensor` sums.
 
-        The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
-        slot with its last content. Slots are valid until `close`.
-        """
-        return np.asarray(self._use_sum(count, dtype, None).slot)
-
-    def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
-        """Return `sum_buffer` for values made on a device: the slot as a tensor there, or in host memory if sums are
-        computed there.
+        The slot is on the device, or in host memory if sums are computed there. The first call for a length, type and
+        device is collective and builds the buffer (zeros); later calls return the same slot with its last content.
+        Slots are valid until `close`.
         """
         import torch
 
-        return torch.as_tensor(self._use_sum(count, dtype, device).slot)
+        dtype = np.dtype(dtype)
+        if dtype not in SUM_DTYPES:
+            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
+        key = (count, dtype, str(device or "cpu"))
+        if key not in self._sums:
+            away = not self.server_trains
+            self._sums[key] = build_sum(
+                self._comms, self._reduction, count, dtype, self._moved, device, self.mpi, self._board, away
+            )
+        self._current = self._sums[key]
+        return torch.as_tensor(self._current.slot)
 
-    def reduce(self) -> AnyArray:
-        """Return the sum over all ranks of the slots last requested, bit-identical on every rank.
+    def reduce_tensor(self) -> torch.Tensor:
+        """Return the read-only sum over all ranks of the slots last requested, bit-identical on every rank.
 
         On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
         library's.
         """
-        result = np.asarray(self._reduced().result).view()
-        result.flags.writeable = False
-        return result
-
-    def reduce_tensor(self) -> torch.Tensor:
-        """Return `reduce` as a read-only tensor in the same memory as that of `sum_tensor`."""
         import torch
 
-        return torch.as_tensor(self._reduced().result)
-
-    def groups(self, wanted: Sequence[Sequence[int]]) -> list[RankGroup | None]:
-        """Return the sub-communicators of exactly these ranks, in this order; None for those without this rank.
-
-        Called by all ranks with the same groups. They are valid until the next call: the most recently used ones keep
-        their communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
-        beyond that share one communicator, so messages between two ranks need different tags in different groups.
-        """
-        return self._groups.get([tuple(int(rank) for rank in ranks) for ranks in wanted], self.rank)
+        if self._current is None:
+            raise RuntimeError("ask for a sum_tensor before reduce_tensor")
+        if self._messages is not None:
+            self._messages.end_round()
+        self._current.reduce()
+        return torch.as_tensor(self._current.result)
 
     @property
     def bytes_moved(self) -> BytesMoved:
@@ -219,7 +211,7 @@ class Cluster:
         return max(0.0, (busy - own) / passed)
 
     def device(self, request: str = "auto") -> torch.device:
-        """Return the torch device of this rank, made the current one; see `resources.choose_device`."""
+        """Return the torch device of this rank, made the current one."""
         device = choose_device(request, self.node_rank)
         if device.type == "cuda":
             import torch
@@ -228,55 +220,20 @@ class Cluster:
         return device
 
     def close(self) -> None:
-        """Free buffers, groups and communicators; collective.
+        """Free buffers, messages and communicators; collective.
 
-        Results of `sum_buffer`, `reduce` and `groups` become invalid. Unfinished messages of a group are safe only if
-        the sender closes (or reduces) before it ends.
+        Results of `sum_tensor` and `reduce_tensor` become invalid. Unfinished messages are safe only if the sender
+        closes (or reduces) before it ends.
         """
-        if self._dealt is not None:
-            self._dealt.close()
-            self._dealt = None
-        self._groups.close()
+        if self._messages is not None:
+            self._messages.close()
         for summed in self._sums.values():
             summed.close()
+        if self._board is not None:
+            self._board.close()
         if self._comms is not None:
-            if self._board is not None:
-                self._board.close()
             self._comms.free()
-        self._sums, self._current, self._comms = {}, None, None
-        self._board = None
-
-    def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
-        """Return the sum of this kind, built at its first use, which the next `reduce` sums."""
-        dtype = np.dtype(dtype)
-        if dtype not in SUM_DTYPES:
-            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
-        key = (count, dtype, str(device or "cpu"))
-        if key not in self._sums:
-            self._sums[key] = build_sum(
-                self._comms,
-                self._reduction,
-                count,
-                dtype,
-                self._moved,
-                device,
-                self.mpi,
-                self._board,
-                server_away=not self.server_trains,
-            )
-        self._current = self._sums[key]
-        return self._current
-
-    def _reduced(self) -> Sum:
-        if self._current is None:
-            raise RuntimeError("ask for a sum_buffer before reduce")
-        self._groups.end_round()
-        self._current.reduce()
-        return self._current
-
-    def abort(self, code: int) -> NoReturn:
-        """End the whole job now with this exit code."""
-        abort_job(code)
+        self._sums, self._current, self._comms, self._board, self._messages = {}, None, None, None, None
 
 
 def who_runs() -> str:

@@ -39,15 +39,13 @@ from fedmpi.mpi.collectives import (
     total,
 )
 
-CUDA = 0
-"""MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
-
-
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
 
+CUDA = 0
+"""MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
 BLOCK = 32 << 10
 CACHE_LINE = 64
 log = logging.getLogger(__name__)
@@ -78,18 +76,32 @@ class Sum(Protocol):
 
 
 class AllreduceSum:
-    """Sum by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy."""
+    """Sum of tensors by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy.
 
-    def __init__(self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, moved: BytesMoved):
-        self.slot, self.result = np.zeros(count, dtype), np.zeros(count, dtype)
+    If the tensors are on a GPU, MPI receives their addresses.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
+    ):
+        import torch
+
+        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
+        self.result = torch.zeros_like(self.slot)
         self._comm, self._moved = comm, moved
 
     def reduce(self) -> None:
-        np.copyto(self.result, self.slot)
-        if self._comm is not None:
-            meet(self._comm)
-            allreduce_in_place(self._comm, self.result)
-            self._moved.allreduce += self.result.nbytes
+        if self._comm is None:
+            self.result.copy_(self.slot)
+            return
+        if self.slot.is_cuda:  # MPI does not know the stream of the kernels that use slot and result
+            import torch
+
+            torch.cuda.synchronize(self.slot.device)
+        meet(self._comm)
+        for part in pieces(len(self.slot)):
+            self._comm.Allreduce(self.slot[part], self.result[part])
+        self._moved.allreduce += self.result.numel() * self.result.element_size()
 
     def close(self) -> None:
         pass
@@ -200,16 +212,14 @@ def choose_reduction(
 ) -> tuple[Reduction, str]:
     """Decide between the window and Allreduce."""
     if wanted != "auto":
-        return wanted, "as asked for"
+        return wanted, "as configured"
     if ranks_on_node == 1:
         return "allreduce", "no two ranks share a node"
-    least = WINDOW_FROM_BYTES_CROWDED if ranks_on_node > cores else WINDOW_FROM_BYTES
     if board:
         return "window", "the ranks of a node share memory in which they meet"
-    where = f"{ranks_on_node} ranks on the {cores} cores of a node"
-    if nbytes < least:
-        return "allreduce", f"with {where} shared memory pays from {least >> 10} KiB on"
-    return "window", f"shared memory pays with {where}"
+    least = WINDOW_FROM_BYTES_CROWDED if ranks_on_node > cores else WINDOW_FROM_BYTES
+    way: Reduction = "window" if nbytes >= least else "allreduce"
+    return way, f"shared memory is faster from {least >> 10} KiB on with {ranks_on_node} ranks on {cores} cores"
 
 
 def build_sum(
@@ -224,14 +234,10 @@ def build_sum(
     server_away: bool = False,
 ) -> Sum:
     """Build a buffer that is summed over the ranks; collective, and the choice is logged."""
-    if comms is not None:
-        for value in (count, dtype.num):
-            if maximum(comms.world, value) != -maximum(comms.world, -value):
-                raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
-    if agree_on_device(comms, wanted, device, library):
-        return DeviceSum(None if comms is None else comms.world, count, dtype, device, moved)
-    if comms is None:
-        return AllreduceSum(None, count, dtype, moved)
+    on_device = agree_on_device(comms, wanted, device, library)
+    if comms is None or on_device:
+        world = None if comms is None else comms.world
+        return AllreduceSum(world, count, dtype, device if on_device else None, moved)
     nbytes = count * dtype.itemsize
     way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores, board is not None)
     crowded = server_away and comms.largest_node > comms.fewest_cores
@@ -242,7 +248,7 @@ def build_sum(
     if comms.world.rank == 0:
         level = logging.WARNING if isinstance(shared, str) else logging.INFO
         log.log(level, "sums of %d %s (%.1f MB) go through the %s: %s", count, dtype, nbytes / 1e6, way, reason)
-    return shared if isinstance(shared, WindowSum) else AllreduceSum(comms.world, count, dtype, moved)
+    return shared if isinstance(shared, WindowSum) else AllreduceSum(comms.world, count, dtype, None, moved)
 
 
 def shared_memory_lacks(nbytes: int) -> bool:
@@ -276,40 +282,6 @@ def _share_memory(
     return shared
 
 
-class DeviceSum:
-    """Sum of tensors on their device; MPI receives their addresses."""
-
-    def __init__(
-        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
-    ):
-        import torch
-
-        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
-        self.result = torch.zeros_like(self.slot)
-        self._comm = comm
-        self._moved = moved
-
-    def reduce(self) -> None:
-        if self._comm is None:
-            self.result.copy_(self.slot)
-            return
-        self._finish_kernels()
-        meet(self._comm)
-        for part in pieces(len(self.slot)):
-            self._comm.Allreduce(self.slot[part], self.result[part])
-        self._moved.allreduce += self.result.numel() * self.result.element_size()
-
-    def close(self) -> None:
-        pass
-
-    def _finish_kernels(self) -> None:
-        """Finish kernels that write the slot or read the last result, because MPI does not know their stream."""
-        if self.slot.is_cuda:
-            import torch
-
-            torch.cuda.synchronize(self.slot.device)
-
-
 def cuda_aware() -> bool:
     """Return whether the loaded MPI library reports that it reads and writes GPU memory.
 
@@ -335,7 +307,7 @@ def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: b
                 f'cluster.reduction = "device" needs a CUDA-aware MPI where tensors are on GPUs, which {library} is '
                 'not: choose "auto"'
             )
-        return True, "as asked for"
+        return True, "as configured"
     if wanted != "auto":
         return False, f'cluster.reduction = "{wanted}"'
     if not readable:
@@ -353,6 +325,6 @@ def agree_on_device(comms: Communicators | None, wanted: Reduction, device: torc
     everywhere = total(comms.world, int(readable)) == ranks
     decided, reason = sums_on_device(wanted, ranks, accelerators, everywhere, library)
     if accelerators and comms.world.rank == 0:
-        way = "summed where they lie" if decided else "staged through pinned host memory"
+        way = "summed on their device" if decided else "staged through pinned host memory"
         log.info("sums: device tensors %s: %s", way, reason)
     return decided

@@ -91,9 +91,7 @@ def ending_together() -> Iterator[None]:
     except BaseException as error:
         if world_rank() is not None:
             code, why, shared = _ending_of(error)
-            if not (
-                shared and agree_on_end(code, crc32(why.encode(errors="backslashreplace")), SECONDS_TO_AGREE_ON_ERROR)
-            ):
+            if not (shared and _all_end_so(code, why, SECONDS_TO_AGREE_ON_ERROR)):
                 _print_error(why or ENDS_ALONE.format(code))
                 abort_job(code or OUR_FAULT)
         raise
@@ -126,19 +124,15 @@ def stall_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 def _ending_of(error: BaseException) -> tuple[int, str, bool]:
     """Return the exit code, the message, and whether all ranks may raise the same error."""
     if isinstance(error, SystemExit):
-        return *_exit_code(error), True
+        return (OUR_FAULT, error.code, True) if isinstance(error.code, str) else (error.code or DONE, "", True)
     if isinstance(error, OutputLost):
         return (UNREAD, "", True) if error.unread else (OUR_FAULT, f"error: {error}", True)
-    if isinstance(error, RunFailure):
-        return OUR_FAULT, f"error: {error}", True
-    if isinstance(error, UserError):
-        return USER_ERROR, f"error: {error}", True
-    if isinstance(error, RanksDisagree | Divergence):
-        return OUR_FAULT, f"error: {error}", True
-    if isinstance(error, ComponentFailure):
-        return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
-    if isinstance(error, ClientFailure):
-        return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False
+    if isinstance(error, UserError | RanksDisagree | Divergence):
+        ours = isinstance(error, RunFailure) or not isinstance(error, UserError)
+        return OUR_FAULT if ours else USER_ERROR, f"error: {error}", True
+    if isinstance(error, ComponentFailure | ClientFailure):
+        lines = error.trace if isinstance(error, ComponentFailure) else _users_lines(error.__cause__)
+        return OUR_FAULT, f"error: {error}\n{lines}".rstrip(), isinstance(error, ComponentFailure)
     if isinstance(error, ImportError):
         return OUR_FAULT, f"error: a package cannot be loaded ({raised(error)}): see `fedmpi doctor`", True
     if isinstance(error, KeyboardInterrupt):
@@ -149,19 +143,21 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
 def _users_lines(cause: BaseException | None) -> str:
     """Return the lines of a traceback from the first line of the user's code on; "" if there is none."""
     frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-    foreign = [place for place, frame in enumerate(frames) if not _installed(Path(frame.filename))]
+    installed = ("site-packages", "dist-packages")
+    foreign = [
+        place
+        for place, path in enumerate(Path(frame.filename) for frame in frames)
+        if path.exists() and PACKAGE not in path.parents and not any(part in installed for part in path.parts)
+    ]
     return "".join(traceback.format_list(frames[foreign[0] :])).rstrip() if foreign else ""
 
 
-def _installed(path: Path) -> bool:
-    """Check whether a file belongs to fedmpi, to an installed package or to Python."""
-    return PACKAGE in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or not path.exists()
+def _all_end_so(code: int, why: str, limit: float | None) -> bool:
+    return agree_on_end(code, crc32(why.encode(errors="backslashreplace")), limit)
 
 
 def _end(code: int, why: str) -> int:
-    limit = SECONDS_TO_AGREE.get(code, SECONDS_TO_AGREE_ON_ERROR)
-    together = agree_on_end(code, crc32(why.encode(errors="backslashreplace")), limit)
-    if together:
+    if _all_end_so(code, why, SECONDS_TO_AGREE.get(code, SECONDS_TO_AGREE_ON_ERROR)):
         if why and not world_rank():
             _write(why)
         return code
@@ -169,12 +165,6 @@ def _end(code: int, why: str) -> int:
         return code  # another rank failed, and ends the job
     _print_error(why or ENDS_ALONE.format(code))
     abort_job(code)
-
-
-def _exit_code(stop: SystemExit) -> tuple[int, str]:
-    if isinstance(stop.code, str):
-        return OUR_FAULT, stop.code
-    return stop.code or DONE, ""
 
 
 def _mismatch(error: LauncherMismatch) -> int:

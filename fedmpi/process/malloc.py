@@ -18,11 +18,9 @@ from typing import Any
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4  # malloc.h
 NOTHING = -1
 """Value of a threshold that returns nothing of the heap's top to the system."""
-KEPT_BYTES = 1 << 30
-"""Free memory in bytes that a process keeps after a run."""
 GROWTH_BYTES = 16 << 20
 LARGEST_FROM_HEAP = 32 << 20  # the maximum of glibc
-BLOCKS_FROM_SYSTEM = 65536  # glibc's default limit of their number
+BLOCKS_FROM_SYSTEM, DEFAULT_TRIM_THRESHOLD = 65536, 128 << 10  # glibc's defaults
 USERS_OWN = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
@@ -31,35 +29,23 @@ USERS_OWN = (
     "GLIBC_TUNABLES",
 )
 IN_A_RUN = ((MMAP_THRESHOLD, LARGEST_FROM_HEAP), (TOP_PAD, GROWTH_BYTES), (MMAP_MAX, 0), (TRIM_THRESHOLD, NOTHING))
-BEHIND_IT = ((MMAP_MAX, BLOCKS_FROM_SYSTEM), (TRIM_THRESHOLD, KEPT_BYTES))
-
-
-_runs: list[bool] = []
-"""Current runs, nested if `on_round` starts one; threads run one at a time."""
-
-
-class _Counts(ctypes.Structure):
-    """Memory statistics of glibc (struct mallinfo2)."""
-
-    _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
+AFTERWARDS = ((MMAP_MAX, BLOCKS_FROM_SYSTEM), (TRIM_THRESHOLD, DEFAULT_TRIM_THRESHOLD))
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[bool]:
-    """Make glibc keep all freed memory within the context; afterwards at most `KEPT_BYTES` stay with the process.
+    """Make glibc keep all freed memory within the context; afterwards it returns to the system.
 
     The context gives whether this works: other C libraries, and users' own glibc settings, are left unchanged.
     """
     library = _library()
     kept = library is not None and _set(library, IN_A_RUN)
-    _runs.append(kept)
     try:
         yield kept
     finally:
-        _runs.pop()
-        if library is not None and kept and not _runs:
-            _set(library, BEHIND_IT)
-            _give_back(library)
+        if library is not None and kept:
+            _set(library, AFTERWARDS)
+            library.malloc_trim(0)
 
 
 @cache
@@ -72,12 +58,3 @@ def _library() -> Any:
 
 def _set(library: Any, wanted: tuple[tuple[int, int], ...]) -> bool:
     return all(library.mallopt(option, value) == 1 for option, value in wanted)
-
-
-def _give_back(library: Any) -> None:
-    """Return all free memory to the system if it exceeds `KEPT_BYTES` (glibc reports it from 2.33 on)."""
-    if hasattr(library, "mallinfo2"):
-        mallinfo2 = library.mallinfo2
-        mallinfo2.restype = _Counts
-        if mallinfo2().fordblks > KEPT_BYTES:
-            library.malloc_trim(0)

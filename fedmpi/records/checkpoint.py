@@ -11,8 +11,8 @@ import copy
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ SET_ASIDE = ".damaged"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on: the next round, tensors by name, and the header."""
+    """State from which a run resumes: the next round, tensors by name, and the header."""
 
     next_round: int
     tensors: dict[str, Tensor]
@@ -44,13 +44,13 @@ class Checkpoint:
 
 
 def copied(next_round: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Checkpoint:
-    """A checkpoint of what these are now, in memory of its own."""
+    """Return a checkpoint with copies of these values."""
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     return Checkpoint(next_round, copies, copy.deepcopy(dict(header)))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint atomically in the folder, made in one that is there, and delete all but the newest `keep`."""
+    """Write a checkpoint atomically, and delete all but the newest `keep`; only the folder itself may be missing."""
     make_inner_folder(folder)
     path = folder / f"round-{checkpoint.next_round:08d}.safetensors"
     header = {
@@ -73,16 +73,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def clients_file(folder: Path, checkpoint: Path | int) -> Path:
-    """Where the clients' state of a checkpoint lies, given its own file or the round that it goes on with."""
+    """Return the file of the clients' state of a checkpoint, given its own file or its next round."""
     number = f"{checkpoint:08d}" if isinstance(checkpoint, int) else checkpoint.stem.removeprefix("round-")
     return folder / f"clients-{number}.safetensors"
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a folder, or None when there is none.
+    """Return the newest undamaged checkpoint of a folder, or None if there is no checkpoint.
 
-    Damaged ones that are newer are renamed to NAME.damaged, with a warning each, so that the run that goes on from an
-    older one neither counts nor meets them again.
+    Newer, damaged ones are renamed to NAME.damaged, with a warning each.
     """
     paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
     damaged = []
@@ -106,20 +105,20 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def _check_clients(path: Path, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose clients' state is missing or differs from what was written."""
+    """Reject a checkpoint if its clients' state is missing or has changed."""
     digest, beside = checkpoint.header.get("clients"), clients_file(path.parent, path)
     if digest and file_digest(beside) != digest:
         raise ValueError(f"{beside.name} beside it differs from what was written")
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file; OSError where it cannot be read."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The content of one checkpoint file."""
+    """Read a checkpoint file."""
     if not path.is_file():
         raise ValueError("it is no file")
     whole = path.read_bytes()
@@ -155,7 +154,7 @@ def _entry(digest: str) -> bytes:
 
 
 def _digest_without(content: memoryview, place: int) -> str:
-    """The SHA-256 of a file with zeros for the checksum at `place`."""
+    """Return the SHA-256 of a file with zeros for the checksum at `place`."""
     summed = hashlib.sha256(content[:place])
     summed.update(b"0" * DIGITS)
     summed.update(content[place + DIGITS :])
@@ -163,41 +162,32 @@ def _digest_without(content: memoryview, place: int) -> str:
 
 
 class Beside:
-    """A thread for one piece of work after another, each waited for before the next begins."""
+    """Background thread for one piece of work at a time."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._work: Future[object] | None = None
 
     def start(self, work: Callable[[], object]) -> None:
-        """Begin a piece of work; waits for the one before and raises what that one raised."""
+        """Start a piece of work after the previous one, the error of which is raised."""
         self.wait()
-
-        def done() -> None:
-            try:
-                work()
-            except BaseException as failure:
-                self._failure = failure
-
-        self._thread = threading.Thread(target=done, name="fedmpi-checkpoint")
-        self._thread.start()
+        thread = ThreadPoolExecutor(1, "fedmpi-checkpoint")
+        self._work = thread.submit(work)
+        thread.shutdown(wait=False)
 
     def check(self) -> None:
-        """Raise what the work has raised, if it is over; does not wait."""
-        if self._thread is not None and not self._thread.is_alive():
+        """Raise the error of finished work; does not wait."""
+        if self._work is not None and self._work.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the work, and raise what it raised."""
-        if self._thread is not None:
-            self._thread.join()
-        failure, self._thread, self._failure = self._failure, None, None
-        if failure is not None:
-            raise failure
+        """Wait for the work, and raise its error."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
 
 
 def model_file(module: nn.Module) -> bytes:
-    """The bytes of model.safetensors."""
+    """Return the bytes of model.safetensors."""
     check_values(module)
     tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
@@ -216,7 +206,7 @@ def model_file(module: nn.Module) -> bytes:
 
 
 def load_model(module: nn.Module, path: Path) -> None:
-    """Give a freshly built module the values of model.safetensors."""
+    """Load the parameters of model.safetensors into a freshly built module."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")

@@ -1,6 +1,6 @@
-"""What a run has come to: its records, scores and summary (rank 0), and the same read again from its folder.
+"""History of a run on rank 0: records, scores and summary; and the same read again from the run folder.
 
-With a run folder the records are in RUN/metrics.jsonl; without one they are kept here, each as the line it would be.
+With a run folder the records are in RUN/metrics.jsonl; without one they are kept here, each as its line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
 SCORES = ("test_", "val_", "client_accuracy_", "client_loss_", "client_tuned_")
-"""How names of scores begin."""
+"""Prefixes of the names of scores."""
 SPENT = ("update_epsilon", "size_epsilon_max", "size_epsilon_mean")
-"""Privacy that a record says has been spent so far."""
+"""Keys of the privacy spent so far."""
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
 class History:
-    """The finished rounds of a run, and what is told about them in the end."""
+    """Finished rounds of a run, and their summary."""
 
     def __init__(self, config: Config, keeps: bool):
         self.config = config
@@ -55,21 +55,21 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """Since the run began, interruptions left out."""
+        """Seconds since the run began, without interruptions."""
         return self.seconds_before + time.perf_counter() - self._started
 
     @property
     def records(self) -> list[Record]:
-        """Copies of the records that are kept."""
+        """Copies of the records in memory."""
         return [json.loads(line) for line in self._lines or ()]
 
     def see(self, clients: Columns) -> None:
-        """Take in what was found out about single clients after a round."""
+        """Add the evaluation of single clients after a round."""
         if self._lines is not None:
             self.clients.append(clients)
 
     def add(self, record: Record) -> None:
-        """Take in one finished round."""
+        """Add a finished round."""
         self.rounds += 1
         if self._lines is not None:
             self._lines.append(as_line(record))
@@ -89,7 +89,7 @@ class History:
             self._best = record
 
     def summary(self, facts: Record) -> Record:
-        """Final and best scores, seconds, samples, privacy, bytes over the whole run, and the facts of the run."""
+        """Return final and best scores, seconds, samples, privacy and bytes of the whole run, and the given facts."""
         parts, score = dict.fromkeys(("test", self._judge)), self._kind.score
         summary: Record = {
             "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
@@ -110,7 +110,7 @@ class History:
         return dict(json_value(summary))
 
     def _cost_to_target(self, target: float) -> Record:
-        """Rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
+        """Return rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
         cost = cost_to_target(self._accuracies, self._round_bytes, target)
         return {
             "rounds_to_target": cost.rounds if cost else None,
@@ -119,12 +119,12 @@ class History:
 
 
 def as_line(record: Record) -> bytes:
-    """The record as one line of strict JSON, its end included."""
+    """Return the record as one line of strict JSON."""
     return json.dumps(json_value(record), allow_nan=False).encode() + b"\n"
 
 
 def json_value(value: Any) -> Any:
-    """The value as strict JSON can hold it: numbers that are infinite or not a number become null."""
+    """Return the value for strict JSON: infinite numbers and NaN become null."""
     if isinstance(value, dict):
         return {key: json_value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -133,7 +133,7 @@ def json_value(value: Any) -> Any:
 
 
 def clients_as_text(clients: Ints) -> str:
-    """The text of clients (m,), sorted and each once; "" of none."""
+    """Return sorted, distinct clients (m,) as text such as "0-3 7"; "" for none."""
     if not len(clients):
         return ""
     first = np.flatnonzero(np.diff(clients, prepend=clients[0] - 2) != 1)
@@ -143,7 +143,7 @@ def clients_as_text(clients: Ints) -> str:
 
 
 def clients_from_text(text: str) -> Ints:
-    """The clients (m,) of such a text."""
+    """Return the clients (m,) of a text made by `clients_as_text`."""
     ends = [run.split("-") for run in text.split()]
     if any(len(run) > 2 for run in ends):
         raise ValueError(f"{text[:40]!r} does not name clients")
@@ -156,29 +156,24 @@ def clients_from_text(text: str) -> Ints:
 
 
 def largest_client(text: str) -> int:
-    """The largest number in such a text, which is not spelt out for that; -1 of none."""
+    """Return the largest client in such a text; -1 for none."""
     return max(map(int, re.findall(r"\d+", text)), default=-1)
 
 
-NUMBERS = (
-    *("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS), "participants", "train_loss"),
-    *("size_true", "size_estimate"),
-)
-"""What reports add up over the rounds, or show of each; so they do with what begins as `SCORES`."""
 LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
 """Numbers of a round's ranks, mediators and strata."""
-ALWAYS, SOMETIMES = ("wall_seconds", "bytes_total"), ("best_round", "rounds_to_target", "megabytes_to_target")
-"""Numbers of a summary that are shown; of the latter there may be none."""
+NUMBERS = re.compile(
+    r"(virtual_)?seconds|wall_seconds|bytes_.+|samples|participants|train_loss|size_(true|estimate)|best_round"
+    r"|(best_)?(test|val)_.+|client_(tuned_)?(accuracy|loss)_.+|(rounds|megabytes)_to_target"
+)
+"""Keys of numbers in records and summaries."""
 PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
-NEIGHBOURS = re.compile(r"(\d+)-(\d+)")
 LARGEST = 2**63
-"""Of whole numbers: none that is counted comes close to it, and a float can hold it."""
+"""Bound of integers: no count comes close to it, and a float can represent it."""
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
-    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that
-    is not whole is left out.
-    """
+    """Return the first `rounds` records in RUN/metrics.jsonl, or all; an incomplete last line is ignored."""
     path = folder / "metrics.jsonl"
     try:
         lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
@@ -188,7 +183,7 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
 
 
 def read_summary(path: Path) -> Record:
-    """The summary in RUN/summary.json, or what a sweep has noted beside it; empty where there is none."""
+    """Return the summary in RUN/summary.json, or a sweep's note beside it; empty if there is none."""
     try:
         return _summary(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
     except (OSError, ValueError, RecursionError) as error:
@@ -196,7 +191,7 @@ def read_summary(path: Path) -> Record:
 
 
 def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
-    """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
+    """Return whether a run with a summary finished all rounds, or `on_round` ended it earlier."""
     try:
         rounds = tomllib.loads(read_plain(path).decode("utf-8")).get("rounds", 0)
     except (OSError, ValueError, RecursionError) as error:
@@ -209,58 +204,48 @@ def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
 
 
 def read_record(line: bytes) -> Record:
-    """The record in a line of RUN/metrics.jsonl."""
+    """Return the record in a line of RUN/metrics.jsonl."""
     record = _table(json.loads(line))
     round = record.get("round")
     if not isinstance(round, int) or not _is_number(round):
-        raise ValueError(f"round = {_cut(round)} in a record")
-    for key, value in record.items():
-        if not _suits(key, value):
-            raise ValueError(f"{key} = {_cut(value)} in the record of round {round}")
-    strata, allocation = record.get("stratum_sizes") or [], record.get("allocation")
-    if allocation and len(strata) != len(allocation):
+        raise ValueError(f"round = {round!r} in a record")
+    _check(record, f" in the record of round {round}")
+    clients, strata = record.get("clients", ""), record.get("stratum_sizes") or []
+    if not isinstance(clients, str) or PARTICIPANTS.fullmatch(clients) is None:
+        raise ValueError(f"clients = {clients!r} in the record of round {round}")
+    if (allocation := record.get("allocation")) and len(strata) != len(allocation):
         raise ValueError(f"{len(strata)} stratum_sizes and {len(allocation)} in allocation of round {round}")
     return record
 
 
-def _suits(key: str, value: Any) -> bool:
-    """Whether a key of a record has a value of its kind; those of the user's own any but a very long number."""
-    if value is None:
-        return key != "clients"
-    if key in LISTS:
-        return isinstance(value, list) and all(map(_is_number, value))
-    if key == "phase_seconds":
-        return isinstance(value, dict) and all(map(_is_number, value.values()))
-    if key == "clients":
-        named = isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
-        return named and all(int(first) <= int(last) for first, last in NEIGHBOURS.findall(value))
-    if key in NUMBERS or key.startswith(SCORES):
-        return _is_number(value)
-    return not isinstance(value, int) or -LARGEST < value < LARGEST
-
-
 def _summary(read: Any) -> Record:
     summary = _table(read)
-    final, moved = summary.get("final"), summary.get("mpi_bytes", {"total": 0})
-    for key, value in {**(final if isinstance(final, dict) else {}), **summary}.items():
-        shown = key in (*ALWAYS, *SOMETIMES) or key.startswith((*SCORES, "best_test_", "best_val_"))
-        if shown and not _is_number(value) and (value is not None or key in ALWAYS):
-            raise ValueError(f"{key} = {_cut(value)}")
+    final, moved, clients = summary.get("final"), summary.get("mpi_bytes", {"total": 0}), summary.get("clients", 1)
+    _check({**(final if isinstance(final, dict) else {}), **summary})
     if not isinstance(moved, dict) or not _is_number(moved.get("total")):
-        raise ValueError(f"mpi_bytes = {_cut(moved)}")
-    clients = summary.get("clients", 1)
+        raise ValueError(f"mpi_bytes = {moved!r}")
     if isinstance(clients, int) and not 0 < clients < LARGEST:
-        raise ValueError(f"clients = {_cut(clients)}")
+        raise ValueError(f"clients = {clients!r}")
     return summary
 
 
+def _check(table: Record, where: str = "") -> None:
+    """Require numbers where reports expect some; None stands for no number."""
+    for key, value in table.items():
+        if value is None:
+            continue
+        if key in LISTS:
+            right = isinstance(value, list) and all(map(_is_number, value))
+        elif key == "phase_seconds":
+            right = isinstance(value, dict) and all(map(_is_number, value.values()))
+        else:
+            right = NUMBERS.fullmatch(key) is None or _is_number(value)
+        if not right:
+            raise ValueError(f"{key} = {value!r}{where}")
+
+
 def _is_number(value: Any) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return -LARGEST < value < LARGEST if whole else isinstance(value, float)
-
-
-def _cut(value: Any) -> str:
-    return repr(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number of very many digits"
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= LARGEST
 
 
 def _table(read: Any) -> Record:

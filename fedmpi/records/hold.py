@@ -1,7 +1,6 @@
-"""One run at a time writes to a folder: a lock file, RUN/.lock, which names the process and the host of its owner.
+"""Folder lock: a file RUN/.lock with the process and the host of its owner, so that one run writes to a folder.
 
-The file system grants making the file to one process only. The lock of a process of this host that is gone is taken
-over; whether a process of another host is gone only the user can say.
+The lock of a process of this host that has ended is taken over. Only the user can know about other hosts.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from fedmpi.common.files import read_plain
 
 FOLDER = ".lock"
 SECONDS = 1.5
-"""To find out whether the owner of a lock is gone, and to take its place: rank 0 may outlive its launcher briefly."""
+"""Seconds to wait for a lock: rank 0 may outlive its launcher briefly."""
 
 
 def owner_of(run: Path) -> str | None:
-    """The run that writes to a folder, in words; None where none does."""
+    """Return the owner of a folder's lock in words; None if it is free."""
     if not os.path.lexists(run / FOLDER):
         return None
     try:
@@ -33,7 +32,7 @@ def owner_of(run: Path) -> str | None:
 
 
 def refuse_held(run: Path) -> None:
-    """Refuse a folder that another run writes to."""
+    """Reject a folder that another run writes to."""
     try:
         owner = owner_of(run)
     except OSError as error:
@@ -43,7 +42,7 @@ def refuse_held(run: Path) -> None:
 
 
 class Hold:
-    """This process's lock of a folder, from the making of the object until `release`."""
+    """Lock of a folder, from the construction until `release`."""
 
     def __init__(self, run: Path):
         self.run, self.path = run, run / FOLDER
@@ -56,22 +55,21 @@ class Hold:
         self._made = self.path.stat().st_ino
 
     def check(self) -> None:
-        """Make sure that the folder is still this run's, before anything is written there."""
+        """Require before a write that the folder and its lock are still there."""
         with suppress(FileNotFoundError, NotADirectoryError):
             if self.path.stat().st_ino == self._made:
                 return
         if not self.run.is_dir():
             raise RunFailure(
-                f"the run folder {self.run} has vanished: what was not copied is lost; put a copy back and continue "
-                f"with --resume --out {self.run}, or start anew"
+                f"the run folder {self.run} has vanished. Put a copy back and continue with --resume --out {self.run}"
             )
         raise RunFailure(
-            f"{self.path} was removed while the run went on, so another one may write to {self.run} too: continue with "
-            f"--resume --out {self.run}"
+            f"{self.path} was removed during the run, so another run may write to {self.run}. Continue with --resume "
+            f"--out {self.run}"
         )
 
     def release(self) -> None:
-        """Let others have the folder."""
+        """Release the lock."""
         with suppress(OSError):
             self._lock.release()
 
@@ -89,7 +87,7 @@ def _in_use(run: Path, owner: str) -> UserError:
 
 
 def _described(path: Path) -> str:
-    """The owner as the lock file names it: process, host, and since when."""
+    """Return the owner in the lock file: process, host and start."""
     try:
         number, host, *_ = read_plain(path, 4096).decode().splitlines()
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(path.stat().st_mtime))

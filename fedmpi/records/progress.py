@@ -1,4 +1,4 @@
-"""What a run shows while it works: a progress bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of a run: a bar on a terminal, otherwise a line every few seconds; and the table at its end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedmpi.common.terminal import console, on_terminal, paragraph, readable_dur
 log = logging.getLogger("fedmpi")
 
 ROUNDS_OF_OUTLOOK, SECONDS_OF_OUTLOOK = 5, 60.0
-"""How many rounds, or seconds of them, are enough to tell how long a run will take."""
+"""Rounds, or their seconds, after which the duration of a run is estimated."""
 LONG_WORK = 2 * 86_400.0
-"""Seconds of work that are worth a warning."""
+"""Remaining seconds from which a run is worth a warning."""
 MEASURED = {
     "macro_f1": "macro-F1",
     "perplexity": "perplexity",
@@ -32,7 +32,7 @@ MEASURED = {
 
 
 class RoundDisplay(Protocol):
-    """Shows rounds as they are finished."""
+    """Display of finished rounds."""
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a finished round."""
@@ -42,12 +42,12 @@ class RoundDisplay(Protocol):
 
 
 def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> RoundDisplay:
-    """A bar where standard output is the user's own terminal, plain lines otherwise."""
+    """Return a bar if standard output is the user's own terminal, plain lines otherwise."""
     return _Bar(rounds, first) if on_terminal() and not launched else _Lines(rounds, first, interval)
 
 
 class _Bar:
-    """One line at the bottom that is redrawn; what is printed meanwhile appears above it."""
+    """Line at the bottom that is redrawn; other output appears above it."""
 
     def __init__(self, rounds: int, first: int):
         place = Column(no_wrap=True, min_width=len(f"round {rounds}/{rounds}"))  # narrow terminals cut the facts
@@ -98,14 +98,14 @@ def _facts(record: dict[str, Any]) -> list[str]:
 
 
 class Outlook:
-    """Warns once, after the first rounds, where the rest of a run will take days."""
+    """Warning after the first rounds if the rest of a run will take days."""
 
     def __init__(self, rounds: int, first: int):
         self._rounds, self._warned = rounds, False
         self._seconds: list[float] = []
 
     def update(self, record: dict[str, Any]) -> None:
-        """Take note of a finished round; the first, which loads and tries, does not count where there are others."""
+        """Add a finished round; the first, which loads, does not count if there are others."""
         if self._warned:
             return
         self._seconds.append(record["seconds"])
@@ -126,7 +126,7 @@ class Outlook:
 
 @contextmanager
 def shown_warnings() -> Iterator[None]:
-    """Within: fedmpi's warnings are printed on standard error."""
+    """Print fedmpi's warnings on standard error within the context."""
     handler, log = TerminalWarnings(), logging.getLogger("fedmpi")
     log.addHandler(handler)
     try:
@@ -136,7 +136,7 @@ def shown_warnings() -> Iterator[None]:
 
 
 class TerminalWarnings(logging.Handler):
-    """Shows warnings on standard error, above the progress bar if there is one."""
+    """Handler that prints warnings on standard error, above a progress bar."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -149,7 +149,7 @@ class TerminalWarnings(logging.Handler):
 
 
 def show_summary(summary: dict[str, Any], folder: str) -> None:
-    """The table at the end of a run, and where its results lie."""
+    """Print the table at the end of a run, and where its results are."""
     table = Table(show_header=False)
     final = summary["final"]
     rows = {
@@ -173,27 +173,25 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
 
 
 def _scores(summary: dict[str, Any]) -> dict[str, str]:
-    """Final scores on each part that was evaluated, and the best round with what chose it."""
+    """Return final scores on each evaluated part, and the best round."""
     final, rows = summary["final"], {}
     best = f"round {(summary['best_round'] or 0) + 1}"
-    if summary["best_chosen_on"] == "val":
-        best += ", the best on validation"
+    best += ", the best on validation" if summary["best_chosen_on"] == "val" else ""
     for part, name in (("test", "test"), ("val", "validation")):
-        if f"{part}_accuracy" in final:
-            rows[f"{name} accuracy"] = _number(final.get(f"{part}_accuracy"))
-            rows[f"best {name} accuracy"] = f"{_number(summary[f'best_{part}_accuracy'])} ({best})"
+        score = "accuracy" if f"{part}_accuracy" in final else "loss"
+        if f"{part}_{score}" in final:
+            rows[f"{name} {score}"] = _number(final[f"{part}_{score}"])
+            rows[f"best {name} {score}"] = f"{_number(summary[f'best_{part}_{score}'])} ({best})"
+        if score == "accuracy":
             rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
-        elif f"{part}_loss" in final:
-            rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
-            rows[f"best {name} loss"] = f"{_number(summary[f'best_{part}_loss'])} ({best})"
         for key, title in MEASURED.items():
             if f"{part}_{key}" in final:
-                rows[title if part == "test" else f"validation {title}"] = _number(final.get(f"{part}_{key}"))
+                rows[title if part == "test" else f"validation {title}"] = _number(final[f"{part}_{key}"])
     return rows
 
 
 def _of_clients(summary: dict[str, Any]) -> dict[str, str]:
-    """How the clients' own scores spread, where they were evaluated."""
+    """Return the distribution of the clients' scores, if they were evaluated."""
     final, rows = summary["final"], dict[str, str]()
     for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
         mean, deviation, worst, best, jain = (

@@ -1,17 +1,14 @@
-"""What a run was made with: versions, the commit of the source, and the source files of the user's own components.
-
-A run's folder keeps copies of these files.
-"""
+"""Provenance of a run: versions, the commit of the source, and copies of the sources of custom components."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib
-import inspect
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -29,16 +26,15 @@ import numpy as np
 import fedmpi
 from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, partial_name, write_whole
-from fedmpi.common.imported import load
-from fedmpi.common.own_code import LAMBDA, as_written, found_by_name, own_text
-from fedmpi.common.registry import KINDS, SOURCE, Component, resolve
+from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.own_code import as_written, found_by_name, own_text
+from fedmpi.common.registry import SOURCE, Component, resolve
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 
 
 def versions(mpi: str) -> dict[str, str]:
-    """Versions of fedmpi, Python, torch, NumPy and the MPI library (as the cluster names it)."""
+    """Return the versions of fedmpi, Python, torch, NumPy and the MPI library (as the cluster names it)."""
     import torch  # loading it takes seconds, and light commands need no version
 
     return {
@@ -52,10 +48,7 @@ def versions(mpi: str) -> dict[str, str]:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the checkout that fedmpi runs from; None for an installed copy, and where there is no git.
-
-    Many runs of one process have the code that was loaded, and so one commit.
-    """
+    """Return the commit of the checkout that fedmpi runs from; None for an installed copy, or without git."""
     folder = Path(fedmpi.__file__).resolve().parent.parent
     if not (folder / ".git").exists():
         return None
@@ -71,9 +64,8 @@ INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib"
 PACKAGES = ("site-packages", "dist-packages")
 """Names of folders for installed packages."""
 
-LEFT_OUT = ("fedmpi", "__main__")
 FOLDER = "plugins"
-"""Of the copies in a run's folder."""
+"""Name of the folder with the copies in a run folder."""
 
 
 def foreign_choices(config: Config) -> list[tuple[str, Any]]:
@@ -89,33 +81,11 @@ def is_foreign(kind: str, choice: str) -> bool:
     return in_memory(choice) and not is_digits(choice) if kind == SOURCE else ":" in choice
 
 
-def plugin_files(*choices: Any) -> dict[str, str]:
-    """SHA-256 of every source file behind parts of the user's own, each named by its module.
-
-    Counted are the modules themselves and all others that are loaded when they are, wherever they lie: those that they
-    import. Installed packages, fedmpi and modules without a source file are left out.
-    """
-    foreign = [choice for choice in choices if not isinstance(choice, str) or ":" in choice]
-    if not foreign:
-        return {}
-    reasons = {}
-    for choice in foreign:
-        try:
-            if isinstance(choice, str):
-                load(choice, choice)
-        except UserError as error:
-            reasons[choice] = str(error)
-    if reasons:
-        return reasons
-    return {shown: _digest(path.read_bytes()) for shown, path in sorted(_loaded().items())}
-
-
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
-    """The sources of the user's own parts by file name: their modules, and those of the user's that these import.
+    """Return the sources of custom components by file name: their modules, and the user's modules that these import.
 
-    A part that was typed in, where there is no file, is there as the text of its own; so is, beside the modules, a
-    function that its name does not lead to, such as a lambda: of one file there may be many. The file of such a text
-    has the key of the configuration in its name, since several keys may be given a lambda of one module.
+    A component without a module of its own, such as a lambda or one that was typed in, is stored as its own text. The
+    key of the configuration is in the name of that file, since several keys may be given a lambda of one module.
     """
     sources: dict[str, bytes] = {}
     counts: Counter[str] = Counter()
@@ -126,44 +96,21 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
             sources |= {_shown(name, path): path.read_bytes() for name, path in _reached(part).items()}
             if found_by_name(part.object):
                 continue
-        text = _text_alone(part)
-        if text:
-            sources[_file_alone(part, counts[kind])] = text.encode()
+        if text := own_text(part.object):
+            key = f"{part.key}.{counts[kind]}" if KINDS[part.kind].several else part.key
+            sources[f"{key}.{re.sub('[<>]', '', part.name.replace(':', '.'))}.py"] = text.encode()
         elif warns:
-            log.warning("%s = %s has no source that could be kept with the run", part.key, part.name)
+            log.warning("%s = %s has no source that could be stored with the run", part.key, part.name)
     return sources
 
 
-def _file_alone(part: Component, number: int) -> str:
-    """The name of the file for the text of a part alone, the first, second, … of its key."""
-    key = f"{part.key}.{number}" if KINDS[part.kind].several else part.key
-    return f"{key}.{part.name.replace(':', '.').replace('<', '').replace('>', '')}.py"
-
-
-def _text_alone(part: Component) -> str:
-    """The text of a part's own lines, and which of several lambdas in them it is; "" where it cannot be had."""
-    text = own_text(part.object)
-    code = getattr(inspect.unwrap(as_written(part.object)), "__code__", None)
-    if code is None or code.co_name != LAMBDA or text.count("lambda") < 2:
-        return text
-    first = code.co_firstlineno  # where what Python does before the body stands, at column 0
-    places = [(line, column) for line, _, column, _ in code.co_positions() if line is not None and column is not None]
-    body = min((place for place in places if place != (first, 0)), default=None)
-    if body is None:
-        raise UserError(
-            f"{part.key} is given one of several lambdas in line {first} of {code.co_filename}, and Python was told to "
-            "forget the columns of code, by which the run's folder tells them apart: write each in a line of its own"
-        )
-    return f"{text}# the lambda whose body begins in line {body[0] - first + 1}, column {body[1] + 1}\n"
-
-
 def digests(sources: dict[str, bytes]) -> dict[str, str]:
-    """File name → SHA-256."""
+    """Return SHA-256 by file name."""
     return {name: _digest(content) for name, content in sorted(sources.items())}
 
 
 def kept_digests(run: Path) -> dict[str, str]:
-    """File name → SHA-256 of the copies in RUN/plugins."""
+    """Return SHA-256 by file name of the copies in RUN/plugins."""
     folder = run / FOLDER
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py") if path.is_file()}
     return {name: _digest(path.read_bytes()) for name, path in sorted(found.items())}
@@ -171,10 +118,11 @@ def kept_digests(run: Path) -> dict[str, str]:
 
 @contextmanager
 def kept_sources(run: Path) -> Iterator[None]:
-    """Within, the modules of which RUN/plugins holds a copy are imported from there, unless they are the same files."""
+    """Within the context, modules with a copy in RUN/plugins are imported from there, unless the files are equal."""
     folder = run.resolve() / FOLDER
     kept = {module: digest for name, digest in kept_digests(run).items() if (module := _module_of(name))}
-    if all(_digest_of_module(name) == digest for name, digest in kept.items()):
+    current = {name: _own_file(name) for name in kept}
+    if all(path is not None and _digest(path.read_bytes()) == kept[name] for name, path in current.items()):
         yield
         return
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -192,31 +140,25 @@ def kept_sources(run: Path) -> Iterator[None]:
 
 
 def _module_of(file: str) -> str:
-    """The module that is imported from a file of RUN/plugins; "" where it holds the text of one component."""
+    """Return the module of a file in RUN/plugins; "" if the file has the text of one component."""
     parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
     return ".".join(parts) if all(map(str.isidentifier, parts)) else ""
 
 
-def _digest_of_module(name: str) -> str | None:
-    """The SHA-256 of the file that a module is, or would be, imported from; None where there is none."""
-    path = _own_file(name)
-    return None if path is None else _digest(path.read_bytes())
-
-
 def _file_on_path(name: str) -> str | None:
-    """The source file of a module in the first folder that has one: of sys.path, or the working directory."""
+    """Return the source file of a module in the first folder of sys.path, or in the working directory."""
     way = name.replace(".", "/")
     ends = (f"{folder or '.'}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py"))
     return next(filter(os.path.isfile, ends), None)
 
 
 def has_trained(run: Path) -> bool:
-    """Whether a run has a checkpoint or is finished. Any other one starts at round 0, whatever it recorded."""
+    """Check whether a run has a checkpoint or is finished. Any other one starts at round 0."""
     return (run / "summary.json").exists() or any((run / "checkpoints").glob("*"))
 
 
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
-    """Copy the sources into RUN/plugins; of a run that continues, compare them with the copies."""
+    """Copy the sources into RUN/plugins, or compare them with the copies of a run that resumes."""
     folder = run / FOLDER
     if not sources:
         return
@@ -225,14 +167,13 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
             kept = folder / name
             if not kept.exists():
                 raise UserError(
-                    f"{folder} holds no copy of {_in_words(name)}, so that nothing tells whether this run was started "
-                    "with the same: an older version of fedmpi kept none, or the part has come to use it since; start "
-                    "the run anew, with another --out"
+                    f"{folder} has no copy of {name}, so the run may have started with other code. Start it again with "
+                    "another --out"
                 )
             if kept.read_bytes() != content:
                 raise UserError(
-                    f"{name} is not the file that this run was started with (its copy is {kept}): put that one in its "
-                    "place, or choose another --out"
+                    f"{name} differs from the file that this run started with, {kept}. Restore that file, or choose "
+                    "another --out"
                 )
         return
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
@@ -241,32 +182,17 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
         write_whole(folder / name, content)
 
 
-def _in_words(name: str) -> str:
-    """What a copy is of, by the name of its file."""
-    key = next((kind.key for kind in KINDS.values() if name.startswith(f"{kind.key}.")), None)
-    return name if key is None else f"what {key} was given ({name})"
-
-
-def of_a_start(run: Path, sources: dict[str, bytes]) -> bool:
-    """Whether RUN/plugins holds such copies only, whole or half written: a start was killed before it said which run
-    it is."""
-    folder = run / FOLDER
-    paths = [folder / name for name in sources]
-    copies = {*paths, *(partial_name(path) for path in paths)}
-    return bool(sources) and folder.is_dir() and all(path in copies for path in folder.rglob("*") if not path.is_dir())
-
-
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
 def _reached(part: Component) -> dict[str, Path]:
-    """Module name → file of the part's module, the packages around it, and the user's modules that these import."""
+    """Return files by module name: the component's module, its packages, and the user's modules that they import."""
     written = as_written(part.object)
     waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()
-        path = _own_file(name, left_out=("fedmpi",)) if name not in found else None
+        path = _own_file(name) if name not in found else None
         if path is None:
             continue
         found[name] = path
@@ -277,7 +203,7 @@ def _reached(part: Component) -> dict[str, Path]:
 
 
 def _imported(path: Path, package: str) -> list[str]:
-    """What the import statements of a file may name: modules, and names that modules have."""
+    """Return what import statements of a file may name: modules, and names in modules."""
     names = []
     with suppress(SyntaxError, ValueError, ImportError):  # changed since it was imported
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -289,21 +215,11 @@ def _imported(path: Path, package: str) -> list[str]:
     return names
 
 
-def _loaded() -> dict[str, Path]:
-    """The source files of the loaded modules that are the user's own, named as they lie below a folder of sys.path."""
-    found = {}
-    for name in sys.modules.copy():
-        path = _own_file(name, LEFT_OUT)
-        if path is not None:
-            found[_shown(name, path)] = path
-    return found
-
-
-def _own_file(name: str, left_out: tuple[str, ...] = ()) -> Path | None:
-    """The source file of a module of the user's, whether or not it is imported yet."""
+def _own_file(name: str) -> Path | None:
+    """Return the source file of a user's module, imported or not."""
     given = getattr(sys.modules[name], "__file__", None) if name in sys.modules else _file_on_path(name)
     file = os.fspath(given) if isinstance(given, str | Path) else ""
-    if name.partition(".")[0] in left_out or not file.endswith(".py") or _installed(file):
+    if name.partition(".")[0] == "fedmpi" or not file.endswith(".py") or _installed(file):
         return None
     path = Path(file).resolve()
     return path if path.is_file() else None
@@ -316,6 +232,6 @@ def _shown(name: str, path: Path) -> str:
 
 @cache
 def _installed(file: str) -> bool:
-    """Whether the file lies, behind all links, among installed packages: asked of thousands of modules in every run."""
+    """Check whether the file, with links resolved, belongs to an installed package."""
     path = Path(file).resolve()
     return any(part in PACKAGES for part in path.parts) or any(path.is_relative_to(folder) for folder in INSTALLED)

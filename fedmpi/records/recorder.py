@@ -1,7 +1,7 @@
-"""The folder of a run, written by rank 0 alone: configuration, records, summary, log, TensorBoard events, model.
+"""Run folder, written by rank 0: configuration, records, summary, log, TensorBoard events, model.
 
-Records are appended as one JSON line a round; every other file is written whole or not at all. What the folder is, its
-config.toml says: only `--resume` goes on with a run, and only with the one that stands there.
+Records are appended as one JSON line per round; every other file is written atomically. Only `--resume` continues the
+run in a folder, and only the run of its config.toml.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedmpi.records.changes import Changes, changes_since, data_mark
 from fedmpi.records.checkpoint import Beside, Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
-from fedmpi.records.hold import Hold, refuse_held
-from fedmpi.records.provenance import FOLDER, digests, has_trained, keep_sources, of_a_start, part_sources
+from fedmpi.records.hold import Hold
+from fedmpi.records.provenance import FOLDER, digests, has_trained, keep_sources, part_sources
 from fedmpi.records.run_log import RunLog
 from fedmpi.records.tensorboard import TensorBoard, check_folder
 
@@ -43,16 +43,15 @@ WRITTEN = (
     CLASSES,
     client_table.FILE,
 )
-"""Files of a run that are written to, or replaced, while it lasts."""
+"""Files that are written or replaced during a run."""
 OF_A_RUN = (*WRITTEN, "checkpoints", FOLDER)
-"""What a run leaves in its folder, besides TensorBoard's events."""
-
+"""All files and folders of a run except TensorBoard's events."""
 FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
-"""What tells of the final model."""
+"""Files about the final model."""
 
 
 class Recorder:
-    """Writes a run's folder."""
+    """Writer of a run folder."""
 
     def __init__(self, folder: Path, config: Config, resume: bool, data: str = ""):
         self.folder = folder
@@ -75,17 +74,15 @@ class Recorder:
         self.clients = client_table.ClientTable(folder)
 
     def _claim(self, resume: bool) -> Hold:
-        """Make sure that the folder is empty, or holds this run and it is to be continued; and nobody else's now."""
+        """Lock the folder, which is empty or has this run if it is to be continued; write its first files."""
         try:
             make_folder(self.folder)
-            refuse_held(self.folder)
-            self._compare(resume)
             hold = Hold(self.folder)
             try:
-                found = self._compare(resume)  # others may have written before they let go of it
-                keep_sources(self.folder, self.sources, resumed=found and has_trained(self.folder))
+                found = self._compare(resume)
                 if not found:
                     write_whole(self.folder / "config.toml", self._mark, config_toml(self.config).encode())
+                keep_sources(self.folder, self.sources, resumed=found and has_trained(self.folder))
             except BaseException:
                 hold.release()
                 raise
@@ -94,15 +91,13 @@ class Recorder:
         return hold
 
     def _compare(self, resume: bool) -> bool:
-        """Whether the folder holds a run, which then is this one and to be continued."""
+        """Return whether the folder has a run; reject it unless that is this run and is to be continued."""
         path = self.folder / "config.toml"
         for name in WRITTEN:
             if not plain_or_absent(self.folder / name):
                 raise UserError(f"{self.folder / name} is no plain file: remove it, or choose another --out")
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
-        if found == [FOLDER] and of_a_start(self.folder, self.sources):
-            return False
         if found and not path.exists():
             raise UserError(
                 f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
@@ -125,7 +120,7 @@ class Recorder:
             log.warning("%s", sentence)
 
     def resume(self, data: str = "") -> Checkpoint | None:
-        """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
+        """Return the newest checkpoint after removing the records after it; None if the run starts at round 0.
 
         Called once, before the first record is written.
         """
@@ -136,19 +131,14 @@ class Recorder:
                     f"{self.config.data.source.name} holds other data than those that {self.folder} was trained on up "
                     f"to round {checkpoint.next_round}: prepare them as they were, or choose another --out"
                 )
+            kept, first, rows = [], 0, 0
             if checkpoint is None:
                 self._begin_again()
-            kept = self._records(checkpoint.header["settled"] if checkpoint else 0)
-            self._summed.update(b"".join(kept))
-            if checkpoint and checkpoint.header.get("records") != self._summed.hexdigest():
-                raise UserError(
-                    f"{self.folder / 'metrics.jsonl'} differs from what was written up to round "
-                    f"{checkpoint.next_round}: put the file back, or choose another --out"
-                )
-            self._take_changes(checkpoint.next_round if checkpoint else 0)
-            self.clients.go_on(
-                checkpoint.next_round if checkpoint else 0, checkpoint.header.get("client_rows", 0) if checkpoint else 0
-            )
+            else:
+                kept, first = self._records(checkpoint), checkpoint.next_round
+                rows = checkpoint.header.get("client_rows", 0)
+            self._take_changes(first)
+            self.clients.go_on(first, rows)
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
@@ -160,7 +150,7 @@ class Recorder:
         return checkpoint
 
     def _take_changes(self, next_round: int) -> None:
-        """Note what the run goes on with from here; of one that was finished, drop what said so."""
+        """Write changed settings to config.toml, and remove the final files of a run that gets more rounds."""
         if next_round > self.config.rounds:
             raise UserError(
                 f"{self.folder} has done {next_round} rounds already, more than rounds = {self.config.rounds}: give "
@@ -176,28 +166,26 @@ class Recorder:
         self.history.changes = [note.removeprefix("# ") for note in self.changes.noted(next_round)]
 
     def _begin_again(self) -> None:
-        """Say that what a run left before its first checkpoint is dropped; a finished one is left alone."""
+        """Warn that records without a checkpoint are dropped; reject a finished run."""
         if (self.folder / "summary.json").exists():
             raise UserError(f"{self.folder} holds a finished run and no checkpoint to go on from: choose another --out")
         path = self.folder / "metrics.jsonl"
         if path.exists() and (count := len(path.read_bytes().splitlines())):
             log.warning("no checkpoint yet in %s: begins again at round 0, %d records are dropped", self.folder, count)
 
-    def _records(self, settled: int) -> list[bytes]:
-        """The first `settled` lines of metrics.jsonl, each one record."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines[:settled] if line.endswith(b"\n")]
-        for number, line in enumerate(kept):
-            try:
-                whole = json.loads(line)["round"] == number
-            except (ValueError, TypeError, KeyError, RecursionError):
-                whole = False
-            if not whole:
-                raise UserError(f"{path}, line {number + 1}, is not the record of round {number}: choose another --out")
+    def _records(self, checkpoint: Checkpoint) -> list[bytes]:
+        """Return the lines of metrics.jsonl that a checkpoint counts on."""
+        path, settled = self.folder / "metrics.jsonl", checkpoint.header["settled"]
+        kept = path.read_bytes().splitlines(keepends=True)[:settled] if path.exists() else []
+        self._summed.update(b"".join(kept))
         if len(kept) < settled:
             raise UserError(
-                f"{path} holds {len(kept)} records where the checkpoint counts on {settled}: put the file back, or "
+                f"{path} has {len(kept)} records, but the checkpoint counts on {settled}. Put the file back, or choose "
+                "another --out"
+            )
+        if checkpoint.header.get("records") != self._summed.hexdigest():
+            raise UserError(
+                f"{path} differs from what was written up to round {checkpoint.next_round}. Put the file back, or "
                 "choose another --out"
             )
         return kept
@@ -216,13 +204,13 @@ class Recorder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
-        """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on.
+        """Save a checkpoint from which the run resumes at `next_round`.
 
-        Its content is that of now. It is written beside the rounds that follow: what fails is raised by the next call.
+        The present values are copied and written during the following rounds; the next call raises an error of that.
         """
         checkpoint = copied(next_round, tensors, {**header, **self.counted()})
         seen = self.clients.take()
@@ -236,12 +224,12 @@ class Recorder:
         self._beside.start(save)
 
     def counted(self) -> Record:
-        """What a checkpoint's header says of the records that it counts on, and the seconds until now."""
+        """Return header entries about the records before the checkpoint, and the seconds until now."""
         rows = {"client_rows": self.clients.rows} if self.clients.rows else {}
         return {"seconds": self.history.seconds, "records": self._summed.hexdigest(), **rows}
 
     def note_clients(self, table: client_table.Columns) -> None:
-        """Keep rows about single clients, to be written with the next checkpoint or at the end."""
+        """Keep rows about clients until the next checkpoint or the end."""
         self.clients.add(table)
 
     def saved(self) -> None:
@@ -249,7 +237,7 @@ class Recorder:
         self._beside.wait()
 
     def finish(self, model: nn.Module, facts: Record, confusion: Confusion | None = None) -> Record:
-        """Write the final model, whom it takes for whom where that is known, and the summary; returns the summary."""
+        """Write the final model, its confusion matrix if known, and the summary; return the summary."""
         self.saved()
         with self._writing():
             self.clients.write(self.clients.take())
@@ -262,11 +250,11 @@ class Recorder:
         return summary
 
     def failed(self, error: Exception) -> None:
-        """Note what ends the run, before it is closed."""
+        """Log the error that ends the run."""
         self._handler.failed(error)
 
     def close(self) -> None:
-        """Flush and close the log and the events; a checkpoint that is being written is waited for."""
+        """Wait for the last checkpoint; close the log and the events."""
         try:
             try:
                 self.saved()
@@ -283,7 +271,7 @@ class Recorder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Within, the folder is this run's, and what cannot be written there is said in a sentence."""
+        """Check the lock, and report failed writes within the context in one sentence."""
         with writing(self.folder):
             self.hold.check()
             try:
@@ -293,7 +281,7 @@ class Recorder:
                 raise
 
     def _sync(self) -> None:
-        """Bring the records to the disk: a checkpoint counts on them."""
+        """Write the records to the disk, because a checkpoint counts on them."""
         with open(self.folder / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
         sync_folder(self.folder)
@@ -315,11 +303,10 @@ def open_recorder(
     model: nn.Module | None = None,
     data: str = "",
 ) -> Recorder | None:
-    """The recorder on rank 0, None on the others, and everywhere where rank 0 is given no folder.
+    """Return the recorder on rank 0, None on other ranks or without a folder.
 
-    A folder that cannot be used, and a `model` that could not be saved in the end, are refused by all ranks together.
+    All ranks together reject an unusable folder, and a `model` that could not be saved at the end.
     """
-
     made: list[Recorder] = []
 
     def opened() -> Recorder | None:
@@ -333,6 +320,6 @@ def open_recorder(
     try:
         return on_server(cluster, opened)
     except BaseException:
-        for recorder in made:  # which nobody has heard of: another rank has died
+        for recorder in made:  # another rank has died
             recorder.close()
         raise

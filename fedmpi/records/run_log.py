@@ -1,4 +1,4 @@
-"""RUN/run.log: written line by line while a run lives, and read again for its warnings and for what ended it."""
+"""RUN/run.log: written during a run, and read again for its warnings and its end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedmpi.common.files import read_plain
 log = logging.getLogger("fedmpi")
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
 SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
-"""Exceptions whose words are a whole sentence."""
+"""Exceptions with a message that needs no type."""
 
 
 class Onwards(logging.Handler):
-    """Hands records from a level on to the handlers above fedmpi's logger, and none where there are none."""
+    """Handler that passes records from a level on to the handlers above fedmpi's logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand it on, where the logger does not do so itself."""
+        """Pass the record on, unless the logger does so itself."""
         if not log.propagate and log.parent is not None and log.parent.hasHandlers():
             log.parent.callHandlers(record)
 
@@ -36,10 +36,9 @@ _onwards = Onwards()
 
 
 class RunLog(logging.FileHandler):
-    """Writes the file; where it cannot be written, that is warned of once and the run goes on.
+    """Handler that writes the file; if that fails, it warns once and the run continues.
 
-    While it listens fedmpi's logger lets through what is of interest there; the program's own handlers get no more than
-    without it.
+    While it listens, fedmpi's logger passes INFO records, but the program's own handlers get no more than without it.
     """
 
     _failed = False
@@ -49,7 +48,7 @@ class RunLog(logging.FileHandler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def listen(self) -> None:
-        """Write what fedmpi says from now on."""
+        """Write fedmpi's records from now on."""
         self._before = log.level, log.propagate
         log.addHandler(self)
         if log.propagate:  # not within another run, or where nobody above shall hear
@@ -59,7 +58,7 @@ class RunLog(logging.FileHandler):
         log.propagate = False
 
     def leave(self) -> None:
-        """Leave the logger as it was."""
+        """Restore the logger."""
         log.removeHandler(self)
         level, propagates = self._before
         log.setLevel(level)
@@ -68,19 +67,19 @@ class RunLog(logging.FileHandler):
             log.removeHandler(_onwards)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say it once, without a traceback."""
+        """Warn once, without a traceback."""
         if not self._failed:
             self._failed = True
             log.warning("%s cannot be written", self.baseFilename)
 
     def failed(self, error: Exception) -> None:
-        """Note what ends the run, here alone: whoever catches it shows it elsewhere."""
+        """Log the error that ends the run to the file only."""
         why = on_one_line(str(error)) if isinstance(error, SELF_EXPLANATORY) else raised(error)
         self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (why,), None))
 
 
 def read_log(path: Path) -> list[tuple[str, str]]:
-    """Level and words of every line; none where there is no such file, or it cannot be read."""
+    """Return level and text of every line; nothing if the file cannot be read."""
     try:
         lines = read_plain(path).decode(errors="replace").splitlines()
     except OSError:
@@ -89,7 +88,7 @@ def read_log(path: Path) -> list[tuple[str, str]]:
 
 
 def ended_by(path: Path) -> str:
-    """What ended the latest attempt of a run, as its log says; "" where it says nothing, as of one that was killed."""
+    """Return the error that ended the latest attempt of a run; "" if the log has none."""
     for level, words in reversed(read_log(path)):
         if level == "INFO":
             break

@@ -110,11 +110,11 @@ def relayed(variant: Variant, engine: SequentialEngine, cluster: Cluster) -> tup
         owners = owners_of(variant, clients, mediators, costs, cluster.workers)
         plan = plan_relay(owners, clients, mediators, variant.epochs, costs, cluster.workers)
         mine = {k: task for k, task in tasks.items() if owners[np.searchsorted(clients, k)] == cluster.worker}
-        buffer = cluster.sum_buffer(engine.model.size, np.int64 if variant.exact else np.float32)
+        buffer = cluster.sum_tensor(engine.model.size, np.int64 if variant.exact else np.float32)
         total = sum_of(variant, buffer, cluster.size)
         report = run_relay(cluster, engine, plan, mine, w, variant.rule, t, total, variant.keep)
         total.flush()
-        w += total.to_update(cluster.reduce())
+        w += total.to_update(cluster.reduce_tensor())
         sums.work += report.work
         sums.visits += report.visits
         sums.hops += report.hops

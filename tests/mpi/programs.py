@@ -10,10 +10,8 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,20 +19,22 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi import ClientFailure, UserError
-from fedmpi.mpi import Cluster, collectives, column_rows, groups, window
+from fedmpi.mpi import Cluster, board, collectives, messages, ranks, window
 from fedmpi.mpi.board import Board
 from fedmpi.mpi.collectives import Communicators
 from fedmpi.mpi.window import agree_on_device, cuda_aware
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
 
+LATE = 1.0
+"""Seconds that the others have to wait for a rank."""
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 
 
 def exchanges(chunk: str = "") -> None:
     """Broadcast, gather, maximum and counters; with a chunk every message longer than it is cut."""
     if chunk:
-        collectives.CHUNK = groups.CHUNK = collectives.MOST_VALUES = int(chunk)
+        collectives.CHUNK = messages.CHUNK = collectives.MOST_VALUES = int(chunk)
     cluster = Cluster.connect()
     check_broadcast(cluster)
     check_gather(cluster)
@@ -86,13 +86,12 @@ def check_sum(cluster: Cluster, count: int, dtype: str, rounds: int) -> None:
 
     naps = random.Random(cluster.rank)
     for t in range(rounds):
-        slot = cluster.sum_buffer(count, dtype)
+        slot = cluster.sum_tensor(count, dtype).numpy()
         slot[:] = 0
         nap(naps)
         slot += values(cluster.rank, t)
         nap(naps)
-        total = cluster.reduce()
-        assert not total.flags.writeable
+        total = cluster.reduce_tensor().numpy()
         expected = values(0, t)
         for rank in range(1, cluster.size):
             expected += values(rank, t)
@@ -165,6 +164,7 @@ def combined_updates(folder: str) -> None:
     """Every combiner on the same updates, dealt unevenly to the ranks: what they make of them, kept by rank 0."""
     import torch
 
+    from fedmpi.aggregation import combining
     from fedmpi.aggregation.combiners import Combiner
     from fedmpi.aggregation.combining import CombinedSum
     from fedmpi.aggregation.exact import FloatSum
@@ -183,7 +183,7 @@ def combined_updates(folder: str) -> None:
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
         kept = CombinedSum(total, Combiner(resolve("aggregator", name), options), cluster, torch.zeros(values))
         for t in range(2):
-            column_rows.calls_from_threads = lambda threads=t == 0: threads  # received beside the work, and without
+            combining.EXCHANGED_VALUES = 1 + 10**7 * t  # one update at a time, and all at once
             kept.reset()
             kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
             for client in range(11):
@@ -247,7 +247,7 @@ def broken_protocol() -> None:
             synchronise(self)
 
     cluster = Cluster.connect("window")
-    cluster.sum_buffer(30_011, "float32")
+    cluster.sum_tensor(30_011, "float32")
     window.WindowSum._synchronise = every_other
     check_sum(cluster, 30_011, "float32", 50)
 
@@ -256,103 +256,39 @@ def large_sum(values: str) -> None:
     """A window asked for, with more values than a small shared memory holds."""
     logging.basicConfig(level=logging.INFO)
     cluster = Cluster.connect("window")
-    slot = cluster.sum_buffer(int(values), "float32")
+    slot = cluster.sum_tensor(int(values), "float32")
     slot[:] = cluster.rank + 1
-    assert np.all(cluster.reduce() == cluster.size * (cluster.size + 1) / 2)
+    assert (cluster.reduce_tensor() == cluster.size * (cluster.size + 1) / 2).all()
     cluster.close()
 
 
 def relay_between_all(cluster: Cluster) -> None:
-    """A model goes twice round the ring of the ranks, backwards and forwards, and hop by hop through smaller groups."""
-    for ranks in (range(cluster.size), range(cluster.size - 1, -1, -1)):
-        group = joined(cluster, ranks)
-        assert group.ranks == tuple(ranks) and group.ranks[group.rank] == cluster.rank
-        model = np.zeros((3, 1_000), np.float32)
-        for lap in range(2):
-            if lap or group.rank:
-                group.recv(model)
-            model += cluster.rank + 1
-            group.send(model)
-            model[:] = -1  # the sent values are a copy
-        if group.rank == 0:
-            group.recv(model)
-            assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
-
-
-def joined(cluster: Cluster, ranks: Sequence[int]) -> groups.RankGroup:
-    """The one group of these ranks, this one among them."""
-    group = cluster.groups([ranks])[0]
-    assert group is not None
-    return group
-
-
-def relays(most: str, rounds: str, made_at_least: str) -> None:
-    """Rounds of random groups of all lengths, handing values around, with few communicators at a time."""
-    groups.MOST_COMMUNICATORS = int(most)
-    cluster = Cluster.connect()
-    all_groups = [ranks for size in range(1, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
-    made = count_made()
-    for t in range(int(rounds)):
-        drawn = np.random.default_rng(t).choice(len(all_groups), len(all_groups) // 2)
-        wanted, naps = [all_groups[g] for g in drawn], random.Random(cluster.rank + 100 * t)
-        mine = cluster.groups(wanted)
-        assert [group is not None for group in mine] == [cluster.rank in ranks for ranks in wanted]
-        for tag, group in enumerate(mine):
-            if group is not None:
-                group.send(np.array([t, tag, cluster.rank]), tag=tag)
-        if t % 10 == 0:
-            nap(naps)
-        for tag, group in reversed([*enumerate(mine)]):
-            if group is not None:
-                before = group.ranks[group.rank - 1]
-                assert group.recv(np.empty(3, np.int64), tag=tag).tolist() == [t, tag, before]
-        cluster.sum_buffer(3, "int64")
-        cluster.reduce()
-    old = joined(cluster, range(cluster.size))
-    cluster.groups([ranks for ranks in all_groups if len(ranks) > 1 and ranks != old.ranks][: int(most)])
+    """A model goes twice round the ring of the ranks, and all ranks send large arrays before any receives."""
+    if cluster.size == 1:
+        return
+    mail, before, after = cluster.messages(), (cluster.rank - 1) % cluster.size, (cluster.rank + 1) % cluster.size
+    model = np.zeros((3, 1_000), np.float32)
+    for lap in range(2):
+        if lap or cluster.rank:
+            mail.recv(model, before)
+        model += cluster.rank + 1
+        mail.send(model, after)
+        model[:] = -1  # the sent values are a copy
+    if cluster.is_server:
+        mail.recv(model, before)
+        assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
+    for tag, value in ((0, 1.0), (0, 2.0), (5, 3.0)):
+        mail.send(np.full(500_000, 10 * cluster.rank + value), after, tag)
+    for tag, value in ((5, 3.0), (0, 1.0), (0, 2.0)):
+        assert np.all(mail.recv(np.empty(500_000), before, tag) == 10 * before + value)
+    mail.send(np.zeros(3), after)
     try:
-        old.send(np.zeros(1))
-    except RuntimeError as error:
-        assert "was freed" in str(error)
+        mail.recv(np.zeros(4), before)
+    except ValueError as error:
+        assert "expected" in str(error)
     else:
-        raise AssertionError("a freed group still sends")
-    if cluster.size > 1:
-        everywhere = cluster.gather(np.array(made))
-        if everywhere is not None:
-            assert min(int(count[0]) for count in everywhere) >= int(made_at_least), everywhere
-    cluster.close()
-
-
-def more_groups_than_allowed() -> None:
-    """One round of 1,100 different groups, with the real bound of communicators; every group hands a value around."""
-    cluster = Cluster.connect()
-    every = [ranks for size in range(2, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
-    wanted = [every[g] for g in np.random.default_rng(0).permutation(len(every))[:1100]]
-    made = count_made()
-    mine = cluster.groups(wanted)
-    own = [cluster.rank in ranks for ranks in wanted]
-    assert made[0] == sum(own[: groups.MOST_COMMUNICATORS]) < sum(own), "some of this rank's have none of their own"
-    assert [group is not None for group in mine] == own
-    for tag, group in enumerate(mine):
-        if group is not None:
-            group.send(np.array([tag, cluster.rank]), tag=tag)
-    for tag, group in reversed([*enumerate(mine)]):
-        if group is not None:
-            before = group.ranks[group.rank - 1]
-            assert group.recv(np.empty(2, np.int64), tag=tag).tolist() == [tag, before]
-    cluster.close()
-
-
-def count_made() -> list[int]:
-    """How many communicators this rank will have made, as a list of one number that grows."""
-    made, create = [0], groups.Groups._create
-
-    def counted(self: groups.Groups, ranks: tuple[int, ...]) -> Any:
-        made[0] += 1
-        return create(self, ranks)
-
-    groups.Groups._create = counted  # type: ignore[method-assign]
-    return made
+        raise AssertionError("a message of the wrong length was accepted")
+    mail.recv(np.zeros(3), before)
 
 
 def hand_over(folder: str) -> None:
@@ -361,52 +297,21 @@ def hand_over(folder: str) -> None:
     The first large message between two hosts needs a handshake, which waited for the sender's next call of MPI.
     """
     cluster, here = Cluster.connect(), Path(folder)
-    last, limit = cluster.size - 1, time.monotonic() + 60
+    mail, last, limit = cluster.messages(), cluster.size - 1, time.monotonic() + 60
     for values in (1_000_000, 100, 2_000_000):
-        group, arrived = cluster.groups([(0, last)])[0], here / str(values)
+        arrived = here / str(values)
         if cluster.rank == 0:
-            assert group is not None
-            group.send(np.zeros(values))
+            mail.send(np.zeros(values), last)
             while not arrived.exists():
                 time.sleep(0.01)  # anything but a call of MPI
                 assert time.monotonic() < limit, f"{values} values wait for the sender's next call of MPI"
         elif cluster.rank == last:
-            assert group is not None
             time.sleep(0.05)  # the sender is at work by then
-            group.recv(np.empty(values))
+            mail.recv(np.empty(values), 0)
             arrived.touch()
-        cluster.sum_buffer(3, "int64")
-        cluster.reduce()
-        check_nothing_is_pushed()
+        cluster.sum_tensor(3, "int64")
+        cluster.reduce_tensor()
     cluster.close()
-
-
-def check_nothing_is_pushed() -> None:
-    """The thread that makes MPI work beside this rank's ends with the round, or when the groups are freed."""
-    limit = time.monotonic() + 60
-    while any(thread.name == "fedmpi-sends" for thread in threading.enumerate()):
-        assert time.monotonic() < limit, "a thread goes on to push messages"
-        time.sleep(0.01)
-
-
-def crossing_sends() -> None:
-    """All send large arrays before any receives, twice on one tag and once on another."""
-    cluster = Cluster.connect()
-    group = joined(cluster, range(cluster.size))
-    before = (cluster.rank - 1) % cluster.size
-    for tag, value in ((0, 1.0), (0, 2.0), (5, 3.0)):
-        group.send(np.full(500_000, 10 * cluster.rank + value), tag=tag)
-    for tag, value in ((5, 3.0), (0, 1.0), (0, 2.0)):
-        assert np.all(group.recv(np.empty(500_000), tag=tag) == 10 * before + value)
-    try:
-        group.send(np.zeros(3))
-        group.recv(np.zeros(4))
-    except ValueError as error:
-        assert "expected" in str(error)
-    else:
-        raise AssertionError("a message of the wrong length was accepted")
-    cluster.close()
-    check_nothing_is_pushed()
 
 
 def wait_politely(folder: str) -> None:
@@ -420,19 +325,25 @@ def wait_politely(folder: str) -> None:
         sleeps.slept()
 
     Board._rest = counted  # type: ignore[method-assign]
-    group = joined(cluster, range(cluster.size))
-    cluster.sum_buffer(1_000, "float32")
+    mail = cluster.messages()
+    cluster.sum_tensor(1_000, "float32")
+    others = range(1, cluster.size)
+
+    def send(rank: int) -> None:
+        mail.send(np.zeros(100_000), rank)
+
     for name, exchange in {
         "barrier": cluster.barrier,
-        "reduce": cluster.reduce,
+        "reduce": cluster.reduce_tensor,
         "maximum": lambda: cluster.maximum(1),
         "broadcast": lambda: cluster.broadcast([np.arange(100_000)] if cluster.is_server else None),
-        "recv": lambda: group.recv(np.empty(100_000), source=0) if cluster.rank else send_to_all(group),
+        "recv": lambda: mail.recv(np.empty(100_000), 0) if cluster.rank else [*map(send, others)],
     }.items():
         cluster.barrier()
         if cluster.is_server:
-            others = [Path(folder) / f"{name}{rank}" for rank in range(1, cluster.size)]
-            while not all(file.exists() for file in others):  # for ever where somebody spins: the job has a limit
+            while not all(
+                (Path(folder) / f"{name}{rank}").exists() for rank in others
+            ):  # for ever where somebody spins: the job has a limit
                 time.sleep(0.001)
         else:
             sleeps.mark_with(Path(folder) / f"{name}{cluster.rank}")
@@ -459,16 +370,6 @@ class Sleeps:
         self.count += 1
         if self.count == self.ENOUGH:
             self.file.touch()
-
-
-def send_to_all(group: groups.RankGroup) -> None:
-    for member in range(1, group.size):
-        group.send(np.zeros(100_000), to=member)
-
-
-def different_buffers() -> None:
-    cluster = Cluster.connect()
-    cluster.sum_buffer(10 + cluster.rank, "float32")
 
 
 def fail(how: str, who: str = "1") -> int:
@@ -506,37 +407,163 @@ def say_hello() -> None:
     cluster.close()
 
 
-REPLACED = (
-    (collectives, "CHUNK"),
-    (groups, "CHUNK"),
-    (collectives, "MOST_VALUES"),
-    (groups, "MOST_COMMUNICATORS"),
-    (groups.Groups, "_create"),
-    (collectives, "time"),
-    (Board, "_rest"),
-)
+def counted(owner: Any, name: str) -> list[int]:
+    """How often a method will have been called, as a list of one number that grows."""
+    calls, inner = [0], getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        return inner(*arguments, **named)
+
+    setattr(owner, name, call)
+    return calls
+
+
+def woken() -> None:
+    """Who waits a second rests a few times only, and is up soon after the last one has come; whoever that is."""
+    cluster = Cluster.connect()
+    assert cluster._board is not None
+    collectives.YIELDING_SECONDS = 0.0
+    board.LONGEST_REST = 60.0
+    slowest = []
+    for late in range(cluster.size):
+        rests = counted(board.Board, "_rest")
+        if cluster.rank == late:
+            time.sleep(LATE)
+        came = time.monotonic()
+        cluster.barrier()
+        up = time.monotonic()
+        everybody = cluster.gather(np.array([came, up, rests[0]]))
+        if everybody is not None:
+            last = max(one[0] for one in everybody)
+            slowest.append(max(one[1] for one in everybody) - last)
+            assert all(one[2] <= 3 for one in everybody), "a rank woke up again and again"
+    if cluster.is_server:
+        assert sorted(slowest)[len(slowest) // 2] < LATE / 2, slowest
+    cluster.close()
+
+
+def progress() -> None:
+    """A rank that waits at the board lets go on what it began in MPI: a large message to one who waits for it there."""
+    from mpi4py import MPI
+
+    cluster = Cluster.connect()
+    assert cluster._board is not None
+    values, last = np.full(2_000_000, float(cluster.rank)), cluster.size - 1
+    request = MPI.COMM_WORLD.Isend(values, dest=last) if cluster.rank == 0 else None
+    if cluster.rank == last:
+        time.sleep(0.2)
+        received = np.empty_like(values)
+        MPI.COMM_WORLD.Recv(received, source=0)
+        assert not received.any()
+    cluster.barrier()
+    if request is not None:
+        request.Wait()
+    cluster.close()
+
+
+def signals() -> None:
+    """A rank that rests at the board hears of signals at once."""
+    cluster, handled = Cluster.connect(), []
+    board.LONGEST_REST = 60.0
+    signal.signal(signal.SIGUSR2, lambda *_: handled.append(time.monotonic()))
+    if cluster.rank == 1:
+        started = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
+    if cluster.rank == 0:
+        time.sleep(LATE + 0.5)
+    cluster.barrier()
+    if cluster.rank == 1:
+        assert handled and handled[0] - started < LATE
+    cluster.close()
+
+
+def many_meetings(rounds: str) -> None:
+    """Nobody leaves a meeting before all have come, however they come."""
+    cluster, naps = Cluster.connect(), random.Random(os.getpid())
+    sums = cluster.sum_tensor(cluster.size, "int64")
+    for t in range(int(rounds)):
+        sums[cluster.rank] = t
+        if naps.random() < 0.3:
+            time.sleep(naps.random() * 0.002)
+        cluster.barrier()
+        received = cluster.broadcast([np.full(t % 7, t), np.array([t])] if cluster.is_server else None)
+        assert len(received[0]) == t % 7 and received[1][0] == t and (received[0] == t).all()
+        assert (np.asarray(cluster.reduce_tensor()) == t).all()
+    cluster.close()
+
+
+def server_away() -> None:
+    """Sums are the same where a server that only serves leaves them to the others, as it does on shared cores."""
+    window.WINDOW_FROM_BYTES = window.WINDOW_FROM_BYTES_CROWDED = 0
+    cluster = Cluster.connect()
+    cluster.server_trains = False
+    check_sum(cluster, 30_011, "float32", 60)
+    check_sum(cluster, 5_003, "int64", 60)
+    crowded = cluster.size > cluster.fewest_cores
+    assert (cluster.bytes_moved.window == 0) == (cluster.is_server and crowded)
+    cluster.close()
+
+
+def large_broadcasts() -> None:
+    """What does not fit on a page comes through MPI, cut into pieces, in any order with what does."""
+    cluster, collectives.CHUNK = Cluster.connect(), 3_000_000
+    for count in (10, board.PAGE // 8, 3, board.PAGE, 0, board.PAGE // 8 - 64):
+        sent = [np.arange(count), np.arange(5.0), np.zeros((2, 0), np.float32)]
+        received = cluster.broadcast(sent if cluster.is_server else None)
+        assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(received, sent, strict=True))
+    assert cluster.broadcast([] if cluster.is_server else None) == []
+    cluster.close()
+
+
+def without(what: str) -> None:
+    """Where a node cannot have a board, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
+    if what == "semaphores":
+        board.semaphores_work = lambda: False
+    elif what == "room":
+        ranks.shared_memory_lacks = lambda nbytes: True
+    else:
+        board.Board = _refused  # type: ignore[assignment,misc]
+    cluster = Cluster.connect()
+    assert cluster._board is None
+    check_sum(cluster, 30_011, "float32", 10)
+    assert cluster.broadcast([np.arange(3)] if cluster.is_server else None)[0].tolist() == [0, 1, 2]
+    cluster.close()
+
+
+def _refused(node: Any) -> None:
+    from mpi4py import MPI
+
+    raise MPI.Exception(MPI.ERR_OTHER)
+
+
+REPLACED: list[tuple[Any, str]] = [
+    *((collectives, name) for name in ("CHUNK", "MOST_VALUES", "YIELDING_SECONDS", "time")),
+    (messages, "CHUNK"),
+    *((board, name) for name in ("LONGEST_REST", "semaphores_work", "Board")),
+    (board.Board, "_rest"),
+    (ranks, "shared_memory_lacks"),
+    *((window, name) for name in ("WINDOW_FROM_BYTES", "WINDOW_FROM_BYTES_CROWDED")),
+]
 """What programs put other values into; the next program of the job finds the package's own."""
 
 
-def run_programs(programs: Mapping[str, Any], replaced: Sequence[tuple[Any, str]]) -> int | None:
-    """Run what the command line names, one after another; returns what the last one does."""
+def main() -> int | None:
+    """Run what the command line names, one after another; return what the last one does."""
     asked: list[list[str]] = [[]]
     for word in sys.argv[1:]:
         asked.append([]) if word == "+" else asked[-1].append(word)
-    own = [getattr(*place) for place in replaced]
+    own = [getattr(*place) for place in REPLACED]
     result: int | None = None
     for name, *arguments in asked:
-        result = programs[name](*arguments)
-        for place, value in zip(replaced, own, strict=True):
+        result = globals()[name](*arguments)
+        for place, value in zip(REPLACED, own, strict=True):
             setattr(*place, value)
         if len(asked) > 1:
             sys.stdout.write(f"passed: {' '.join([name, *arguments])}\n")
             sys.stdout.flush()
     return result
-
-
-def main() -> int | None:
-    return run_programs(globals(), REPLACED)
 
 
 if __name__ == "__main__":

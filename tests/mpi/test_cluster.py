@@ -1,165 +1,132 @@
-"""The cluster in real MPI jobs of 1, 2 and 4 ranks."""
+"""The cluster in real MPI jobs of 1 to 4 ranks, and over two emulated hosts."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start_job
+from fedmpi.mpi import board
+from fedmpi.mpi.board import BYTES, Semaphore, semaphores_work
+from tests.mpi.hosts import NoHosts, emulated_hosts
+from tests.mpi.launch import LIMIT, find_mpiexec, finish_job, run_alone, run_mpi, start_job
 
 PROGRAMS = ("-m", "tests.mpi.programs")
-
-
-SUMS = [f"sum_rounds {reduction} 50" for reduction in ("window", "allreduce", "device")]
+SUMS = ("window", "allreduce", "device")
+EVERYWHERE = ["exchanges", *(f"sum_rounds {way} 50" for way in SUMS), "combined_updates {folder}"]
 TOGETHER = {
-    1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums", "combined_updates {folder}"],
-    2: ["exchanges", "relays 1 12 0", *SUMS, "combined_updates {folder}"],
+    1: [*EVERYWHERE, "round_sums"],
+    2: EVERYWHERE,
     3: [
-        *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}", "crossing_sends", "say_hello"),
-        *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi", "combined_updates {folder}"),
+        *("exchanges 1000", "wait_politely {folder}", "say_hello", "sum_rounds device 10 1000", "round_sums"),
+        *("gpus_without_cuda_aware_mpi", "combined_updates {folder}", "woken", "progress", "signals"),
+        *("many_meetings 400", "server_away", "large_broadcasts"),
+        *("without semaphores", "without room", "without memory"),
     ],
-    4: ["exchanges", "relays 0 12 0", *SUMS],
+    4: EVERYWHERE,
 }
 """Programs by number of ranks: one job runs them one after another, so that Python starts and torch loads once."""
-FOUR = pytest.param(4, marks=pytest.mark.slow)
-Jobs = dict[int, subprocess.CompletedProcess[str]]
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not semaphores_work(), reason="this system has no semaphores between processes"),
+]
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Jobs:
-    """The jobs of several programs that have run."""
-    return {}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
 
 
-@pytest.fixture
-def passed(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Shows that a program has passed on all of n ranks; its job runs when the first of its programs is asked for."""
-
-    def shown(n: int, program: str) -> subprocess.CompletedProcess[str]:
-        if n not in jobs:
-            folder = tmp_path_factory.mktemp("programs")
-            words = [word.format(folder=folder) for word in " + ".join(TOGETHER[n]).split()]
-            jobs[n] = run_mpi(n, [*PROGRAMS, *words])
-        assert len(re.findall(rf"^passed: {program}( /.*)?$", jobs[n].stdout, re.MULTILINE)) == n, jobs[n].stderr
-        return jobs[n]
-
-    return shown
+def same_everywhere(folder: Path, *ranks: int) -> None:
+    """Robust rules combine bit-identical updates however many ranks there are."""
+    found = [dict(np.load(folder / f"combined{n}.npz")) for n in ranks]
+    assert len(found[0]) == 20 and all(values.any() for values in found[0].values())
+    for other in found[1:]:
+        assert {name: values.tobytes() for name, values in other.items()} == {
+            name: values.tobytes() for name, values in found[0].items()
+        }
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, FOUR])
-def test_a_job_of_several_programs_ends_well(n, passed):
-    assert passed(n, TOGETHER[n][0]).returncode == 0
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_all_programs_pass(n: int, folder: Path) -> None:
+    words = [word.format(folder=folder) for word in " + ".join(TOGETHER[n]).split()]
+    job = run_mpi(n, [*PROGRAMS, *words])
+    for program in TOGETHER[n]:
+        assert job.stdout.count(f"passed: {program.format(folder=folder)}\n") == n, (program, job.stderr)
+    assert job.returncode == 0, job.stderr
+    same_everywhere(folder, 1, n)
+    if n == 3:
+        said = re.findall(r"rank (\d) of 3, workers 2, worker (\w+)", job.stdout)
+        assert sorted(said) == [("0", "None"), ("1", "0"), ("2", "1")]
+        if "cuda-aware" not in job.stdout:
+            staged = "sums: device tensors staged through pinned host memory: This MPI is not CUDA-aware"
+            assert job.stderr.count(staged) == 2
 
 
-@pytest.mark.parametrize("n", [1, 2, FOUR])
-def test_arrays_of_all_types_arrive_as_they_were_sent(n, passed):
-    passed(n, "exchanges")
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.slow
+def test_programs_pass_over_two_hosts(ranks: int, two_hosts: list[str], folder: Path) -> None:
+    """The hierarchical sum: two and one, or two and two ranks on a host."""
+    programs = [program.format(folder=folder) for program in EVERYWHERE]
+    start = ["-n", str(ranks), sys.executable, *PROGRAMS, *" + ".join(programs).split()]
+    job = finish_job(start_job([*two_hosts, *start]), timeout=LIMIT)
+    assert job.returncode == 0, job.stderr
+    assert all(job.stdout.count(f"passed: {program}\n") == ranks for program in programs)
+    assert job.stdout.count("2 nodes of 2\n") == len(SUMS)
+    same_everywhere(folder, 1, ranks)
 
 
-def test_messages_longer_than_a_chunk_arrive_whole(passed):
-    passed(3, "exchanges 1000")
-
-
-@pytest.mark.parametrize("n", [1, 2, FOUR])
-@pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
-def test_repeated_sums_are_right_and_the_same_bits_on_all_ranks_whoever_is_late(n, reduction, passed):
-    passed(n, f"sum_rounds {reduction} 50")
-
-
-def test_sums_of_tensors_longer_than_a_piece_are_whole(passed):
-    passed(3, "sum_rounds device 10 1000")
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(n, passed):
-    passed(n, "round_sums")
-
-
-def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ranks(passed):
-    results = []
-    for n in (1, 2, 3):
-        found = re.search(r"^passed: combined_updates (/.*)$", passed(n, "combined_updates").stdout, re.MULTILINE)
-        results.append(np.load(Path(found[1]) / f"combined{n}.npz"))
-    for name in results[0].files:
-        assert results[0][name].any()
-        assert len({result[name].tobytes() for result in results}) == 1, name
-
-
-def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
-    job = passed(3, "gpus_without_cuda_aware_mpi")
-    if "cuda-aware" in job.stdout:
-        pytest.skip("this MPI is CUDA-aware")
-    staged = "sums: device tensors staged through pinned host memory: This MPI is not CUDA-aware"
-    assert job.stderr.count("sums:") == job.stderr.count(staged) == 2
-
-
-def test_the_check_of_sums_notices_a_missing_barrier():
-    job = run_mpi(4, [*PROGRAMS, "broken_protocol"])
-    assert job.returncode == 1
-    assert "wrong sum" in job.stderr or "bits differ" in job.stderr
-
-
-@pytest.mark.parametrize(("n", "most"), [(1, 1), (2, 1), (3, 4), pytest.param(4, 0, marks=pytest.mark.slow)])
-def test_groups_hand_values_around_however_few_communicators_there_are(n, most, passed):
-    """4 ranks form 60 groups of two and more; without any communicator they all share one."""
-    passed(n, f"relays {most} 12 0")
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[list[str]]:
+    """The beginning of a command that runs mpiexec on two hosts; skips where no namespaces can be made."""
+    try:
+        with emulated_hosts(2) as hosts:
+            yield hosts.command(2)
+    except NoHosts as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_job_holds_as_many_communicators_as_it_may_and_other_groups_beside_them():
-    job = run_mpi(6, [*PROGRAMS, "more_groups_than_allowed"], timeout=360)
+def test_a_model_leaves_for_another_host_while_its_sender_computes(two_hosts: list[str], tmp_path: Path) -> None:
+    ranks = ["-n", "2", sys.executable, *PROGRAMS, "hand_over", str(tmp_path)]
+    job = finish_job(start_job([*two_hosts[:-1], "1", *ranks]), timeout=100)  # one rank a host
     assert job.returncode == 0, job.stderr
 
 
-def test_a_model_leaves_while_its_sender_computes(tmp_path):
+@pytest.mark.slow
+def test_a_fault_on_one_host_ends_the_job_on_both(two_hosts: list[str]) -> None:
+    job = finish_job(start_job([*two_hosts, "-n", "4", sys.executable, *PROGRAMS, "fail", "exception", "3"]), LIMIT)
+    assert job.returncode == 1 and "rank 3: ZeroDivisionError" in job.stderr
+
+
+def test_a_model_leaves_while_its_sender_computes(tmp_path: Path) -> None:
     """Over TCP, as between hosts: within a host the receiver copies the model without its sender's help."""
-    mpich = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
-    openmpi = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
-    job = run_mpi(2, [*PROGRAMS, "hand_over", tmp_path], env=mpich | openmpi)
+    tcp = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
+    job = run_mpi(2, [*PROGRAMS, "hand_over", tmp_path], env=tcp)
     assert job.returncode == 0, job.stderr
 
 
-def test_crossing_sends_do_not_deadlock_and_keep_their_order(passed):
-    passed(3, "crossing_sends")
+def test_the_check_of_sums_notices_a_missing_barrier() -> None:
+    job = run_mpi(4, [*PROGRAMS, "broken_protocol"])
+    assert job.returncode == 1 and ("wrong sum" in job.stderr or "bits differ" in job.stderr)
 
 
-def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(passed):
-    """Rank 0 lets the others wait until they have slept thirty times: a call that spins would never end."""
-    passed(3, "wait_politely")
-
-
-def test_ranks_that_ask_for_different_buffers_are_refused():
-    job = run_mpi(2, [*PROGRAMS, "different_buffers"])
-    assert job.returncode == 1
-    assert "the ranks ask for different sum buffers" in job.stderr
-
-
-def test_rank_0_serves_and_the_others_work(passed):
-    said = re.findall(r"rank \d of \d, workers \d, worker \w+", passed(3, "say_hello").stdout)
-    assert sorted(said) == [
-        "rank 0 of 3, workers 2, worker None",
-        "rank 1 of 3, workers 2, worker 0",
-        "rank 2 of 3, workers 2, worker 1",
-    ]
-
-
-def test_without_mpi4py_one_process_works_and_says_so():
+def test_without_mpi4py_one_process_works_and_says_so() -> None:
     hide = "import sys; sys.modules['mpi4py'] = None; sys.argv = ['', 'exchanges']; "
     log = "import logging; logging.basicConfig(level=logging.INFO); "
     job = run_alone(["-c", hide + log + "from tests.mpi.programs import *; run_guarded(main)"])
-    assert job.returncode == 0, job.stderr
-    assert "one process: no MPI is installed" in job.stderr
+    assert job.returncode == 0 and "one process: no MPI is installed" in job.stderr, job.stderr
 
 
-def test_a_small_shared_memory_makes_way_for_allreduce():
+def test_a_small_shared_memory_makes_way_for_allreduce() -> None:
     """In a mount namespace whose /dev/shm holds 64 MB, three ranks ask for a window of 160 MB."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made (that takes root)")
@@ -168,3 +135,42 @@ def test_a_small_shared_memory_makes_way_for_allreduce():
     job = finish_job(start_job(["unshare", "-m", "bash", "-c", small, "bash", *ranks]))
     assert job.returncode == 0, job.stderr
     assert "go through the allreduce: instead of shared memory" in job.stderr
+
+
+def memory() -> np.ndarray:
+    """Memory that parent and child share."""
+    import mmap
+
+    return np.frombuffer(mmap.mmap(-1, BYTES), np.uint8)
+
+
+def seconds_of_wait(own: Semaphore, limit: float) -> float:
+    started = time.monotonic()
+    own.wait(limit)
+    return time.monotonic() - started
+
+
+def test_a_semaphore_wakes_another_process_and_counts_only_posts_since_its_reset() -> None:
+    shared = memory()
+    own = Semaphore(shared, made=True)
+    child = os.fork()
+    if not child:
+        time.sleep(0.2)
+        Semaphore(shared, made=False).post()
+        os._exit(0)
+    assert 0.1 < seconds_of_wait(own, 30) < 10
+    os.waitpid(child, 0)
+    assert 0.09 < seconds_of_wait(own, 0.1) < 5  # nobody posts
+    own.post()
+    assert seconds_of_wait(own, 30) < 10  # posted before
+    own.post()
+    own.post()
+    own.reset()
+    assert seconds_of_wait(own, 0.1) > 0.09
+
+
+def test_there_are_no_semaphores_without_the_calls_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "_library", lambda: None)
+    assert not semaphores_work()
+    with pytest.raises(RuntimeError, match="no semaphores"):
+        Semaphore(memory(), made=True)

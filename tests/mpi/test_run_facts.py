@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.config import load_config
 from fedmpi.core.experiment import _difference, facts_of_run
 from fedmpi.data.opening import open_store
-from fedmpi.records.provenance import plugin_files
+from fedmpi.records.provenance import digests, part_sources
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import find_mpiexec, finish_job, run_alone, start_job
 
@@ -65,39 +65,26 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_data_that_differ_under_the_same_name_are_named_by_file(shards: Path, tmp_path: Path):
-    """Two hosts with disks of their own: the same path, other shards; here two working folders."""
-    for rank in (0, 1):
-        shutil.copytree(shards, tmp_path / str(rank) / "shards")
-    changed = tmp_path / "1" / "shards"
-    manifest = json.loads((changed / "manifest.json").read_text())
-    file = changed / manifest["train"][1]["name"]
-    file.write_bytes(file.read_bytes()[:-1] + b"\7")
-    manifest["train"][1]["sha256"] = "0" * 64
-    (changed / "manifest.json").write_text(json.dumps(manifest))
-    words = [*TRAIN, *choices(*COMMON, "data.source=shards"), "--out", tmp_path / "RUN"]
-    job = run_components(*(["-c", in_folder(tmp_path / str(rank)), *words[2:]] for rank in (0, 1)))
-    assert job.returncode == 2, job.stderr
-    assert f"manifest.json, {file.name} (sha256) is " in job.stderr and f"{'0' * 64} on rank 1" in job.stderr
-
-
-def in_folder(folder: Path) -> str:
-    return f"import os; os.chdir({str(folder)!r}); from fedmpi.__main__ import main; main()"
-
-
-@pytest.mark.slow
-def test_sources_of_a_model_that_differ_are_named(tmp_path: Path):
+def test_data_and_sources_that_differ_under_the_same_name_are_named_by_file(shards: Path, tmp_path: Path):
+    """Two hosts with disks of their own: the same path, other files; here two working folders."""
     for rank, width in enumerate((8, 9)):
-        (tmp_path / str(rank)).mkdir()
-        (tmp_path / str(rank) / "helper.py").write_text(f"WIDTH = 8\nUNUSED = {width}\n")
-        (tmp_path / str(rank) / "mine.py").write_text(
+        folder = tmp_path / str(rank)
+        shutil.copytree(shards, folder / "shards")
+        (folder / "helper.py").write_text(f"WIDTH = 8\nUNUSED = {width}\n")
+        (folder / "mine.py").write_text(
             "import math\nfrom torch import nn\nfrom helper import WIDTH\n"
             "def net(d):\n    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(d.feature_shape), WIDTH), "
             "nn.Linear(WIDTH, d.classes))\n"
         )
-    words = [*TRAIN, *choices(*COMMON, "model.name=mine:net"), "--out", tmp_path / "RUN"]
-    job = run_components(*(["-c", in_folder(tmp_path / str(rank)), *words[2:]] for rank in (0, 1)))
+    path = tmp_path / "1" / "shards" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["train"][1]["sha256"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    words = [*TRAIN, *choices(*COMMON, "data.source=shards", "model.name=mine:net"), "--out", tmp_path / "RUN"]
+    move = "import os; os.chdir({!r}); from fedmpi.__main__ import main; main()"
+    job = run_components(*(["-c", move.format(str(tmp_path / str(rank))), *words[2:]] for rank in (0, 1)))
     assert job.returncode == 2, job.stderr
+    assert f"manifest.json, {manifest['train'][1]['name']} (sha256) is " in job.stderr
     assert "helper.py (sha256) is " in job.stderr and "mine.py" not in job.stderr
 
 
@@ -121,13 +108,10 @@ def test_the_same_data_prepared_by_another_command_are_the_same(shards: Path, tm
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["command"] = "another one"
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    assert open_store(copy).manifest.identity() == open_store(shards).manifest.identity()
-
-
-@pytest.mark.parametrize("key", ["classes", "partition_options", "seed", "description"])
-def test_whatever_else_the_manifest_says_counts(shards: Path, key: str):
-    manifest = open_store(shards).manifest
-    assert f"manifest.json, {key}" in manifest.identity()
+    identity = open_store(shards).manifest.identity()
+    assert open_store(copy).manifest.identity() == identity
+    counted = {f"manifest.json, {key}" for key in ("classes", "partition_options", "seed", "description")}
+    assert counted <= identity.keys()
 
 
 def test_a_key_that_only_one_rank_has_is_named():
@@ -141,7 +125,7 @@ def encoded(facts: dict[str, str]) -> np.ndarray:
     return np.frombuffer(json.dumps(["here", facts]).encode(), np.uint8)
 
 
-def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp_path: Path, monkeypatch):
+def test_the_files_of_a_model_are_its_module_and_what_it_imports(tmp_path: Path, monkeypatch):
     package = tmp_path / "nets_of_mine"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -149,9 +133,9 @@ def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp
     (package / "net.py").write_text("from nets_of_mine import parts\ndef net(d): ...\n")
     (package / "other.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = plugin_files("nets_of_mine.net:net")
-    mine = {path for path in found if path.startswith("nets_of_mine")}
-    assert mine == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
+    config = load_config(None, ["preset=fedavg", "model.name=nets_of_mine.net:net"])
+    found = digests(part_sources(config))
+    assert found.keys() == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
     (package / "parts.py").write_text("import torch \n")
-    again = plugin_files("nets_of_mine.net:net")
+    again = digests(part_sources(config))
     assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}

@@ -1,120 +1,206 @@
-"""Ranks on unlike nodes decide alike, and where they do not do one run's work the run ends with a sentence."""
+"""A job in which one rank differs from the others: all ranks decide alike, or the run ends with one sentence.
+
+`mpiexec -n 3 python -m tests.mpi.test_unlike_ranks OUT.json` runs every scenario, and in the end `another_model` again,
+its error not caught.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import pytest
+import torch
 
+from fedmpi import UserError
+from fedmpi.aggregation import exact
+from fedmpi.common.errors import RanksDisagree
+from fedmpi.common.plan import Plan
+from fedmpi.config import load_config
+from fedmpi.core import experiment, placement
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import ForwardTraits
+from fedmpi.mediators import relay
+from fedmpi.mpi import Cluster
+from fedmpi.process.exit_codes import run_guarded
 from tests.mpi.launch import run_mpi
+from tests.quick_end import end_quickly
 
-PROGRAM = ("-m", "tests.mpi.unlike_ranks")
-
+FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
+MERGING = "preset=fedavg clients.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false"
+ASTRAEA = (
+    "preset=astraea clients.count=6 topology.clients_per_mediator=3 rounds=1 logging.tensorboard=false "
+    "topology.epochs=2"
+)
+Patch = pytest.MonkeyPatch
+Scenario = Callable[[int, Patch], dict[str, Any]]
 pytestmark = pytest.mark.timeout(300)
 
 
+def run(settings: str) -> dict[str, Any]:
+    """Engine and layout of this rank, and the bits of its model."""
+    parts = Experiment.connect(load_config(None, settings.split()))
+    simulation = Simulation(parts, None)
+    assert simulation.run() == "finished"
+    engine = parts.trainer.engine.description.split("; so far")[0]
+    facts = {"said": f"{parts.layout.description}; {engine}", "model": crc32(simulation.model.numpy().tobytes())}
+    parts.close()
+    return facts
+
+
+def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
+    """Rank 1 would say of itself that the server trains; the others that it does not."""
+    patch.setattr(placement, "server_trains", lambda *_: rank == 1)
+    return run(f"{FEDAVG} cluster.placement=shared")
+
+
+def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
+    """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
+    patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
+    return run(MERGING)
+
+
+def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
+    if rank == 2:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "set_device", lambda device: None)
+    return run(FEDAVG)
+
+
+def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
+    """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
+    own = placement.agree_on_work
+    patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    return run(f"{FEDAVG} cluster.server_trains=never")
+
+
+def left_out(rank: int, patch: Patch) -> dict[str, Any]:
+    """The engine of rank 2 loses its last client."""
+    own = SequentialEngine.train
+    patch.setattr(
+        SequentialEngine,
+        "train",
+        lambda engine, tasks, *others: own(engine, tasks[:-1] if rank == 2 else tasks, *others),
+    )
+    return run(FEDAVG)
+
+
+def visited_once_too_often(rank: int, patch: Patch) -> dict[str, Any]:
+    own = relay._Relay.visit
+
+    def visit(*about: Any) -> None:
+        own(*about)
+        about[-1].visits += rank == 2
+
+    patch.setattr(relay._Relay, "visit", visit)
+    return run(ASTRAEA)
+
+
+def changed_after_round_0(rank: int, patch: Patch, change: Callable[[Simulation], None]) -> None:
+    own = Simulation._apply
+
+    def apply(simulation: Simulation, plan: Plan, totals: Any) -> None:
+        own(simulation, plan, totals)
+        if rank == 2 and plan.round == 0:
+            change(simulation)
+
+    patch.setattr(Simulation, "_apply", apply)
+
+
+def another_model(rank: int, patch: Patch) -> dict[str, Any]:
+    """The last bit of a parameter of rank 2 is another one."""
+    changed_after_round_0(rank, patch, lambda simulation: simulation.model.view(torch.int32)[3:4].bitwise_xor_(1))
+    return run(f"{FEDAVG} checkpoint.every=1")
+
+
+def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
+    """The models are alike, but the control variate of SCAFFOLD's server is another one on rank 2."""
+    changed_after_round_0(
+        rank, patch, lambda simulation: [vector[3:4].add_(1) for vector in simulation.local_state.server_vectors][0]
+    )
+    return run(f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold server.weights=uniform")
+
+
+def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
+    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.own_step:ByRank")
+
+
+def too_many(rank: int, patch: Patch) -> dict[str, Any]:
+    patch.setattr(exact, "MOST_RANKS", 2)
+    return run(FEDAVG)
+
+
+OTHER_MODELS = r"the ranks hold different models after round \d: not that of rank 0 have ranks"
+SCENARIOS: list[tuple[Scenario, str, str]] = [
+    (another_opinion_of_the_server, "said", "2 workers: each trains an equal part"),
+    (coupling_found_by_one, "said", "nothing is merged: a sample's outputs depend on the other samples"),
+    (a_gpu_on_one, "UserError", r"different kinds of devices \(2 on cpu, 1 on cuda\).*cluster.device"),
+    (another_layout, "RanksDisagree", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
+    (left_out, "RanksDisagree", "round 0: 7 participants have samples to train on, but 6 were trained"),
+    (
+        visited_once_too_often,
+        "RanksDisagree",
+        r"round 0: 12 visits of mediators are planned, but there were 1[3-9]",
+    ),
+    (another_model, "RanksDisagree", rf"{OTHER_MODELS} \[2\]; are the nodes"),
+    (another_vector_of_the_server, "RanksDisagree", rf"{OTHER_MODELS} \[2\]"),
+    (a_part_of_ones_own_by_rank, "RanksDisagree", rf"{OTHER_MODELS}.*server optimizer tests.mpi.own_step:ByRank"),
+    (too_many, "UserError", "this job has 3 ranks, and sums over more than 2"),
+]
+
+
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
-    """A job of three ranks that goes through all scenarios and is ended by `another_model`."""
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[dict[str, Any]]], CompletedProcess[str]]:
+    """What three ranks say of every scenario, and how the job ended."""
     out = tmp_path_factory.mktemp("unlike") / "found.json"
-    return out, run_mpi(3, [*PROGRAM, out, "another_model"])
+    ended = run_mpi(3, ["-m", "tests.mpi.test_unlike_ranks", out])
+    assert out.exists(), ended.stderr
+    return json.loads(out.read_text()), ended
 
 
-@pytest.fixture(scope="module")
-def found(ended: tuple[Path, CompletedProcess[str]]) -> dict[str, list[dict[str, Any]]]:
-    """What the three ranks say of every scenario."""
-    out, job = ended
-    assert out.exists(), job.stderr
-    return json.loads(out.read_text())
+@pytest.mark.parametrize("scenario, kind, words", SCENARIOS, ids=lambda value: getattr(value, "__name__", ""))
+def test_all_ranks_say_the_same(scenario: Scenario, kind: str, words: str, job) -> None:
+    one, *others = job[0][scenario.__name__]
+    assert others == [one, one]
+    assert kind in one and re.search(words, one[kind]), one
 
 
-def the_same(said: list[dict[str, Any]]) -> dict[str, Any]:
-    assert said[0] == said[1] == said[2]
-    return said[0]
+def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
+    assert job[1].returncode == 1 and "Traceback" not in job[1].stderr
+    assert "error: the ranks hold different models after round 0" in job[1].stderr
 
 
-@pytest.mark.parametrize(
-    "scenario, words",
-    [
-        ("another_opinion_of_the_server", "2 workers: each trains an equal part"),
-    ],
-)
-def test_rank_0_decides_for_all_who_trains_what(scenario: str, words: str, found: dict):
-    assert words in the_same(found[scenario])["layout"]
+def said(scenario: Scenario, rank: int) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            return scenario(rank, patch)
+        except (UserError, RanksDisagree) as error:
+            return {type(error).__name__: str(error)}
 
 
-def test_runs_of_ranks_that_agree_are_as_ever(found: dict):
-    assert "model" in the_same(found["alike"])
+def main() -> int:
+    cluster, found = Cluster.connect(), {}
+    for scenario, *_ in SCENARIOS:
+        gathered = cluster.gather(np.frombuffer(json.dumps(said(scenario, cluster.rank)).encode(), np.uint8))
+        if gathered is not None:
+            found[scenario.__name__] = [json.loads(array.tobytes()) for array in gathered]
+    if cluster.is_server:
+        Path(sys.argv[1]).write_text(json.dumps(found, indent=2))
+    with pytest.MonkeyPatch.context() as patch:
+        another_model(cluster.rank, patch)
+    return 0
 
 
-def test_the_node_with_the_fewest_gpus_decides_whether_the_server_trains(found: dict):
-    assert the_same(found["unlike_numbers_of_gpus"])["decided"] == [True, False]
-
-
-@pytest.mark.parametrize(
-    "scenario, words",
-    [
-        ("coupling_found_by_one", "a sample's outputs depend on the other samples"),
-        ("keeping_found_by_one", "the forward pass changes parameters"),
-    ],
-)
-def test_what_one_rank_finds_out_about_the_model_counts_for_all(scenario: str, words: str, found: dict):
-    assert f"nothing is merged: {words}" in the_same(found[scenario])["engine"]
-
-
-def test_processors_and_gpus_in_one_job_are_refused(found: dict):
-    refused = the_same(found["a_gpu_on_one"])
-    assert refused["error"] == "UserError"
-    assert "different kinds of devices (2 on cpu, 1 on cuda)" in refused["words"]
-    assert 'cluster.device = "cpu"' in refused["words"]
-
-
-@pytest.mark.parametrize(
-    "scenario, words",
-    [
-        ("another_layout", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
-        ("left_out", "round 0: 7 participants have samples to train on, but 6 were trained"),
-        ("visited_once_too_often", r"round 0: 12 visits of mediators are planned, but there were 1[3-9]"),
-    ],
-)
-def test_work_that_is_not_the_plans_ends_the_run_on_all_ranks(scenario: str, words: str, found: dict):
-    ended = the_same(found[scenario])
-    assert ended["error"] == "RanksDisagree"
-    assert re.match(words, ended["words"]), ended["words"]
-
-
-@pytest.mark.parametrize(
-    "scenario, round, ranks",
-    [
-        ("another_model", 0, "[2]"),
-        ("another_vector_of_the_server", 0, "[2]"),
-    ],
-)
-def test_a_rank_whose_model_is_another_is_named_and_ends_the_run(scenario: str, round: int, ranks: str, found: dict):
-    ended = the_same(found[scenario])
-    assert ended["error"] == "RanksDisagree"
-    assert f"different models after round {round}: not that of rank 0 have ranks {ranks}" in ended["words"]
-
-
-def test_parts_of_ones_own_are_named_where_the_ranks_models_differ(found: dict):
-    ended = the_same(found["a_part_of_ones_own_by_rank"])
-    words = "does a part of your own (server optimizer tests.mpi.own_step:ByRank) give different results on different"
-    assert ended["error"] == "RanksDisagree" and words in ended["words"]
-    assert "part of your own" not in the_same(found["another_model"])["words"]
-
-
-def test_more_ranks_than_sums_are_exact_for_are_refused(found: dict):
-    refused = the_same(found["too_many"])
-    assert refused["error"] == "UserError"
-    assert "this job has 3 ranks, and sums over more than 2" in refused["words"]
-
-
-def test_a_run_that_is_ended_says_so_once_and_exits_with_1(ended: tuple[Path, CompletedProcess[str]]):
-    _, job = ended
-    assert job.returncode == 1
-    assert "error: the ranks hold different models after round 0" in job.stderr
-    assert "Traceback" not in job.stderr
+if __name__ == "__main__":
+    end_quickly()
+    run_guarded(main)

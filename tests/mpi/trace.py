@@ -1,4 +1,4 @@
-"""A program for MPI tests: runs configurations and saves what every rank planned, drew and computed, and how long.
+"""A program for MPI tests: runs configurations and saves what every rank planned, drew and computed.
 
 mpiexec -n N python tests/mpi/trace.py OUT.npz SETTINGS [SETTINGS ...]     (settings joined by spaces)
 """
@@ -42,29 +42,14 @@ class Tracer:
         return self.train(plan, *others)
 
 
-def own_memory() -> int:
-    """Bytes that this process holds, what it shares with others in parts."""
-    with open("/proc/self/smaps_rollup") as file:
-        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-
-
-def seconds_of(record: dict[str, Any]) -> list[float]:
-    """Of a round: the whole, the busiest rank's work, planning, the slowest rank's training, the sum with waiting."""
-    phases = record["phase_seconds"]
-    return [record["seconds"], max(record["busy_seconds"]), *(phases[name] for name in ("plan", "train", "reduce"))]
-
-
 def main() -> int:
     out, traces = Path(sys.argv[1]), {}
     for number, settings in enumerate(sys.argv[2:]):
         experiment = Experiment.connect(load_config(None, settings.split()))
         tracer = Tracer(experiment)
-        records: list[dict[str, Any]] = []
-        simulation = Simulation(experiment, None, on_round=records.append)
-        code = simulation.run()
-        assert code == "finished"
+        simulation = Simulation(experiment)
+        assert simulation.run() == "finished"
         flat = np.array(sorted(row for rows in tracer.rows for row in rows), np.int64).reshape(-1, 3)
-        held = experiment.cluster.gather(np.array([own_memory()]))
         gathered = experiment.cluster.gather(flat)
         if gathered is not None:
             rows = np.concatenate([part.reshape(-1, 3) for part in gathered])
@@ -72,8 +57,6 @@ def main() -> int:
             traces[f"cohorts{number}"] = np.concatenate(tracer.cohorts)
             traces[f"facts{number}"] = np.array(tracer.facts)
             traces[f"model{number}"] = simulation.model.cpu().numpy()
-            traces[f"held{number}"] = np.concatenate(held or [])
-            traces[f"seconds{number}"] = np.array([seconds_of(record) for record in records])
         experiment.close()
     if traces:
         np.savez(out, **traces)

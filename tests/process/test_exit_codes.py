@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from fedmpi import ClientFailure, ComponentFailure, UserError
+from fedmpi.common.errors import Divergence, RanksDisagree, RunFailure
+from fedmpi.process.exit_codes import _ending_of
 from tests.mpi.launch import REPOSITORY
 
 LIMITS = """
@@ -33,3 +36,23 @@ def test_a_package_that_cannot_be_loaded_is_a_sentence() -> None:
         "error: a package cannot be loaded (ModuleNotFoundError: No module named 'no_such_package'): see `fedmpi "
         "doctor`\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words", "shared"),
+    [
+        (SystemExit("why"), 1, "why", True),
+        (SystemExit(75), 75, "", True),
+        (UserError("wrong"), 2, "error: wrong", True),
+        (RunFailure("disk"), 1, "error: disk", True),
+        (Divergence("nan"), 1, "error: nan", True),
+        (RanksDisagree("other"), 1, "error: other", True),
+        (ComponentFailure("sampler", "mine", "bad", trace="line 3"), 1, "line 3", True),
+        (ClientFailure(3, 1, ValueError("rows")), 1, "client 3 on rank 1", False),
+        (KeyboardInterrupt(), 130, "interrupted", False),
+        (ZeroDivisionError("x"), 1, "ZeroDivisionError: x", False),
+    ],
+)
+def test_every_error_has_its_exit_code(error: BaseException, code: int, words: str, shared: bool) -> None:
+    found, why, together = _ending_of(error)
+    assert (found, together) == (code, shared) and words in why

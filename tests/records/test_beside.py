@@ -52,7 +52,7 @@ def test_rounds_go_on_while_the_disk_stalls_and_the_checkpoint_is_that_of_its_ro
     fedmpi.run("fedavg", whole, out=tmp_path / "WHOLE")
     monkeypatch.setattr("os.fsync", slow)
     fedmpi.run("fedavg", whole, out=run, stop=release)
-    assert stalled == ["fedmpi-checkpoint"]
+    assert stalled == ["fedmpi-checkpoint_0"]
     for one, other in zip(*(sorted((tmp_path / n / "checkpoints").iterdir()) for n in ("RUN", "WHOLE")), strict=True):
         found, wanted = read_checkpoint(one), read_checkpoint(other)
         assert found.next_round == wanted.next_round

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from fedmpi import UserError
 from fedmpi.records.checkpoint import (
@@ -29,11 +29,13 @@ def saved(folder: Path, next_round: int, keep: int = 2) -> Checkpoint:
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path):
+    assert newest_checkpoint(tmp_path / "nowhere") is None
     written = saved(tmp_path, 7)
     found = newest_checkpoint(tmp_path)
     assert found is not None
     assert (found.next_round, found.header) == (7, written.header)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in written.tensors.items())
+    for tensors in (found.tensors, load_file(tmp_path / "round-00000007.safetensors")):  # as other tools read it
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in written.tensors.items())
 
 
 def test_a_copy_stays_as_it_was_when_training_goes_on():
@@ -45,44 +47,12 @@ def test_a_copy_stays_as_it_was_when_training_goes_on():
     assert checkpoint.header == {"settled": 2, "unsettled": {"round": 2}}
 
 
-def test_only_the_newest_are_kept(tmp_path: Path):
+def test_only_the_newest_are_kept_and_vectors_of_clients_as_long_as_their_checkpoint(tmp_path: Path):
     for next_round in (5, 10, 15, 100):
-        saved(tmp_path, next_round)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "round-00000015.safetensors",
-        "round-00000100.safetensors",
-    ]
-
-
-def test_vectors_of_clients_are_kept_as_long_as_their_checkpoint(tmp_path: Path):
-    for next_round in (5, 10, 15):
         clients_file(tmp_path, next_round).write_bytes(b"kept")
         saved(tmp_path, next_round)
-    assert sorted(path.name for path in tmp_path.glob("clients-*")) == [
-        "clients-00000010.safetensors",
-        "clients-00000015.safetensors",
-    ]
-
-
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    saved(tmp_path, 5)
-    saved(tmp_path, 10)
-    newest = tmp_path / "round-00000010.safetensors"
-    newest.write_bytes(newest.read_bytes()[:40])
-    found = newest_checkpoint(tmp_path)
-    assert found is not None and found.next_round == 5
-    assert str(newest) in caplog.text
-
-
-def test_when_no_checkpoint_can_be_read_the_user_is_informed(tmp_path: Path):
-    saved(tmp_path, 5)
-    (tmp_path / "round-00000005.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="no checkpoint"):
-        newest_checkpoint(tmp_path)
-
-
-def test_a_folder_without_checkpoints_has_none(tmp_path: Path):
-    assert newest_checkpoint(tmp_path / "nowhere") is None
+    kept = [f"{kind}-{number:08d}.safetensors" for kind in ("clients", "round") for number in (15, 100)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 FLIPS = 120
@@ -124,31 +94,21 @@ def test_no_bit_of_a_checkpoint_can_flip_unnoticed(tmp_path: Path):
     assert read_checkpoint(newest).header["unsettled"] == RICH
 
 
-@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda content: b""])
-def test_a_checkpoint_that_is_shorter_or_longer_is_damaged(tmp_path: Path, change):
-    newest = rich(tmp_path, 10)
-    newest.write_bytes(change(newest.read_bytes()))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content, other: content[:-1],
+        lambda content, other: content + b"\0",
+        lambda content, other: b"",
+        lambda content, other: content[:-800] + other[-800:],
+        lambda content, other: save({"model": torch.ones(3)}),
+    ],
+)
+def test_a_checkpoint_of_other_length_or_mixed_from_two_is_damaged(tmp_path: Path, change):
+    newest, other = rich(tmp_path, 10), rich(tmp_path, 5)
+    newest.write_bytes(change(newest.read_bytes(), other.read_bytes()))
     with pytest.raises(ValueError, match=r"checksum|header"):
         read_checkpoint(newest)
-
-
-def test_tensors_exchanged_between_two_checkpoints_are_noticed(tmp_path: Path):
-    one, other = rich(tmp_path, 5), rich(tmp_path, 10)
-    one.write_bytes(one.read_bytes()[:-800] + other.read_bytes()[-800:])
-    with pytest.raises(ValueError, match="checksum"):
-        read_checkpoint(one)
-
-
-def test_a_safetensors_file_of_somebody_else_is_no_checkpoint(tmp_path: Path):
-    path = tmp_path / "round-00000005.safetensors"
-    save_file({"model": torch.ones(3)}, path)
-    with pytest.raises(ValueError, match="header"):
-        read_checkpoint(path)
-
-
-def test_a_checkpoint_stays_a_safetensors_file_that_other_tools_read(tmp_path: Path):
-    path = rich(tmp_path, 5)
-    assert torch.equal(load_file(path)["model"], read_checkpoint(path).tensors["model"])
 
 
 def test_damaged_checkpoints_are_set_aside_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -191,17 +151,12 @@ ODD_COUNTS = [-1, 1.0, True, "3", None, 10**8]
 )
 def test_counts_and_records_that_are_none_are_refused_under_a_right_checksum(tmp_path: Path, header: dict):
     right = {"settled": 0, "unsettled": None}
-    path = save_checkpoint(tmp_path, Checkpoint(0, {"model": torch.ones(3)}, right), keep=1)
-    assert read_checkpoint(path).next_round == 0
+    for last in (0, 10**8 - 1):
+        path = save_checkpoint(tmp_path / str(last), Checkpoint(last, {"model": torch.ones(3)}, right), keep=1)
+        assert read_checkpoint(path).next_round == last
     path = save_checkpoint(tmp_path, Checkpoint(0, {"model": torch.ones(3)}, right | header), keep=1)
     with pytest.raises(ValueError, match="it goes on at round"):
         read_checkpoint(path)
-
-
-def test_the_last_round_that_a_name_can_tell_is_read(tmp_path: Path):
-    header = {"settled": 10**8 - 1, "unsettled": {}}
-    path = save_checkpoint(tmp_path, Checkpoint(10**8 - 1, {"model": torch.ones(3)}, header), keep=1)
-    assert read_checkpoint(path).next_round == 10**8 - 1
 
 
 def test_what_is_no_plain_file_is_no_checkpoint(tmp_path: Path):
@@ -212,7 +167,7 @@ def test_what_is_no_plain_file_is_no_checkpoint(tmp_path: Path):
             read_checkpoint(path)
 
 
-@pytest.mark.parametrize("last", ["null", "[]", "{}", "7", '""'])
+@pytest.mark.parametrize("last", ["null", "7", '""'])
 def test_a_checksum_that_is_no_text_is_no_checksum(tmp_path: Path, last: str):
     """Of a key that stands twice JSON takes the last: what is found in the text is not what is compared."""
     said = {"null": "None", '""': ""}.get(last, last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import traceback
@@ -82,43 +81,6 @@ def test_an_owner_of_another_host_or_that_is_not_named_is_believed(tmp_path: Pat
         Hold(tmp_path)
     (tmp_path / FOLDER).unlink()
     Hold(tmp_path).release()
-
-
-def test_of_many_that_start_together_one_wins(tmp_path: Path) -> None:
-    """Six processes, 6 times on a folder, half the times one that a dead process holds."""
-    for turn in range(6):
-        run = tmp_path / str(turn)
-        run.mkdir()
-        if turn % 2:
-            hold_and_die(run)
-        started, start = os.pipe()  # read by all children, closed by the parent once all exist
-        over, end = os.pipe()
-        lost_reader, lost_writer = os.pipe()
-
-        def compete(run: Path = run, pipes: tuple[int, ...] = (started, start, over, end, lost_writer)) -> int:
-            started, start, over, end, lost_writer = pipes
-            os.close(start)
-            os.close(end)
-            os.read(started, 1)
-            try:
-                won = Hold(run)
-            except UserError as error:
-                won = None
-                assert re.search("is in use by", str(error))
-            os.write(lost_writer, b".")
-            os.read(over, 1)
-            if won is not None:
-                won.check()
-            return int(won is not None)
-
-        children = [in_child(compete) for _ in range(6)]
-        os.close(start)
-        for _ in children:
-            os.read(lost_reader, 1)
-        os.close(end)
-        assert sorted(ended(child) for child in children) == [0, 0, 0, 0, 0, 1]
-        for descriptor in (started, over, lost_reader, lost_writer):
-            os.close(descriptor)
 
 
 @pytest.mark.parametrize(("gone", "words"), [(".", "has vanished"), (FOLDER, "was removed"), ("other", "was removed")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -23,12 +22,10 @@ from torch import nn
 import fedmpi
 from fedmpi import UserError
 from fedmpi.common.errors import RunFailure
-from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.process.exit_codes import _ending_of
-from fedmpi.records import recorder
 from fedmpi.records.checkpoint import model_file, newest_checkpoint
 from fedmpi.records.hold import FOLDER
 from fedmpi.records.recorder import OF_A_RUN, Recorder
@@ -65,16 +62,25 @@ def content(run: Path) -> dict[str, bytes]:
 # Whose folder it is
 
 
-@pytest.mark.parametrize("name", OF_A_RUN[1:])
+@pytest.mark.parametrize("name", [*OF_A_RUN[1:], "events.out.tfevents.1.host.2.0"])
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_with_anything_of_a_run_but_no_configuration_is_refused(tmp_path: Path, name: str, resume: bool):
     path = tmp_path / name / "round-00000001.safetensors" if name == "checkpoints" else tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("of a run")
+    (tmp_path / "notes.txt").write_text("of somebody else")
     before = content(tmp_path)
-    with pytest.raises(UserError, match=rf"holds {name} of a run but no config\.toml that says which: choose another"):
+    with pytest.raises(UserError, match=rf"holds {name} of a run but no config"):
         Recorder(tmp_path, CONFIG, resume)
     assert content(tmp_path) == before
+
+
+def test_a_start_that_was_killed_before_its_sources_were_kept_is_continued(tmp_path: Path):
+    config = load_config(None, [*SETTINGS, "logging.tensorboard=false", OWN_MODEL])
+    Recorder(tmp_path, config, resume=False).close()
+    shutil.rmtree(tmp_path / "plugins")
+    Recorder(tmp_path, config, resume=True).close()
+    assert list((tmp_path / "plugins").rglob("*.py"))
 
 
 def test_a_run_is_not_continued_without_resume(undisturbed: Path, tmp_path: Path):
@@ -83,50 +89,6 @@ def test_a_run_is_not_continued_without_resume(undisturbed: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"holds a run already \(config\.toml, .*checkpoints.*\): add --resume"):
         run_into(run, *SETTINGS)
     assert content(run) == before
-
-
-def test_events_alone_are_of_a_run(tmp_path: Path):
-    (tmp_path / "events.out.tfevents.1.host.2.0").touch()
-    with pytest.raises(UserError, match=r"holds events\.out\.tfevents\.1"):
-        Recorder(tmp_path, CONFIG, resume=False)
-
-
-def test_a_start_that_was_killed_before_it_said_which_run_it_is_may_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run, config = tmp_path / "RUN", load_config(None, [*SETTINGS, "logging.tensorboard=false", OWN_MODEL])
-    whole, made = recorder.write_whole, []
-
-    def die(path: Path, *parts: bytes) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recorder, "write_whole", die)
-    with pytest.raises(KeyboardInterrupt):
-        Recorder(run, config, resume=False)
-    monkeypatch.setattr(recorder, "write_whole", whole)
-    (kept,) = (path for path in (run / "plugins").rglob("*.py"))
-    kept.with_name(f".{kept.name}.partial").write_text("half")
-    (run / "plugins" / "mine.txt").write_text("of somebody else")
-    for resume in (False, True):
-        with pytest.raises(UserError, match="holds plugins of a run but no config.toml"):
-            Recorder(run, config, resume)
-    (run / "plugins" / "mine.txt").unlink()
-    with pytest.raises(UserError, match="holds plugins of a run but no config.toml"):
-        Recorder(run, CONFIG, resume=True)  # without parts of its own
-    for resume in (False, True):
-        made.append(shutil.copytree(run, tmp_path / str(resume)))
-        Recorder(made[-1], config, resume).close()
-        assert (made[-1] / "config.toml").exists()
-
-
-def test_files_of_somebody_else_do_not_matter(tmp_path: Path):
-    (tmp_path / "notes.txt").write_text("seen")
-    Recorder(tmp_path, CONFIG, resume=False).close()
-
-
-def test_resume_in_an_empty_folder_starts_from_scratch(undisturbed: Path, tmp_path: Path):
-    assert run_into(tmp_path / "RUN", *SETTINGS, resume=True) == 0
-    assert curve(tmp_path / "RUN") == curve(undisturbed)
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(
@@ -157,18 +119,26 @@ def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Pat
 # What may change
 
 
-def test_every_key_that_differs_and_may_not_is_named_with_both_values(undisturbed: Path):
-    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "local.lr=0.5", "seed=3", "evaluation.every=2"])
-    with pytest.raises(
-        UserError, match=r"cannot change \(seed: 0 there, 3 here; local\.lr: 0\.05 there, 0\.5 here\): "
-    ):
-        Recorder(undisturbed, other, resume=True)
-    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "data.normalize=false", "data.verify=true"])
-    with pytest.raises(UserError, match=r"cannot change \(data\.normalize: True there, False here\): "):
-        Recorder(undisturbed, other, resume=True)
-    other = load_config(None, [*SETTINGS, "logging.diagnostics=true"])
-    with pytest.raises(UserError, match=r"logging\.diagnostics: False there, True here \(what it counts begins with"):
-        Recorder(undisturbed, other, resume=True)
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (
+            [],
+            ["local.lr=0.5", "seed=3", "evaluation.every=2"],
+            r"\(seed: 0 .*, 3 .*; local\.lr: 0\.05 .*, 0\.5 [^;]*\)",
+        ),
+        ([], ["data.normalize=false", "data.verify=true"], r"\(data\.normalize: True .*, False [^;]*\)"),
+        ([], ["logging.diagnostics=true"], r"\(logging\.diagnostics: False .*, True .*round 0"),
+        (["local.schedule=cosine"], ["rounds=6"], r"\(rounds: 4 .*, 6 .*cosine"),
+    ],
+)
+def test_every_key_that_differs_and_may_not_is_named_with_both_values(
+    before: list[str], after: list[str], named: str, tmp_path: Path
+):
+    common = [*SETTINGS, "logging.tensorboard=false", *before]
+    Recorder(tmp_path, load_config(None, common), resume=False).close()
+    with pytest.raises(UserError, match=f"cannot change {named}"):
+        Recorder(tmp_path, load_config(None, [*common, *after]), resume=True)
 
 
 def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undisturbed: Path, tmp_path: Path):
@@ -181,13 +151,6 @@ def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undist
     Recorder(run, CONFIG, resume=True).close()
     with pytest.raises(UserError, match=r"cannot change \(seed: unset there, 3 here\): "):
         Recorder(run, load_config(None, [*SETTINGS, "logging.tensorboard=false", "seed=3"]), resume=True)
-
-
-def test_more_rounds_of_a_cosine_schedule_would_be_another_run(tmp_path: Path):
-    cosine = ["preset=fedavg", "local.schedule=cosine"]
-    Recorder(tmp_path, load_config(None, [*cosine, "rounds=4"]), resume=False).close()
-    with pytest.raises(UserError, match=r"rounds: 4 there, 6 here \(with local\.schedule = cosine"):
-        Recorder(tmp_path, load_config(None, [*cosine, "rounds=6"]), resume=True)
 
 
 def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undisturbed: Path, tmp_path: Path):
@@ -224,6 +187,22 @@ def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undistur
         run_into(run, *shorter, "rounds=3", resume=True)
     after = content(run)
     assert all(after[name] == text for name, text in before.items() if name != "run.log")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda lines: lines[:1], "has 1 records, but the checkpoint counts on 3"),
+        (lambda lines: [lines[0], b"[]\n", lines[2]], "differs from what was written up to round 4"),
+        (lambda lines: [lines[0], lines[1].replace(b": 0.", b": 9.", 1), lines[2]], "differs from what was written"),
+    ],
+)
+def test_records_that_a_checkpoint_counts_on_must_be_there_as_written(undisturbed, tmp_path, changed, words: str):
+    run = copy_of(undisturbed, tmp_path)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join(changed(lines)))
+    with pytest.raises(UserError, match=words):
+        run_into(run, *SETTINGS, resume=True)
 
 
 # The whole run's totals
@@ -263,27 +242,6 @@ def test_what_was_moved_before_an_interruption_is_in_the_summary(tmp_path: Path,
     assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["mpi_bytes"]["relay"] == 3 * 7
 
 
-def test_records_that_a_checkpoint_counts_on_must_be_there(undisturbed: Path, tmp_path: Path):
-    run = copy_of(undisturbed, tmp_path)
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_bytes(lines[0])
-    with pytest.raises(UserError, match="holds 1 records where the checkpoint counts on 3"):
-        run_into(run, *SETTINGS, resume=True)
-    for garbled in (lines[1], b"[]\n", b'{"round": nothing}\n'):
-        (run / "metrics.jsonl").write_bytes(lines[0] + garbled.replace(b'"round": 1', b'"round": 7') + lines[2])
-        with pytest.raises(UserError, match="line 2, is not the record of round 1"):
-            run_into(run, *SETTINGS, resume=True)
-
-
-def test_a_number_that_changed_in_the_records_is_noticed(undisturbed: Path, tmp_path: Path):
-    run = copy_of(undisturbed, tmp_path)
-    records = (run / "metrics.jsonl").read_bytes()
-    place = records.index(b'"train_loss": ') + len(b'"train_loss": ')
-    (run / "metrics.jsonl").write_bytes(records[:place] + b"9" + records[place + 1 :])
-    with pytest.raises(UserError, match=r"metrics\.jsonl differs from what was written up to round 4: put the file"):
-        run_into(run, *SETTINGS, resume=True)
-
-
 def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_path: Path):
     shards, run = tmp_path / "shards", tmp_path / "RUN"
     words = ["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(shards), "--overwrite"]
@@ -302,7 +260,7 @@ def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_pa
 # Damaged checkpoints
 
 
-@pytest.mark.parametrize("place", [3, 300, -1, -8000], ids=["length", "header", "last tensor", "tensors"])
+@pytest.mark.parametrize("place", [3, -8000], ids=["length", "tensors"])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits(
     undisturbed: Path, tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
 ):
@@ -356,99 +314,44 @@ def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path:
     assert [event.step for event in shown] == list(range(5))
 
 
-def recorded(folder: Path, accuracies: list[float | None]) -> dict[str, Any]:
-    """The summary after rounds with these accuracies; None where there was no evaluation."""
-    recorder = Recorder(folder, CONFIG, resume=False)
-    for t, accuracy in enumerate(accuracies):
-        recorder.write({"round": t} | ({} if accuracy is None else {"test_accuracy": accuracy}))
-    summary = recorder.finish(nn.Linear(2, 2), {})
-    recorder.close()
-    return summary
-
-
-def test_the_best_of_equal_rounds_is_the_first(tmp_path: Path):
-    summary = recorded(tmp_path, [0.2, 0.7, None, 0.5, 0.7])
-    assert (summary["best_round"], summary["best_test_accuracy"]) == (1, 0.7)
-
-
-def test_a_folder_keeps_the_records_and_memory_does_not(tmp_path: Path):
-    recorder = Recorder(tmp_path, CONFIG, resume=False)
-    recorder.resume()
-    recorder.write({"round": 0})
-    recorder.close()
-    assert (recorder.history.rounds, recorder.history.records) == (1, [])
-
-
-def test_the_best_of_equal_rounds_is_the_first_of_a_resumed_run_too(tmp_path: Path):
-    recorded(tmp_path, [0.7, 0.5])
-    recorder = Recorder(tmp_path, CONFIG, resume=True)
-    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        recorder.history.add(json.loads(line))
-    recorder.write({"round": 2, "test_accuracy": 0.7})
-    assert recorder.finish(nn.Linear(2, 2), {})["best_round"] == 0
-    recorder.close()
-
-
-def judged(folder: Path, on: str, scores: list[tuple[float, float]], **settings: float) -> dict[str, Any]:
-    """The summary of rounds with these test and validation accuracies, of which `on` names those there are."""
-    keys = [f"evaluation.on={on}", *(f"evaluation.{key}={value}" for key, value in settings.items())]
-    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
-    recorder = Recorder(folder, config, resume=False)
-    for t, values in enumerate(scores):
-        there = {f"{part}_accuracy": values[part == "val"] for part in config.evaluation.parts(True)}
-        recorder.write({"round": t, **there})
-    summary = recorder.finish(nn.Linear(2, 2), {})
-    recorder.close()
-    return summary
-
-
 @pytest.mark.parametrize(
-    ("on", "best", "test", "chosen"),
-    [("test", 2, 0.9, "test"), ("both", 1, 0.5, "val"), ("val", 1, None, "val"), ("auto", 1, 0.5, "val")],
+    ("on", "scores", "summary"),
+    [
+        ("test", [0.2, 0.7, None, 0.5, 0.7], {"best_round": 1, "best_test_accuracy": 0.7, "rounds_to_target": 2}),
+        ("test", [None, 0.0, 0.0], {"best_round": 1, "rounds_to_target": None}),
+        ("test", [(0.7, 0.3), (0.5, 0.8), (0.9, 0.6)], {"best_round": 2, "best_chosen_on": "test"}),
+        ("both", [(0.7, 0.3), (0.5, 0.8), (0.9, 0.6)], {"best_round": 1, "best_test_accuracy": 0.5}),
+        ("both", [(0.7, 0.3), (0.5, 0.8)], {"best_chosen_on": "val", "best_val_accuracy": 0.8, "rounds_to_target": 1}),
+        ("auto", [(0.7, 0.3), (0.5, 0.8)], {"best_round": 1, "best_chosen_on": "val"}),
+        ("val", [(0.7, 0.3), (0.5, 0.8)], {"best_round": 1, "best_test_accuracy": None, "rounds_to_target": 2}),
+        ("val", [(0.7, 0.3), None], {"final": {"round": 1, "val_accuracy": 0.3}}),
+    ],
 )
-def test_the_best_round_is_chosen_on_validation_where_there_is_one(tmp_path: Path, on, best, test, chosen):
-    summary = judged(tmp_path, on, [(0.7, 0.3), (0.5, 0.8), (0.9, 0.6)])
-    assert (summary["best_round"], summary["best_test_accuracy"], summary["best_chosen_on"]) == (best, test, chosen)
-    assert summary.get("best_val_accuracy") == (None if on == "test" else 0.8)
-    expected = {"test_accuracy": 0.9} if on == "test" else {"val_accuracy": 0.6}
-    assert summary["final"].items() >= expected.items() and summary["final"]["round"] == 2
-
-
-@pytest.mark.parametrize(("on", "rounds"), [("test", 1), ("both", 1), ("val", 2)])
-def test_the_target_is_one_of_the_test_part_unless_only_validation_is_evaluated(tmp_path: Path, on: str, rounds: int):
-    summary = judged(tmp_path, on, [(0.7, 0.3), (0.5, 0.8)], target_accuracy=0.7)
-    assert summary["rounds_to_target"] == rounds
-
-
-def test_the_last_record_of_a_run_on_validation_is_its_final_one(tmp_path: Path):
-    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, "evaluation.on=val"])
+def test_the_best_round_is_the_first_of_equal_ones_judged_on_validation_if_there_is_one(
+    on: str, scores: list, summary: dict[str, Any], tmp_path: Path
+):
+    """Scores are test accuracies, or test and validation accuracies; None stands for a round without evaluation."""
+    keys = [f"evaluation.on={on}", "evaluation.target_accuracy=0.7"]
+    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
     recorder = Recorder(tmp_path, config, resume=False)
-    recorder.write({"round": 0, "train_loss": 1.0, "val_accuracy": 0.5})
-    recorder.write({"round": 1, "train_loss": 0.5})
-    assert recorder.finish(nn.Linear(2, 2), {})["final"] == {"round": 1, "train_loss": 0.5, "val_accuracy": 0.5}
+    for t, score in enumerate(scores):
+        both = score if isinstance(score, tuple) else (score, None)
+        parts = {f"{part}_accuracy": both[part == "val"] for part in config.evaluation.parts(True)}
+        recorder.write({"round": t} | {name: value for name, value in parts.items() if value is not None})
+    found = recorder.finish(nn.Linear(2, 2), {})
     recorder.close()
+    assert {key: found.get(key) for key in summary} == summary
+    assert recorder.history.records == [] and recorder.history.rounds == len(scores)  # they are in the folder
 
 
-def test_a_round_without_any_right_answer_can_be_the_best(tmp_path: Path):
-    assert recorded(tmp_path, [None, 0.0, 0.0])["best_round"] == 1
-
-
-@pytest.mark.parametrize(("every", "evaluated"), [(3, [2, 4]), (5, [4]), (100, [4]), (1, [0, 1, 2, 3, 4])])
-def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path: Path, every: int, evaluated: list[int]):
-    settings = ("preset=fedavg", "rounds=5", f"evaluation.every={every}")
-    assert run_into(tmp_path / "RUN", *settings) == 0
+@pytest.mark.parametrize(("every", "evaluated"), [(3, [2, 4]), (100, [4]), (1, [0, 1, 2, 3, 4])])
+def test_the_last_round_is_evaluated_and_saved_whatever_the_interval(tmp_path: Path, every: int, evaluated: list[int]):
+    """A signal in the last round comes too late to stop the run."""
+    settings = ("preset=fedavg", "rounds=5", f"evaluation.every={every}", f"checkpoint.every={every}")
+    assert run_into(tmp_path / "RUN", *settings, stop_after=5) == 0
     assert [record["round"] for record in curve(tmp_path / "RUN") if "test_accuracy" in record] == evaluated
-
-
-def test_a_signal_in_the_last_round_comes_too_late_to_stop_the_run(tmp_path: Path):
-    assert run_into(tmp_path / "RUN", "preset=fedavg", "rounds=2", stop_after=2) == 0
-    assert len(curve(tmp_path / "RUN")) == 2 and (tmp_path / "RUN" / "summary.json").exists()
-
-
-def test_the_last_round_is_saved_whatever_the_interval(tmp_path: Path):
-    assert run_into(tmp_path / "RUN", "preset=fedavg", "rounds=4", "checkpoint.every=3") == 0
     last = newest_checkpoint(tmp_path / "RUN" / "checkpoints")
-    assert last is not None and last.next_round == 4
+    assert last is not None and last.next_round == 5 and (tmp_path / "RUN" / "summary.json").exists()
 
 
 # Models that can and cannot be saved
@@ -519,7 +422,7 @@ def fill(folder: Path, leave: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("pages", [0, 1, 2, 4, 8, 16])
+@pytest.mark.parametrize("pages", [0, 4, 16])
 def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     undisturbed: Path, small_disk: Path, pages: int
 ):
@@ -543,30 +446,13 @@ def test_a_folder_that_vanishes_while_training_is_one_sentence_and_exit_code_1(u
         if record["round"] == 2:
             run.rename(spare)
 
-    with pytest.raises(RunFailure, match=rf"^the run folder {run} has vanished: ") as info:
+    with pytest.raises(RunFailure, match=rf"^the run folder {run} has vanished") as info:
         fedmpi.run(load_config(None, [*QUIET, *SETTINGS]), out=run, on_round=lose)
     assert _ending_of(info.value)[0] == 1
     spare.rename(run)
     (run / FOLDER).unlink()  # of this process, which would have ended
     assert run_into(run, *SETTINGS, resume=True) == 0
     assert curve(run) == curve(undisturbed)
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (errno.EROFS, "make it writable"),
-        (errno.EDQUOT, "make room"),
-        (errno.ESTALE, "see where"),
-        (errno.EIO, "see to"),
-    ],
-)
-def test_what_helps_depends_on_what_the_disk_says(tmp_path: Path, number: int, words: str):
-    with (
-        pytest.raises(RunFailure, match=rf"\({os.strerror(number)}\): {words}.*, then go on with --resume"),
-        writing(tmp_path),
-    ):
-        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("call", ["write", "checkpoint", "finish"])
