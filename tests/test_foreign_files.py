@@ -162,7 +162,12 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     ("clients.sampler", client_sampler(TakesAPlace), {}, r"wants k: .*def __init__\(self, \*, k\)"),
     ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, r"clients.sampler.k.* put a star before"),
-    ("server.aggregator", aggregator(one_argument), {}, r"write def one_argument\(updates, coefficients, \*, options\)"),
+    (
+        "server.aggregator",
+        aggregator(one_argument),
+        {},
+        r"write def one_argument\(updates, coefficients, \*, options\)",
+    ),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
     (
         "local.algorithm",

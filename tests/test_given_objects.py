@@ -6,7 +6,6 @@ import functools
 import linecache
 import logging
 import re
-import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,8 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.own_code import holds_values
 from fedmpi.common.registry import describe, resolve
+from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.writing import not_repeatable
 
 FEW = {"rounds": 2, "clients.count": 4, "local.engine": "sequential"}
 

@@ -41,7 +41,18 @@ NO_CLASS = {
 
 def contradiction(c: ConfigTables) -> str | None:
     """Return the reason why the chosen values of several tables cannot be combined, or None."""
-    for group in (_local_steps, _weights, _selection, _ranks, _own_updates, _numbers, _sums, _private, _task, _algorithm):
+    for group in (
+        _local_steps,
+        _weights,
+        _selection,
+        _ranks,
+        _own_updates,
+        _numbers,
+        _sums,
+        _private,
+        _task,
+        _algorithm,
+    ):
         for broken, reason in group(c):
             if broken:
                 return reason

@@ -53,7 +53,7 @@ def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> A
         CLASSES,
         clients,
         generator,
-        users=k * 7 % (len(labels) // ROWS_A_USER),
+        users=k * 7 % (len(labels) // ROWS_PER_USER),
         superclasses=np.arange(CLASSES) // 2,
         attribute_of=lambda name: np.sin(k),
         **subject.options,

@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         [MERGED, "local.optimizer=adam", RELAYS],
     ),
     (
-        "which local.engine = \"merged\" never forms",
+        'which local.engine = "merged" never forms',
         [f"{MERGED} {more}" for more in ("server.exact=true", CLIPPED, "logging.diagnostics=true", INT8)],
         ["server.exact=true", CLIPPED, "logging.diagnostics=true", INT8],
     ),

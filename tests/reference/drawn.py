@@ -1,144 +1,142 @@
-"""Random stars over all parts, for the plain loop to replay: three rounds each, small enough to take a moment."""
+"""Random stars over all components, for the plain loop to replay: three rounds each, small enough to take a moment."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from fedmpi import Config, UserError
 from fedmpi.config import build_config, config_table
 
 MODELS: list[dict[str, Any]] = [
-    {"name": "mlp", "hidden": [12], "activation": "tanh"},
-    {"name": "mlp", "hidden": [10], "dropout": 0.25, "activation": "sigmoid"},
-    {"name": "mlp", "hidden": [10], "dropout": 0.3, "activation": "gelu"},
-    {"name": "tests.mpi.user_models:dropout_mlp", "width": 12},
-    {"name": "tests.reference.networks:batch_norm_mlp", "width": 10},
+    {"model": "mlp", "model.hidden": [12], "model.activation": "tanh"},
+    {"model": "mlp", "model.hidden": [10], "model.dropout": 0.25, "model.activation": "sigmoid"},
+    {"model": "mlp", "model.hidden": [10], "model.dropout": 0.3, "model.activation": "gelu"},
+    {"model": "tests.mpi.user_models:dropout_mlp", "model.width": 12},
+    {"model": "tests.reference.networks:batch_norm_mlp", "model.width": 10},
 ]
-"""All smooth: a rounding can switch a ReLU on or off."""
+"""All smooth: rounding can switch a ReLU on or off."""
 DOUBLE = "tests.reference.networks:double_perceptron"
-DATA = ["digits:clients=14,alpha=0.4", "digits:clients=9,partition=iid", "digits:clients=30,alpha=0.1,seed=3"]
-CHOICES: dict[str, dict[str, list[Any]]] = {
-    "server.weights": ["samples", "uniform", "gradient-sum", "stratified", "normalized", "unbiased", "literal"],
-    "server.weights.population": ["samples", "clients"],
-    "server.optimizer": ["sgd", "momentum", "adagrad", "adam", "yogi"],
-    "server.optimizer.lr": [0.05, 1.0],
-    "server.exact": [False, False, False, True],
-    "cluster": {
-        "reduction": ["auto", "window", "allreduce"],
-        "threads": [1],
-    },
-    "data": {"source": DATA, "normalize": [True, True, False]},
-    "evaluation": {
-        "every": [1, 1, 2],
-        "batch_size": [100, 2000],
-    },
-    "local": {
-        "optimizer": ["sgd", "sgd", "sgd", "adam"],
-        "lr": [0.02],
-        "schedule": ["constant", "inverse", "cosine", "step"],
-        "epochs": [None, 1, 2],
-        "steps": [None, 1, 3],
-        "batch_size": [8, 20, "all"],
-        "proximal_mu": [0.0, 0.2],
-        "engine": ["auto", "auto", "sequential", "merged", "batched"],
-        "schedule.every": [1, 2],
-        "optimizer.epsilon": [0.001],
-    },
-    "logging": {
-        "diagnostics": [False, False, True],
-    },
-    "clients": {
-        "sampler": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
-        "count": [4, 7, None],
-        "fraction": [None, 0.5],
-        "sampler.replace": [True, False],
-        "sampler.features": ["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"],
-        "sampler.features.codebook_size": [2, 9],
-        "sampler.features.decompress": [True, False],
-        "sampler.features.probe": ["full", "batch", "sample"],
-        "sampler.refresh": [0, 1],
-        "sampler.refresh_clients": ["all", "participants"],
-        "sampler.initial_step": [False, True],
-        "sampler.clustering": ["kmeans", "optics"],
-        "sampler.strata": [3, 6],
-        "sampler.clustering.outliers": ["nearest", "singletons", "stratum", "drop"],
-        "sampler.projection_above": [20000000, 1000],
-        "sampler.allocation": ["proportional", "neyman", "equal"],
-        "sampler.spread": ["std", "pairwise"],
-        "sampler.within_stratum": ["uniform", "importance"],
-        "sampler.design": ["systematic", "sequential"],
-        "sampler.clustering.min_samples": [2, 3],
-        "sampler.clustering.xi": [0.05, 0.25],
-    },
-    "privacy": {
-        "clip_norm": [None, None, None, 0.05],
-        "noise_multiplier": [0.0, 0.1],
-    },
-    "rebalance": [False, False, True],
-    "rebalance.alpha": [0.67, 1.0],
-    "rebalance.copies": ["ratio", "ratio-minus-one"],
-    "rebalance.weights": ["augmented", "original"],
-    "samples": {
-        "sampler": ["all", "bernoulli", "ratio", "exact"],
-        "budget": [60, 400],
-        "sampler.ratio": [0.1, 0.7],
-        "size.estimate": ["exact", "randomized-response", "duchi", "piecewise"],
-        "size.epsilon": [0.5, 3.0],
-        "size.max_size": [40, 121, 200],
-        "size.clip": [True, False],
-        "size.query": ["all", "participants"],
-        "size.reuse_reports": [False, True],
-    },
-    "cluster.server_trains": ["auto", "auto", "always"],
+IID = "digits:clients=9,partition=iid"
+CHOICES: dict[str, list[Any]] = {
+    "data.source": ["digits:clients=14,alpha=0.4", IID, "digits:clients=30,alpha=0.1,seed=3"],
+    "data.normalize": [True, True, False],
+    "clients.sampler": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
+    "clients.count": [4, 7, None],
+    "clients.fraction": [None, 0.5],
     "clients.availability": ["always", "always", "bernoulli", "time-of-day", "label-group"],
-    "clients.availability.probability": [0.6],
-    "clients.availability.lowest": [0.3],
-    "clients.availability.by_label": [[0.9, 0.4]],
     "clients.failure_rate": [0.0, 0.0, 0.3],
     "clients.over_selection": [1.0, 1.5],
+    "samples.sampler": ["all", "bernoulli", "ratio", "exact"],
+    "samples.budget": [60, 400],
+    "samples.size.estimate": ["exact", "randomized-response", "duchi", "piecewise"],
+    "samples.size.epsilon": [0.5, 3.0],
+    "samples.size.max_size": [40, 121, 200],
+    "samples.size.clip": [True, False],
+    "samples.size.query": ["all", "selected"],
+    "samples.size.reuse_reports": [False, True],
+    "local.optimizer": ["sgd", "sgd", "sgd", "adam"],
+    "local.lr": [0.02],
+    "local.schedule": ["constant", "inverse", "cosine", "step"],
+    "local.epochs": [None, 1, 2],
+    "local.steps": [None, 1, 3],
+    "local.batch_size": [8, 20, "all"],
+    "local.proximal_mu": [0.0, 0.2],
+    "local.engine": ["auto", "auto", "sequential", "merged", "batched"],
+    "rebalance": [False, False, True],
+    "server.weights": ["samples", "uniform", "gradient-sum", "stratified", "normalized", "unbiased", "literal"],
+    "server.optimizer": ["sgd", "momentum", "adagrad", "adam", "yogi"],
+    "server.exact": [False, False, False, True],
+    "compression": ["none", "none", "none", "top-k", "float16"],
+    "privacy.clip_norm": [None, None, None, 0.05],
+    "privacy.noise_multiplier": [0.0, 0.1],
     "devices": [False, True],
-    "devices.speed": ["constant", "lognormal", "classes"],
-    "devices.speed.rates": [[100.0, 1000.0]],
-    "devices.speed.shares": [[0.3, 0.7]],
-    "devices.bandwidth_sigma_XXX": [0.0, 1.0],
-    "clients.availability.period": [2.0],
-    "topology": ["star", "star", "star", "mediators"],
-    "topology.clients_per_mediator": [1, 3],
-    "topology.epochs": [1, 2],
-    "topology.regroup": ["every-round", "static"],
-    "topology.scheduling": ["greedy", "exchange", "random"],
-    "topology.target": ["uniform", "test"],
+    "cluster.reduction": ["auto", "window", "allreduce"],
+    "cluster.server_trains": ["auto", "auto", "always"],
     "cluster.placement": ["owner", "auto", "shared"],
-    "topology.keep_optimizer": [False, True],
-    "compression": ["float32", "float32", "float32", "topk", "float16"],
-    "compression.fraction": [0.2],
-    "compression.error_feedback": [False, True],
+    "evaluation.every": [1, 1, 2],
+    "evaluation.batch_size": [100, 2000],
+    "logging.diagnostics": [False, False, True],
 }
 """Values of each key; `None` leaves the key out."""
+PROBES = ["full", "batch", "sample"]
+FEATURES = {"features": ["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]}
+MEASURED = {
+    **FEATURES,
+    "refresh": [0, 1],
+    "refresh_clients": ["all", "selected"],
+    "projection_above": [20_000_000, 1000],
+    "design": ["systematic", "sequential"],
+}
+OPTIONS: dict[str, dict[Any, dict[str, list[Any]]]] = {
+    "clients.sampler": {
+        "weighted": {"replace": [True, False]},
+        "importance": MEASURED,
+        "stratified": {
+            **MEASURED,
+            "initial_step": [False, True],
+            "clustering": ["kmeans", "optics"],
+            "strata": [3, 6],
+            "allocation": ["proportional", "neyman", "equal"],
+            "spread": ["std", "pairwise"],
+            "within_stratum": ["uniform", "importance"],
+        },
+    },
+    "clients.sampler.features": {
+        "one-step-change": {"probe": PROBES},
+        "full-gradient": {"probe": PROBES},
+        "compressed-gradient": {
+            "probe": PROBES,
+            "codebook_size": [2, 9],
+            "decompress": [True, False],
+        },
+    },
+    "clients.sampler.clustering": {
+        "optics": {
+            "outliers": ["nearest", "singletons", "stratum", "drop"],
+            "min_samples": [2, 3],
+            "xi": [0.05, 0.25],
+        }
+    },
+    "clients.availability": {
+        "bernoulli": {"probability": [0.6]},
+        "time-of-day": {"probability": [0.6], "lowest": [0.3], "period": [2.0]},
+        "label-group": {"by_label": [[0.9, 0.4]]},
+    },
+    "samples.sampler": {"ratio": {"ratio": [0.1, 0.7]}},
+    "local.optimizer": {"adam": {"epsilon": [0.001]}},
+    "local.schedule": {"step": {"every": [1, 2]}},
+    "rebalance": {
+        True: {"alpha": [0.67, 1.0], "copies": ["ratio", "ratio-minus-one"], "weights": ["augmented", "original"]}
+    },
+    "server.weights": {name: {"population": ["samples", "clients"]} for name in ("normalized", "unbiased", "literal")},
+    "server.optimizer": {
+        "sgd": {"lr": [0.05, 1.0]},
+        "momentum": {"lr": [0.05, 1.0]},
+        **{name: {"lr": [0.05]} for name in ("adagrad", "adam", "yogi")},
+    },
+    "compression": {
+        "top-k": {"fraction": [0.2], "error_feedback": [False, True]},
+        "float16": {"error_feedback": [False, True]},
+    },
+    "devices": {True: {"speed": ["constant", "lognormal", "classes"], "upload": ["constant", "lognormal"]}},
+    "devices.speed": {"classes": {"rates": [[100.0, 1000.0]], "shares": [[0.3, 0.7]]}},
+}
+"""Options by component: key → name → option → values."""
 LOSSES: list[dict[str, Any]] = [
     {},
     {},
-    {"loss": "label-smoothing", "smoothing": 0.2},
-    {"loss": "focal"},
-    {"loss": "tests.tasks.own_losses:squared", "scale": 2.0},
+    {"task.loss": "label-smoothing", "task.loss.smoothing": 0.2},
+    {"task.loss": "focal"},
+    {"task.loss": "tests.tasks.own_losses:squared", "task.loss.scale": 2.0},
 ]
-FIXED = {
-    "logging.tensorboard": False,
-    "checkpoint.every": 0,
-    "cluster.threads": 1,
-    "topology": "star",
-    "local.precision": "float32",
-}
-
-
+FIXED = {"logging.tensorboard": False, "checkpoint.every": 0, "cluster.threads": 1}
 ALGORITHMS = ("scaffold", "feddyn", "fednova")
 
 
 def drawn_stars(count: int, seed: int, with_state: bool = False) -> list[Config]:
-    """`count` different stars that fedmpi accepts; `with_state`: their local algorithms are not the plain one."""
+    """Return different stars that fedmpi accepts; `with_state`: with local algorithms other than the plain one."""
     generator, found = np.random.Generator(np.random.Philox(seed)), {}
     while len(found) < count:
         config = _drawn(generator, len(found), ALGORITHMS[len(found) % 3] if with_state else "plain")
@@ -148,41 +146,49 @@ def drawn_stars(count: int, seed: int, with_state: bool = False) -> list[Config]
 
 
 def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config | None:
-    table: dict[str, Any] = {"seed": seed, "rounds": 3}
-    for part, keys in sorted(CHOICES.items()):
-        values = {key: choices[generator.integers(len(choices))] for key, choices in sorted(keys.items())}
-        table[part] = {key: value for key, value in values.items() if value is not None}
-    table["model"] = MODELS[generator.integers(len(MODELS))]
-    table["task"] = LOSSES[seed % len(LOSSES)]
-    if table["local"]["engine"] == "merged":
-        table["local"] |= {"steps": 1, "optimizer": "sgd"}
-        table["local"].pop("epochs", None)
-    if table["aggregation"]["optimizer"] in ("adagrad", "adam", "yogi"):
-        table["aggregation"]["lr"] = 0.05
-    if table["transport"]["kind"] != "float32":  # adaptive steps magnify a value that is rounded the other way
-        table["aggregation"]["optimizer"] = ["sgd", "momentum"][seed % 2]
-    if table["transport"]["kind"] == "topk":  # few samples, and dark pixels, have gradients that are exactly alike
-        table["data"], table["samples"] = {"shards": "digits:clients=9,partition=iid"}, {"rule": "all"}
-    if table["aggregation"]["optimizer"] == "yogi" or table["transport"]["kind"] == "topk":
-        # A rounding in float32 can turn Yogi's sign, and the order of two values at the border of the largest ones.
-        table["model"], table["data"]["normalize"] = {"name": DOUBLE}, False
-    if table["model"]["name"].endswith("batch_norm_mlp"):  # which fails on a batch of one sample
-        table["data"] = {"shards": "digits:clients=9,partition=iid"}
-        table["samples"], table["local"]["batch_size"] = {"rule": "all"}, "all"
-        table["participation"]["probe"] = "full"
-    if algorithm != "plain":
-        table["local"] |= {"algorithm": algorithm, "optimizer": "sgd"}
-        table["transport"], table["privacy"], table["logging"] = {"kind": "float32"}, {}, {}
-        if algorithm != "fednova":
-            table["local"]["proximal_mu"] = 0.0
-        if algorithm == "feddyn":
-            table["aggregation"] |= {"optimizer": "sgd", "lr": 1.0, "weights": "uniform"}
-    if "clip_norm" in table["privacy"]:
-        table["aggregation"]["weights"] = "uniform"
-    for key, value in FIXED.items():
-        part, name = key.split(".")
-        table.setdefault(part, {})[name] = value
+    flat: dict[str, Any] = {"seed": seed, "rounds": 3, **FIXED}
+    waiting = sorted(CHOICES.items())
+    while waiting:
+        key, values = waiting.pop(0)
+        value = values[generator.integers(len(values))]
+        if value is not None:
+            flat[key] = value
+            options = {} if isinstance(value, list) else OPTIONS.get(key, {}).get(value, {})
+            waiting += [(f"{key}.{name}", choices) for name, choices in sorted(options.items())]
+    flat |= MODELS[generator.integers(len(MODELS))] | LOSSES[seed % len(LOSSES)]
+    for changes in _adapted(flat, seed, algorithm):
+        for key, value in changes.items():
+            for name in [name for name in flat if name == key or name.startswith(f"{key}.")]:
+                del flat[name]
+            if value is not None:
+                flat[key] = value
     try:
-        return build_config([("drawn", config_table(Config.exactly(table)))])
-    except (ValidationError, UserError):
+        return build_config([], base=flat)
+    except UserError:
         return None
+
+
+def _adapted(flat: dict[str, Any], seed: int, algorithm: str) -> Any:
+    """Yield changes that make rare combinations valid, and those that keep rounding from being magnified."""
+    if flat["local.engine"] == "merged":
+        yield {"local.steps": 1, "local.optimizer": "sgd", "local.epochs": None}
+    if flat["compression"] != "none":  # adaptive steps magnify a value that is rounded the other way
+        yield {"server.optimizer": ["sgd", "momentum"][seed % 2]}
+    if flat["compression"] == "top-k":  # few samples, and dark pixels, have gradients that are exactly equal
+        yield {"data.source": IID, "samples.sampler": "all"}
+    if flat["server.optimizer"] == "yogi" or flat["compression"] == "top-k":
+        # Rounding in float32 can turn Yogi's sign, and the order of two values at the border of the largest ones.
+        yield {"model": DOUBLE, "data.normalize": False}
+    if flat["model"].endswith("batch_norm_mlp"):  # it fails on a batch of one sample
+        yield {"data.source": IID, "samples.sampler": "all", "local.batch_size": "all"}
+        if "clients.sampler.features.probe" in flat:
+            yield {"clients.sampler.features.probe": "full"}
+    if algorithm != "plain":
+        yield {"local.algorithm": algorithm, "local.optimizer": "sgd", "compression": "none", "privacy.clip_norm": None}
+        yield {"logging.diagnostics": False}
+        if algorithm != "fednova":
+            yield {"local.proximal_mu": 0.0}
+        if algorithm == "feddyn":
+            yield {"server.optimizer": "sgd", "server.weights": "uniform"}
+    if "privacy.clip_norm" in flat:
+        yield {"server.weights": "uniform"}

@@ -17,7 +17,7 @@ class PlainAlgorithm:
     def __init__(self, config: Config, clients: int, values: int):
         name = config.local.algorithm.name
         self.kind = name.removeprefix("tests.local.own_algorithms:").lower()
-        self.alpha = float((config.local.model_extra or {}).get("alpha", 0.1))
+        self.alpha = float(config.local.algorithm.options.get("alpha", 0.1))
         self.mu = config.local.proximal_mu
         self.clients, self.server = clients, np.zeros(values)
         self.kept: dict[int, np.ndarray] = {}

@@ -186,14 +186,14 @@ def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Ten
     al. 2017, Eq 4), squared distance of the probabilities (a user's own)."""
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     own = logs[torch.arange(len(y)), y]
-    if task.loss == "label-smoothing":
-        share = (task.model_extra or {}).get("smoothing", 0.1)
+    if task.loss.name == "label-smoothing":
+        share = task.loss.options.get("smoothing", 0.1)
         return -(1 - share) * own - share * logs.mean(1)
-    if task.loss == "focal":
-        return -((1 - own.exp()) ** (task.model_extra or {}).get("gamma", 2.0)) * own
-    if task.loss.endswith(":squared"):
+    if task.loss.name == "focal":
+        return -((1 - own.exp()) ** task.loss.options.get("gamma", 2.0)) * own
+    if task.loss.name.endswith(":squared"):
         shares = logs.exp()
-        return (task.model_extra or {}).get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
+        return task.loss.options.get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
     return -own
 
 
@@ -209,13 +209,13 @@ class Population:
         images = [self.store.client(k) for k in range(self.clients)]
         self.raw = [(np.asarray(x), np.asarray(y, np.int64)) for x, y in images]
         self.original = np.array([len(y) for _, y in self.raw])
-        if part.enabled:
+        if part is not None:
             copies = scarce_copies(counts.sum(axis=0), part.alpha, part.copies)
             self.raw = [self._with_copies(k, *pair, copies, part) for k, pair in enumerate(self.raw)]
         self.sizes = np.array([len(y) for _, y in self.raw])
         classes = self.description.classes
         self.class_counts = np.array([[int((y == c).sum()) for c in range(classes)] for _, y in self.raw])
-        self.weight_sizes = self.original if part.enabled and part.weights == "original" else self.sizes
+        self.weight_sizes = self.original if part is not None and part.weights == "original" else self.sizes
         self.attackers = attackers(config, self.clients)
         flipping = self.attackers if config.attack.name == "label-flip" else []
         trained = [classes - 1 - y if k in flipping else y.copy() for k, (_, y) in enumerate(self.raw)]

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,15 @@ from tests.reference.plain_data import (
 
 def presence(config: Config, t: int, population: Population) -> np.ndarray:
     """Every client's probability to be there in round t (FedSSO, §2.1: unequal availability)."""
-    system, n = config.system, population.clients
-    if system.availability == "bernoulli":
+    law, n = config.clients.availability, population.clients
+    system = SimpleNamespace(**law.options)
+    if law.name == "bernoulli":
         return np.full(n, system.probability)
-    if system.availability == "time-of-day":
+    if law.name == "time-of-day":
         zones = stream(config.seed, DEVICE, 0, TIME_ZONES).random(n)
         day = (1 + np.cos(2 * np.pi * (t / system.period - zones))) / 2
         return np.asarray(system.lowest + (system.probability - system.lowest) * day)
-    if system.availability == "label-group":
+    if law.name == "label-group":
         groups = [int(np.argmax(counts)) % len(system.by_label) for counts in population.class_counts]
         return np.array([system.by_label[g] for g in groups])
     return np.ones(n)
@@ -48,7 +50,7 @@ def presence(config: Config, t: int, population: Population) -> np.ndarray:
 
 def wanted_clients(config: Config, n: int) -> int:
     """m: the count given, or the share of all clients rounded half up, at least one."""
-    part = config.participation
+    part = config.clients
     return part.count if part.count is not None else max(1, math.floor(part.fraction * n + 0.5))
 
 
@@ -120,15 +122,16 @@ def draw_by_norm(norms: np.ndarray, m: int, generator: np.random.Generator, desi
 
 def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, norms: np.ndarray | None) -> Drawn:
     """Those who are asked in round t where there are no strata."""
-    part, n = config.participation, len(sizes)
-    if part.clients == "all":
+    name, n = config.clients.sampler.name, len(sizes)
+    part = SimpleNamespace(**config.clients.sampler.options)
+    if name == "all":
         return Drawn(there, [1] * len(there), [1.0] * len(there))
     generator = stream(config.seed, COHORT, t)
     m = min(n, math.ceil(wanted_clients(config, n) * config.clients.over_selection - 1e-9))
-    if part.clients == "weighted":
+    if name == "weighted":
         return draw_by_size(generator, there, sizes, m, part.replace)
     m = min(m, len(there))
-    if part.clients == "importance":
+    if name == "importance":
         assert norms is not None
         own = norms[there]
         chosen = draw_by_norm(own, m, generator, part.design)
@@ -248,9 +251,10 @@ class Stratification:
     """The strata, from what every client shows of itself."""
 
     def __init__(self, config: Config, population: Population, network: Network):
-        self.config, self.part = config, config.participation
+        self.config, self.sampler = config, config.clients.sampler.name
+        self.part = SimpleNamespace(**{"initial_step": False} | config.clients.sampler.values)
         self.population, self.network = population, network
-        self.wanted = self.part.clients in ("stratified", "importance")
+        self.wanted = self.sampler in ("stratified", "importance")
         self.kept: tuple[np.ndarray, np.ndarray | None] | None = None
         self.grouping: Grouping | None = None
         self.measured = 0
@@ -263,7 +267,7 @@ class Stratification:
         if not (self.wanted and due):
             return
         everybody = list(range(self.population.clients))
-        renewed = everybody if self.kept is None or self.part.refresh_who == "all" else latest
+        renewed = everybody if self.kept is None or self.part.refresh_clients == "all" else latest
         self.measured = len(renewed)
         shown = [self._shown(t, w, k) for k in renewed]
         if self.kept is None:
@@ -280,7 +284,7 @@ class Stratification:
         """The rows that a client's probe sees; None for all."""
         n = int(self.population.sizes[k])
         batch = self.config.local.batch_size
-        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[self.part.probe]
+        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[self.part.features.probe]
         if count >= n:
             return None
         purpose = BATCH_ORDER if self.opens(t) else PROBE
@@ -288,11 +292,11 @@ class Stratification:
 
     def opens(self, t: int) -> bool:
         """Whether everybody takes the one step w_1^k that also makes the strata (FedSSO, Algorithm 1, lines 1-3)."""
-        return t == 0 and self.part.clients == "stratified" and self.part.opening
+        return t == 0 and self.sampler == "stratified" and self.part.initial_step
 
     def _shown(self, t: int, w: np.ndarray, k: int) -> tuple[np.ndarray, float | None]:
         """A client's feature vector, and the length of what it sent."""
-        if self.part.features == "label-histogram":
+        if self.part.features.name == "label-histogram":
             counts = self.population.class_counts[k]
             return (counts / max(int(counts.sum()), 1)).astype(np.float32), None
         x, y = self.population.rows(k, self.probe_rows(t, k))
@@ -301,14 +305,14 @@ class Stratification:
             self.network.shared["words"] = None
             gradient = self.network.gradient(w, x, y)[1]
         length = float(np.linalg.norm(gradient))
-        if self.part.features == "one-step-change":  # FedSSO, Algorithm 1, line 1
+        if self.part.features.name == "one-step-change":  # FedSSO, Algorithm 1, line 1
             vector = -self.config.local.lr * gradient
-        elif self.part.features == "full-gradient":
+        elif self.part.features.name == "full-gradient":
             vector = gradient
         else:
-            centres, restored = squeeze(gradient, self.part.levels)
+            centres, restored = squeeze(gradient, self.part.features.codebook_size)
             length = float(np.linalg.norm(restored.astype(np.float64)))
-            vector = restored if self.part.restore else centres
+            vector = restored if self.part.features.decompress else centres
         return self._projected(vector.astype(np.float32)), length
 
     def _projected(self, vector: np.ndarray) -> np.ndarray:
@@ -324,9 +328,9 @@ class Stratification:
 
     def _grouped(self, t: int, matrix: np.ndarray, norms: np.ndarray | None) -> Grouping:
         n = self.population.clients
-        if self.part.clients == "importance":
+        if self.sampler == "importance":
             return Grouping(np.zeros(n, np.int64), [n], [0.0], norms)
-        labels = self._optics(matrix) if self.part.clustering == "optics" else self._kmeans(t, matrix)
+        labels = self._optics(matrix) if self.part.clustering.name == "optics" else self._kmeans(t, matrix)
         strata = range(int(labels.max()) + 1)
         spreads = [0.0] * len(strata)
         if self.part.allocation == "neyman":
@@ -347,21 +351,26 @@ class Stratification:
         from sklearn.metrics import pairwise_distances
 
         distances = pairwise_distances(matrix)
-        model = OPTICS(min_samples=self.part.min_samples, xi=self.part.xi, cluster_method="xi", metric="precomputed")
+        model = OPTICS(
+            min_samples=self.part.clustering.min_samples,
+            xi=self.part.clustering.xi,
+            cluster_method="xi",
+            metric="precomputed",
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = model.fit_predict(np.maximum(distances, distances.T)).tolist()
         alone = [k for k, label in enumerate(found) if label == -1]
         others = [k for k, label in enumerate(found) if label != -1]
         self.noise = len(alone)
-        if self.part.noise == "drop":
+        if self.part.clustering.outliers == "drop":
             return numbered(found)
         free = max(found) + 1
         for place, k in enumerate(alone):
-            if self.part.noise == "nearest" and others:
+            if self.part.clustering.outliers == "nearest" and others:
                 found[k] = found[min(others, key=lambda j: float(np.linalg.norm(matrix[k].astype(float) - matrix[j])))]
             else:
-                found[k] = free + (place if self.part.noise == "singletons" else 0)
+                found[k] = free + (place if self.part.clustering.outliers == "singletons" else 0)
         return numbered(found)
 
 
@@ -463,22 +472,22 @@ def _whole_shares(
 
 def size_estimate(config: Config, t: int, sizes: np.ndarray, asked: list[int]) -> dict[str, Any]:
     """Ñ from the answers of those asked (FedSampling, Eq 1, 2, 21), or by Duchi's or the piecewise mechanism."""
-    part = config.samples
+    part = config.samples.size
     true = sum(int(sizes[k]) for k in asked)
     facts: dict[str, Any] = {"size_true": true, "clipped_fraction": 0.0, "size_estimate": float(true)}
-    if part.size_estimate == "exact":
+    if part.estimate == "exact":
         return facts
-    generator = stream(config.seed, SIZE_ANSWER, 0 if part.memoise else t)
-    m, epsilon, n = part.threshold, part.epsilon, len(sizes)
+    generator = stream(config.seed, SIZE_ANSWER, 0 if part.reuse_reports else t)
+    m, epsilon, n = part.max_size, part.epsilon, len(sizes)
     inputs = [min(max(int(size), 1), m - 1) if part.clip else int(size) for size in sizes]
-    if part.size_estimate == "randomized-response":
+    if part.estimate == "randomized-response":
         alpha = (math.exp(epsilon) - 1) / (math.exp(epsilon) + m - 2)  # Eq 21
         truthful, fake = generator.random(n) < alpha, generator.integers(1, m, n)
         answers = [inputs[k] if truthful[k] else int(fake[k]) for k in asked]  # Eq 1
         raw = (sum(answers) - (1 - alpha) * m * len(asked) / 2) / alpha  # Eq 2
     else:
         unit = [(size - m / 2) / (m / 2 - 1) for size in inputs]  # 1 … M − 1 on [−1, 1]
-        if part.size_estimate == "duchi":
+        if part.estimate == "duchi":
             c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
             draws = generator.random(n)
             signs = [c if draws[k] < 0.5 + unit[k] / (2 * c) else -c for k in asked]
@@ -513,7 +522,7 @@ def sampled_rows(
         places = _bernoulli_places(config.seed, t, len(axis), p)
     elif rule == "exact":
         generator = stream(config.seed, SAMPLES, t)
-        places = _distinct(generator, [len(axis)], [min(part.wanted, len(axis))]) if axis else []
+        places = _distinct(generator, [len(axis)], [min(part.budget, len(axis))]) if axis else []
     else:
         places, first = [], 0
         for block in range(0, len(cohort), 1024):

@@ -47,14 +47,14 @@ class PlainRelays(PlainLoop):
             first = mediator * len(members) // count  # evenly spread starts
             ring = [k for k in [*members[first:], *members[:first]] if k in rows]
             model, memory = w.copy(), self._memory()
-            for epoch in range(part.mediator_epochs):
+            for epoch in range(part.epochs):
                 for k in ring:
                     kept = memory if part.keep_optimizer else self._memory()
                     self._visit(t, t + (epoch << EPOCH_BITS), k, model, rows[k], kept)
             total += sum(factors[k] for k in ring) * (model - w)
         divisor = sum(factors[k] for k in rows) if normalizes and rows else 1.0
         self.w = self.server.step(w, total / divisor)
-        visits, d = part.mediator_epochs * len(rows), len(w)
+        visits, d = part.epochs * len(rows), len(w)
         record = {"participants": len(clients), "visits": visits, "steps": self.steps, **facts}
         record |= {"samples": sum(map(len, rows.values())), "mediators": count}
         record |= {"train_loss": self.loss / self.passed} if self.passed else {}
@@ -62,7 +62,7 @@ class PlainRelays(PlainLoop):
         record |= self._divergences(clients, groups) if clients else {}
         if turnout.seconds is not None:
             chains = [sum(s for s, g in zip(turnout.seconds, groups, strict=True) if g == m) for m in set(groups)]
-            record["virtual_seconds"] = part.mediator_epochs * max(chains, default=0.0)
+            record["virtual_seconds"] = part.epochs * max(chains, default=0.0)
         return Round(clients, rows, {k: factors[k] / divisor for k in rows}, record, self.w.copy())
 
     def _memory(self) -> Memory:

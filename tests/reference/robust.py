@@ -26,7 +26,7 @@ def attackers(config: Config, clients: int) -> list[int]:
     """The clients that attack, in every round."""
     if config.attack.name == "none":
         return []
-    count = math.floor(config.attack.fraction * clients + 0.5)
+    count = math.floor(config.clients.attack_fraction * clients + 0.5)
     return sorted(stream(config.seed).choice(clients, count, replace=False, shuffle=False).tolist())
 
 

@@ -218,10 +218,10 @@ def preset_config(name: str) -> Config:
     """A preset on fourteen clients of the embedded digits."""
     fitted = [*QUIET, UNEVEN[0], *(IN_FLOAT64 if name == "fedyogi" else SMOOTH), f"preset={name}"]
     given = load_config(None, fitted)
-    fitted += ["clients.count=5"] if given.participation.count else []
-    fitted += ["clients.fraction=0.4"] if given.participation.fraction else []
-    fitted += ["samples.budget=300"] if given.samples.wanted else []
-    fitted += ["samples.size.max_size=80"] if given.samples.size_estimate != "exact" else []
+    fitted += ["clients.count=5"] if given.clients.count else []
+    fitted += ["clients.fraction=0.4"] if given.clients.fraction else []
+    fitted += ["samples.budget=300"] if given.samples.budget else []
+    fitted += ["samples.size.max_size=80"] if given.samples.size.estimate != "exact" else []
     return load_config(None, fitted)
 
 
