@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from inspect import signature
 
 import numpy as np
 import pytest
 
 from fedmpi.clients.devices import first_to_arrive
-from fedmpi.clients.samplers import stratified_clients
 from fedmpi.clients.strata import Strata, make_strata, stratified
 from fedmpi.common.streams import Streams
-from fedmpi.config.client_tables import ParticipationTable
 
 LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
 NORMS = np.random.default_rng(0).lognormal(size=len(LABELS))
@@ -83,12 +80,3 @@ def test_unless_set_otherwise_neyman_draws_from_every_stratum(draw: str, every: 
         drawn.append(cohort.strata.draws.tolist())  # type: ignore[union-attr]
         assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
     assert drawn == [[3, 1, 0, 1] if every is not False else [5, 0, 0, 0]] * 20
-
-
-def test_the_sampler_by_its_name_alone_does_what_the_configuration_does() -> None:
-    options = [
-        option for option in signature(stratified_clients).parameters.values() if option.kind is option.KEYWORD_ONLY
-    ]
-    assert {option.name for option in options} == {"allocation", "every_stratum", "draw", "design"}
-    for option in options:
-        assert option.default == ParticipationTable.model_fields[option.name].default

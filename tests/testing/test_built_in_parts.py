@@ -18,15 +18,15 @@ from fedmpi.testing.started import Starts, started_checks
 from tests.testing.made_up import raw_of
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "row rule bernoulli": {"samples.budget": 200},
-    "row rule exact": {"samples.budget": 200},
-    "row rule ratio": {"samples.sampler.ratio": 0.3},
+    "data sampler bernoulli": {"samples.budget": 200},
+    "data sampler exact": {"samples.budget": 200},
+    "data sampler ratio": {"samples.sampler.ratio": 0.3},
     "weights gradient-sum": {"samples.sampler": "bernoulli", "samples.budget": 200},
     "weights gradient-sum-squared": {"samples.sampler": "bernoulli", "samples.budget": 200},
     "weights stratified": {"clients.sampler": "stratified", "clients.sampler.strata": 3},
     "client sampler stratified": {"clients.sampler.strata": 3},
-    "combiner krum": {"server.aggregator.byzantine": 1},
-    "combiner norm-clip": {"server.aggregator.bound": 0.5},
+    "aggregator krum": {"server.aggregator.byzantine": 1},
+    "aggregator norm-clip": {"server.aggregator.bound": 0.5},
     "local algorithm feddyn": {"server.weights": "uniform"},
     "weights q-ffl": {"server.weights.q": 1.0},
     "availability label-group": {"clients.availability.by_label": [0.9, 0.5]},

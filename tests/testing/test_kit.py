@@ -106,7 +106,7 @@ GOOD: dict[str, list[Any]] = {
     "client sampler": [fair, varying, now_and_then, named_twice, bad_parts.Remembers],
     "data sampler": [
         bad_parts.half,
-        row_rule(pooled=True)(lambda pool: np.arange(pool.start + -pool.start % 3, pool.stop, 3)),
+        data_sampler(pooled=True)(lambda pool: np.arange(pool.start + -pool.start % 3, pool.stop, 3)),
     ],
     "weights": [bad_parts.root],
     "aggregator": [aggregator(lambda updates, coefficients: (updates.amax(0) + updates.amin(0)) / 2)],
@@ -153,7 +153,7 @@ BAD = [
     ),
     (
         "data sampler",
-        row_rule(pooled=True)(lambda pool: np.arange(pool.start, pool.stop, 3)),
+        data_sampler(pooled=True)(lambda pool: np.arange(pool.start, pool.stop, 3)),
         "rows do not depend on who else is asked",
         "pool.generator",
     ),
