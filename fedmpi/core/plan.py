@@ -7,7 +7,6 @@ so a plan depends on the configuration, the seed and the clients' sizes, never o
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,6 @@ from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw, Turnout
 from fedmpi.clients.view import ClientNumbers
 from fedmpi.common.apportionment import offsets_of, united
-from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
 from fedmpi.common.fairness import Usage, evenness
@@ -39,6 +37,7 @@ from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.config.server_tables import Mediators
 from fedmpi.core.placement import BalanceLearner, Layout
 from fedmpi.core.reduce import RoundTotals
+from fedmpi.local.learning_rates import rate
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.mpi import Cluster
@@ -163,12 +162,8 @@ def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
 
 def rate_of(config: Config, t: int) -> float:
     """Return the local learning rate of round t."""
-    part = config.local.schedule.component
-    with calling(part, t):
-        rate = config.local.schedule.make()(config.local.lr, t, config.rounds)
-    if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
-        raise refuse_result(part, f"returned {rate!r} for round {t}: return a learning rate of at least 0", t)
-    return float(rate)
+    schedule = config.local.schedule
+    return rate(schedule.component, schedule.make(), config.local.lr, t, config.rounds)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.registry import register
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.registry import Component, register
+
+
+def rate(part: Component, schedule: Callable[..., Any], lr: float, round: int, rounds: int) -> float:
+    """Return the learning rate of a round by a schedule; reject a result that is no rate."""
+    with calling(part, round):
+        found = schedule(lr, round, rounds)
+    if not isinstance(found, int | float | np.number) or not 0 <= found < np.inf:
+        raise refuse_result(part, f"returned {found!r}: return a learning rate of at least 0", round)
+    return float(found)
 
 
 @register("schedule", name="constant")

@@ -61,8 +61,10 @@ class Subject:
     def options(self) -> dict[str, Any]:
         """Return the settings that are options of the component."""
         key = KINDS[self.part.kind].key
-        prefix = "" if key.startswith("--") else f"{key}."
-        return {name.removeprefix(prefix): value for name, value in self.settings.items() if name.startswith(prefix)}
+        if key.startswith("--"):  # settings of its trials are beside its options
+            return {name: value for name, value in self.settings.items() if self.part.option(name) is not None}
+        own = {name: value for name, value in self.settings.items() if name.startswith(f"{key}.")}
+        return {name.removeprefix(f"{key}."): value for name, value in own.items()}
 
     @property
     def unguarded(self) -> Subject:

@@ -18,6 +18,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.algorithm import Totals, misnamed
 from fedmpi.local.hooks import Hooks
+from fedmpi.local.learning_rates import rate
 from fedmpi.local.sequential import WorkingMemory
 from fedmpi.local.work import ClientTask, LocalRule, OwnOptimizer
 from fedmpi.models import build
@@ -38,6 +39,12 @@ DESCRIPTIONS = (
     DataDescription((20,), "float32", 10, "vector", 0, (), ()),
 )
 """Data on which a model is tried: the first that it accepts, unless its settings name other data."""
+
+
+def _rates(subject: Subject) -> list[AnyArray]:
+    """Return the learning rates of 20 rounds."""
+    schedule = subject.made()
+    return [np.asarray([rate(subject.part, schedule, 0.1, t, 20) for t in range(20)])]
 
 
 def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
@@ -238,6 +245,7 @@ CONTRACTS = {
     "local algorithm": Contract(
         _updates, "names and shapes as declared", "same result from the same work", alike=(RESUMED,)
     ),
+    "schedule": Contract(_rates, "a rate of at least 0 in every round", "same rates in the same rounds"),
     "server optimizer": Contract(
         _models, "finite models of the same shape", "same step from the same update", alike=(RESUMED,)
     ),

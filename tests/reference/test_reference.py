@@ -172,7 +172,7 @@ COMPOSITIONS |= {
     f"rows are expected from the samples of {asked}": [
         *(*SMALL, *CLOCK, *SAMPLED, *AWAY, "clients.over_selection=1.6", f"samples.size.query={asked}"),
     ]
-    for asked in ("all", "participants")
+    for asked in ("all", "selected")
 }
 COMPOSITIONS |= {
     f"copies do not weigh with {weights} weights": [*AUGMENTED, *AWAY, f"server.weights={weights}"]
