@@ -313,7 +313,7 @@ def test_a_study_that_was_moved_is_resumed_repeated_and_read(
     for words in (
         ["compare", moved / "whole"],
         ["inspect", moved / "whole", "--clients"],
-        ["show", moved / "whole/config.toml"],
+        ["config", moved / "whole/config.toml"],
     ):
         assert command(*words).code == 0, words
     assert not list(tmp_path.glob("moved/**/__pycache__"))
