@@ -37,4 +37,7 @@ def in_memory(where: Any) -> bool:
 
 def makes_data(where: Any) -> bool:
     """Check whether a value of `data.source` makes data with options: the digits, a function, or the name of one."""
-    return is_digits(where) or (in_memory(where) and not (isinstance(where, str) and where.startswith(f"{ARRAYS}:")))
+    arrays = str(getattr(where, "config_name", where) if not isinstance(where, Path) else where).startswith(
+        f"{ARRAYS}:"
+    )
+    return is_digits(where) or (in_memory(where) and not arrays)

@@ -254,10 +254,16 @@ class Chosen:
             choice = str(choice)
         elif isinstance(choice, partial) and not choice.args:
             bound: partial[Any] = choice
-            _refuse_bound(kind, bound)
-            choice, table = bound.func, {**bound.keywords, **table}
+            if _binds_options(kind, bound):
+                choice, table = bound.func, {**bound.keywords, **table}
         if kind == SOURCE and is_digits(choice):
-            choice, table = DIGITS, {**options_in_name(choice), **table}
+            named = options_in_name(choice)
+            if twice := sorted(named.keys() & table.keys()):
+                raise UserError(
+                    f"data.source = {choice!r} and data.source.{twice[0]} = {table[twice[0]]!r} say the same in two "
+                    "ways. Keep one of them"
+                )
+            choice, table = DIGITS, {**named, **table}
         if type(choice).__module__ == "builtins" and not (isinstance(choice, str) or callable(choice)):
             raise ValueError('give a name, "package.module:object", or the object itself')
         return cls(kind, built_in_name(choice) or choice, table)
@@ -500,13 +506,14 @@ def _component(kind: str, name: str, found: Any) -> Component:
     return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 
-def _refuse_bound(kind: str, found: partial[Any]) -> None:
-    """Reject a partial that binds arguments which its function does not accept."""
+def _binds_options(kind: str, found: partial[Any]) -> bool:
+    """Check whether a partial binds options alone; reject one that binds what its function does not accept."""
     function = _component(kind, built_in_name(found.func) or object_name(found.func), found.func)
     names = {*positional(found.func), *(option.name for option in function.options)}
     unknown = [] if function.takes_any else [bound for bound in found.keywords if bound not in names]
     if unknown:
         raise UserError(f"{KINDS[kind].key} is given as a partial: {function.unknown(unknown[0])}")
+    return all(function.takes_any or function.option(bound) is not None for bound in found.keywords)
 
 
 def _source(found: Any) -> Path | None:

@@ -102,7 +102,7 @@ def not_repeatable(config: ConfigTables) -> list[str]:
                 "instead, and its options in a table"
             )
         for name, value in chosen.given.items():
-            if value is None or OBJECT in str(written(value)):
+            if value is None or (OBJECT in str(written(value)) and not isinstance(value, str)):
                 sentences.append(
                     f"{key}.{name} is {written(value)!r} in config.toml, which holds texts, numbers and lists of them: "
                     "only Python code that gives it again can repeat this run; give it in such a form"

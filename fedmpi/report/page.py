@@ -406,7 +406,7 @@ def _targets(shown: dict[str, Any]) -> list[Component]:
         for part in ("mean", "deviation", "n")
     ]
     spec = {
-        "data": {"source.values": rows},
+        "data": {"values": rows},
         "params": [_choice("axis", "cost in", axes)],
         "transform": [
             *lists,
