@@ -11,6 +11,7 @@ from html import unescape
 from html.entities import html5
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from unicodedata import category, normalize
 
 import numpy as np
@@ -135,10 +136,11 @@ def text_data_set(
     parts: tuple[Ints, Ints],
     options: ReadOptions,
     tally: Tally,
+    **facts: Any,
 ) -> RawDataset:
     """Return the data set of labelled texts; features (length,) int32 token ids.
 
-    Users are kept if every training row has one.
+    Users are kept if every training row has one; `facts` may give them and other fields of `RawDataset`.
     """
     train, test = parts
     for part, rows in (("training", train), ("test", test)):
@@ -147,8 +149,8 @@ def text_data_set(
                 f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}.{tally.first_bad}"
             )
     codes = np.array(texts.users, np.int64)[train]
-    named = bool((codes >= 0).any())
-    users, user_names = natural_clients(codes, tuple(texts.user_names), tally) if named else (None, None)
+    if "users" not in facts and (codes >= 0).any():
+        facts["users"], facts["user_names"] = natural_clients(codes, tuple(texts.user_names), tally)
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
     counted = Tally(unreadable=tally.unreadable)
 
@@ -164,8 +166,6 @@ def text_data_set(
             feature_shape=(options.length,),
             dtype="int32",
             labels=labels[train],
-            users=users,
-            user_names=user_names,
             read=lambda index: ids[train[index]],
             test_x=ids[test],
             test_y=labels[test],
@@ -173,6 +173,7 @@ def text_data_set(
             vectors=None if options.vectors is None or waits else read_vectors(options.vectors, vocabulary, tally),
             notes=notes,
             refit=lambda rows: encoded(rows, Tally()),
+            **facts,
         )
 
     return encoded(np.arange(len(train)), tally)

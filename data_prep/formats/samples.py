@@ -86,15 +86,13 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     groups = groups_of(uniform(table.values(roles.group)[rows][own.train]), roles.group) if roles.group else None
     understood = Understood(f"{samples.form}{said}", f"column {', '.join(roles.labels)}", roles.unused)
     if (texts := samples.texts) is not None:
-        known, names = natural_clients(*value_codes(users[own.train]), tally) if users is not None else (None, None)
-        codes = np.full(len(rows), -1, np.int64)
-        codes[own.train] = -1 if known is None else known
-        texts.users, texts.user_names = codes.tolist(), {n: i for i, n in enumerate(names or ())}
+        codes, names = natural_clients(*value_codes(users[own.train]), tally) if users is not None else (None, None)
+        facts_of_all = {"users": codes, "user_names": names, "understood": understood, "groups": groups}
         classes = found.kind == "classification"
         texts_labels = found.y if classes else np.zeros(len(rows), np.int64)
         parts = own.train, own.test
-        data = text_data_set(data_set, texts, texts_labels, found.names, parts, options, tally)
-        return _with(data if classes else with_targets(data, found, *parts), understood, groups)
+        data = text_data_set(data_set, texts, texts_labels, found.names, parts, options, tally, **facts_of_all)
+        return data if classes else with_targets(data, found, *parts)
     x, about = samples.read, (samples.task, samples.dtype, samples.shape)
     return own.data_set(*about, x, understood, users, groups, **samples.facts)
 
@@ -317,13 +315,6 @@ class OwnSamples:
         )
         data = data if classes else with_targets(data, found, train, test)
         return data if task == "text" else measured(data, at_most=at_most)
-
-
-def _with(data: RawDataset, understood: Understood, groups: Ints | None) -> RawDataset:
-    """Return the data set with what the reader understood, also after it is fitted to other rows."""
-    refit = data.refit
-    again = None if refit is None else lambda rows: _with(refit(rows), understood, groups)
-    return replace(data, understood=understood, groups=groups, refit=again)
 
 
 def _check_targets(table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions) -> None:

@@ -266,21 +266,16 @@ class ClientArrays:
         Parameters
         ----------
         folder : str or Path
-            New or empty, or, with `overwrite`, one that was prepared before.
+            New or empty, or, with `overwrite`, prepared before; return it for `data.source`.
         shards : int
-            Training shards, at most one a client.
+            Training shards, at most one per client.
         overwrite : bool
-            Replace what is in the folder.
-
-        Returns
-        -------
-        Path
-            The folder, for `data.source`.
+            Replace the content of the folder.
 
         Raises
         ------
         UserError
-            The folder holds something else, or cannot be written.
+            The folder contains something else, or cannot be written.
         """
         writer = import_module(WRITER)  # imported by name to avoid a circular import
         return Path(writer.write_arrays(self, Path(folder), shards, overwrite))

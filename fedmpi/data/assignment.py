@@ -97,26 +97,18 @@ def dirichlet_by_class(
 
     Shares become whole samples by `systematic_counts`: each client's expected count is exactly its share. A draw that
     leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client gets one
-    random sample of the largest clients.
-
-    Returns
-    -------
-    rows, offsets : int64 (n,), int64 (N + 1,)
-    filled : int
-        Clients that were empty in the last draw and were filled.
-
-    Raises
-    ------
-    UserError
-        Fewer samples than clients, with `fill`; or a concentration beyond what a sum of such numbers holds.
+    random sample of the largest clients. Returns rows, offsets, and the number of clients that were filled.
     """
     if not alpha * clients < _LARGEST_TOTAL:
         raise UserError(f"alpha = {alpha:g} is beyond all numbers with {clients} clients: choose a smaller one")
-    if fill:
-        _enough(len(labels), clients)
+    if fill and len(labels) < clients:
+        raise UserError(
+            f"{len(labels)} samples cannot give {clients} clients one each: ask for at most {len(labels)} clients"
+        )
     # Below this many samples a client, repeating the whole draw has no chance worth its time.
     attempts = 1 + redraws if fill and len(labels) >= 2 * clients else 1
-    rounding = _rounding_stream(generator)
+    bits: Any = generator.bit_generator  # NumPy's own ones can jump far ahead
+    rounding = np.random.Generator(bits.jumped())  # so that the shares do not depend on their rounding
     owner = np.zeros(len(labels), np.int32)
     for _ in range(attempts):
         owner = _dirichlet_owner(labels, classes, clients, alpha, generator, rounding)
@@ -142,12 +134,6 @@ def _dirichlet_owner(
         counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
         owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
     return owner
-
-
-def _rounding_stream(generator: np.random.Generator) -> np.random.Generator:
-    """A stream beside that of the shares, so that these do not depend on their rounding."""
-    bits: Any = generator.bit_generator  # NumPy's own ones can jump far ahead
-    return np.random.Generator(bits.jumped())
 
 
 def systematic_counts(shares: Floats, total: int, generator: np.random.Generator) -> Ints:
@@ -207,11 +193,6 @@ def take_counts(labels: Ints, counts: Ints, generator: np.random.Generator) -> R
         owners = np.repeat(np.arange(clients), counts[:, label])
         owner[members[: len(owners)]] = owners
     return group_by_owner(owner, clients, generator)
-
-
-def _enough(samples: int, clients: int) -> None:
-    if samples < clients:
-        raise UserError(f"{samples} samples cannot give {clients} clients one each: ask for at most {samples} clients")
 
 
 def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:

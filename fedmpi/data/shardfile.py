@@ -231,16 +231,11 @@ def _keys(h5: h5py.File, path: Path) -> list[str]:
 
 
 def _sections(path: Path, names: Iterable[str]) -> dict[str, Section]:
-    """Return the positions of the datasets of these names; each within the file and apart from the others."""
+    """Return the positions of the datasets of these names, each within the file."""
     with _opened(path) as h5:
         sections = {name: _section(h5, path, name) for name in names}
-    end = 0
-    for section in sorted(sections.values(), key=lambda section: section.byte or 0):
-        if section.length and section.byte is not None:
-            if section.byte < end:
-                raise UserError(f"datasets of {path} overlap: the file is damaged; {REPREPARE}")
-            end = section.byte + section.length
-    if end > path.stat().st_size:
+    size = path.stat().st_size
+    if any(section.byte is not None and section.byte + section.length > size for section in sections.values()):
         raise UserError(f"a dataset of {path} ends beyond the file: it is damaged; {REPREPARE}")
     return sections
 

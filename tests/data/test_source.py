@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +121,15 @@ def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
     assert not odd.flags.aligned
     for given in (turned, swapped, odd, x.astype(np.float64)):
         assert plain(given).tolist() == x.tolist()
+
+
+def test_rows_are_read_ahead_from_the_page_on_which_they_begin() -> None:
+    seen: list[tuple[int, int]] = []
+    section = Section(Path("some.h5"), mmap.ALLOCATIONGRANULARITY + 100, (9, 5000), np.dtype(np.uint8))
+    mapping = SimpleNamespace(madvise=lambda advice, start, length: seen.append((start, start + length)))
+    section.__dict__["_mapping"] = SimpleNamespace(_mmap=mapping)
+    section.read_ahead(2, 4)  # the mapping begins 100 bytes before the dataset
+    assert seen == [(10_100 // mmap.PAGESIZE * mmap.PAGESIZE, 20_100)]
 
 
 def test_ranks_that_share_a_gpu_leave_half_of_it_free_together() -> None:

@@ -45,6 +45,14 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
     assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
 
 
+def test_sizes_of_images_are_widths_and_heights() -> None:
+    reading = DATASETS["imagefolder"].reading
+    assert [reading.checked({"image_size": text}) for text in ("6x4", "5")] == [
+        {"image_size": (6, 4)},
+        {"image_size": (5, 5)},
+    ]
+
+
 def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     words = ["digits", "--partition", "iid", "--clients", "10", "--shards", "2", "--out", str(tmp_path / "s")]
     done = subprocess.run(

@@ -307,6 +307,7 @@ def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
 def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
     sizes = whole_sizes(np.array(relative), len(relative) + extra)
     assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
+    assert whole_sizes(np.array([2.0, 3.0, 15.0]), 20).tolist() == [2, 3, 15]  # the sample of everyone is part of it
     shares = in_proportion(np.array(relative), extra)
     exact = np.array(relative) / sum(relative) * extra
     assert shares.sum() == extra and (np.abs(shares - exact) <= 1 + 1e-9).all()

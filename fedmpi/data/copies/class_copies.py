@@ -23,7 +23,7 @@ MOST_ALPHA = 2.0
 """The largest α that the paper tries (section IV-B). C_y (C̄/C_y)² <= C̄², so n samples get at most n²/C copies, which
 counts of 64 bits hold for any n below 4 · 10⁹; at α = 12 a class 100 times scarcer than the mean would overflow."""
 MOST_COPIES = 1 << 32
-"""More copies than this are refused: the list of the rows that they are made of would take 32 GiB."""
+"""Largest number of copies: the list of the rows that they are made of would take 32 GiB."""
 
 _CLIENTS_AT_ONCE = 1 << 14  # bounds the memory of the random numbers of a large population
 
@@ -100,22 +100,10 @@ class Rebalancing:
 def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) -> Rebalancing:
     """Augment every client's classes that are scarce in the whole population (Algorithm 2).
 
-    The copies of each sample are the whole part of `copies_per_sample`, plus one with the probability of its
-    fractional part, drawn sample by sample from the stream (AUGMENT_COPIES, 0, client): the very draws of `copies_of`.
-
-    Parameters
-    ----------
-    class_counts : int64 (N, C)
-        What every client sends to the server at the start (step 1 of the paper's workflow).
-    alpha, reading
-        See `copies_per_sample`.
-    streams : Streams
-        The run's streams.
-
-    Raises
-    ------
-    UserError
-        More than `MOST_COPIES` copies would be made.
+    `class_counts` (N, C) is what every client sends to the server at the start (step 1 of the paper's workflow). The
+    copies of each sample are the whole part of `copies_per_sample`, plus one with the probability of its fractional
+    part, drawn sample by sample from the stream (AUGMENT_COPIES, 0, client), as in `copies_of`. More than `MOST_COPIES`
+    are rejected.
     """
     totals = class_counts.sum(axis=0)
     copies = copies_per_sample(totals, alpha, reading)
