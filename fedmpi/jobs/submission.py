@@ -68,9 +68,7 @@ def prepare_submission(
     seconds, where = seconds_of(time), site_file()
     site = load_site(where, gpus=gpus_per_node > 0)
     _check_tasks(config, settings, out, array)
-    if array and TASK not in str(out):
-        out = out / TASK
-    folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))
+    folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))  # the script adds /%a
     if seconds <= site.warning_seconds + 60:
         raise UserError(
             f"--time {time} is too short. The run saves {site.warning_seconds} s before the end, and SLURM may be a "

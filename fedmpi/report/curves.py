@@ -1,11 +1,10 @@
-"""What the page shows of configurations and runs, as numbers: curves over seeds, costs, who took part, warnings."""
+"""Numbers of a report: curves over seeds, costs, participation, scores of clients, warnings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,16 @@ from fedmpi.results.loading import OF_NO_MATTER, OneRun, SeedGroup, blocks_of
 
 @dataclass(frozen=True)
 class Configuration:
-    """Runs that differ in their seed only."""
+    """Runs that differ only in their seed."""
 
-    label: str  # What tells it from all others, its data included where these differ
-    # {"part.key": value} of its first run, without keys that change nothing about what is learned
+    label: str  # unique among all configurations, with its data if these differ
+    # {"part.key": value} of its first run, without keys that do not change results
     table: dict[str, Any]
-    runs: tuple[OneRun, ...]  # By seed
+    runs: tuple[OneRun, ...]  # by seed
 
 
 def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[str]]:
-    """The configurations of some runs, as `fedmpi compare` groups them, and what it warns of."""
+    """Return the configurations of some runs, grouped as by `fedmpi compare`, and its warnings."""
     blocks = blocks_of(runs)
     found = [
         Configuration(
@@ -45,7 +44,7 @@ def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[st
 
 
 def _enough(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
-    """As much of a group's name as tells it from the others."""
+    """Return the shortest beginning of a group's name that no other group has."""
     own = group.words
     for count in range(1, len(own)):
         if sum(other.words[:count] == own[:count] for other in groups) == 1:
@@ -58,81 +57,82 @@ def _table(run: OneRun) -> dict[str, Any]:
 
 
 MOST_ROUNDS = 250
-"""Rounds of a configuration that are drawn; of more, some evenly spread, evaluated ones first."""
+"""Largest number of drawn rounds of a configuration: evaluated rounds first, evenly spread."""
 DIGITS = 5
-"""Significant digits of what the page holds."""
+"""Significant digits of the page's numbers."""
 NOT_DRAWN = ("round", "opening")
 TARGETS = 40
-"""Accuracies for which the cost is told."""
+"""Number of scores for which the cost is shown."""
+LINK_NAMES = {
+    "client_up": "from clients",
+    "client_down": "to clients",
+    "mediator_up": "from mediators",
+    "mediator_down": "to mediators",
+}
+PARTS = {"test": "test", "val": "validation"}
+SCORE_NAMES = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro-F1",
+    "perplexity": "perplexity",
+    "mean_average_precision": "mean average precision",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "loss": "loss",
+}
+CLIENT_SCORES = {
+    "accuracy": "accuracy",
+    "tuned_accuracy": "accuracy, fine-tuned",
+    "loss": "loss",
+    "tuned_loss": "loss, fine-tuned",
+}
+SPREADS = {
+    "mean": "mean",
+    "worst10": "worst 10 %",
+    "best10": "best 10 %",
+    "std": "standard deviation",
+    "weighted": "weighted by samples",
+    "jain": "Jain's index",
+}
 TITLES = {
-    "test_accuracy": "test accuracy",
-    "val_accuracy": "validation accuracy",
-    "test_macro_f1": "test macro-F1",
-    "val_macro_f1": "validation macro-F1",
-    "test_perplexity": "test perplexity",
-    "val_perplexity": "validation perplexity",
-    "test_mean_average_precision": "test mean average precision",
-    "val_mean_average_precision": "validation mean average precision",
-    "test_mae": "test MAE",
-    "val_mae": "validation MAE",
-    "test_rmse": "test RMSE",
-    "val_rmse": "validation RMSE",
-    "test_r2": "test R²",
-    "val_r2": "validation R²",
-    "test_loss": "test loss",
-    "val_loss": "validation loss",
+    **{f"{part}_{score}": f"{PARTS[part]} {name}" for score, name in SCORE_NAMES.items() for part in PARTS},
     "train_loss": "training loss",
     **{
-        f"client_{score}_{part}": f"{words}, {name}"
-        for score, words in (
-            ("accuracy", "clients' accuracy"),
-            ("tuned_accuracy", "fine-tuned clients' accuracy"),
-            ("loss", "clients' loss"),
-            ("tuned_loss", "fine-tuned clients' loss"),
-        )
-        for part, name in (
-            ("mean", "mean"),
-            ("worst10", "worst 10 %"),
-            ("best10", "best 10 %"),
-            ("std", "deviation"),
-            ("weighted", "weighted by samples"),
-            ("jain", "Jain's index"),
-        )
+        f"client_{score}_{spread}": f"clients' {words}, {name}"
+        for score, words in CLIENT_SCORES.items()
+        for spread, name in SPREADS.items()
     },
     "lr": "local learning rate",
-    "samples": "samples of the round",
-    "steps": "steps of the round",
-    "participants": "participants",
-    "asked": "clients asked",
-    "available": "clients that are there",
-    "seconds": "seconds of the round",
-    "virtual_seconds": "virtual seconds of the round",
+    "samples": "samples per round",
+    "steps": "steps per round",
+    "participants": "selected clients",
+    "asked": "invited clients",
+    "available": "available clients",
+    "seconds": "seconds per round",
+    "virtual_seconds": "simulated seconds per round",
     "size_ratio": "estimated size / true size",
     "size_estimate": "estimated size",
     "size_true": "true size",
-    "size_asked": "clients asked for their size",
+    "size_asked": "clients queried for their size",
     "sampling_probability": "probability of a sample",
     "clipped_fraction": "share of clipped answers",
     "strata": "strata",
-    "client_use_gini": "Gini coefficient of the clients' use",
+    "client_use_gini": "Gini coefficient of participation",
     "client_use_effective": "effective share of clients used (Kish)",
     "clients_used": "share of clients used so far",
     "update_epsilon": "ε of the updates so far",
     "size_epsilon_max": "ε of the sizes so far, largest",
     "size_epsilon_mean": "ε of the sizes so far, mean",
     "rank_balance": "mean / largest busy time of the ranks",
-    "kl_mean": "KL of the mediators' labels, mean",
-    "kl_client_mean": "KL of the participants' labels, mean",
-    "bytes_client_up": "bytes from clients in the round",
-    "bytes_client_down": "bytes to clients in the round",
-    "bytes_mediator_up": "bytes from mediators in the round",
-    "bytes_mediator_down": "bytes to mediators in the round",
+    "kl_mean": "KL divergence of the mediators' labels, mean",
+    "kl_client_mean": "KL divergence of the clients' labels, mean",
+    **{f"bytes_{link}": f"bytes {words} per round" for link, words in LINK_NAMES.items()},
 }
-"""Names of what records tell; others are shown as they are."""
+"""Names of record keys; others are shown as they are."""
 
 
 def rounded(values: Iterable[float | None]) -> list[float | int | None]:
-    """Numbers as the page holds them, to `DIGITS` significant digits; None for what is no finite number."""
+    """Return numbers to `DIGITS` significant digits; None if they are not finite."""
     return [_short(value) for value in values]
 
 
@@ -144,47 +144,35 @@ def _short(value: float | None) -> float | int | None:
 
 
 def thinned(rounds: Sequence[int], most: int) -> list[int]:
-    """At most `most` of some rounds, evenly spread, the first and the last among them."""
+    """Return at most `most` of some rounds, evenly spaced, with the first and the last."""
     if len(rounds) <= most:
         return list(rounds)
     return [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(int))]
 
 
 def completed(run: OneRun) -> list[Record]:
-    """The records with what follows from them: evenness of use so far, balance of the ranks, error of the size."""
-    clients = int(run.summary.get("clients") or 0)  # not known of a run that is not finished
-    usage, made = Usage(clients or _clients_seen(run.records)), []
-    with_clients = {record["round"] for record in run.records if "clients" in record}
-    even = set(_drawn([run.records]))
+    """Return records with derived numbers: participation fairness so far, balance of the ranks, error of the size."""
+    clients = int(run.summary.get("clients") or 0)  # unknown before the run is finished
+    whole = clients and all("clients" in record for record in run.records)
+    usage, made, drawn = Usage(clients), [], set(_drawn([run.records]))
     for record in run.records:
         further: Record = {}
-        if record["round"] in with_clients:
+        if whole:
             usage.record(clients_from_text(record["clients"]))
-        if clients and record["round"] in even and len(with_clients) == len(run.records):
-            spread = evenness(usage.clients)
-            further = {
-                "clients_used": spread.used,
-                "client_use_effective": spread.effective,
-                "client_use_gini": spread.gini,
-            }
+        if whole and record["round"] in drawn:
+            fair = evenness(usage.clients)
+            further |= {"clients_used": fair.used, "client_use_effective": fair.effective, "client_use_gini": fair.gini}
         if record.get("size_true") and record.get("size_estimate") is not None:
             further["size_ratio"] = record["size_estimate"] / record["size_true"]
-        busy = [seconds for seconds in record.get("busy_seconds") or [] if seconds > 0]  # the server may only serve
+        busy = [seconds for seconds in record.get("busy_seconds") or [] if seconds > 0]  # rank 0 may only serve
         if len(busy) > 1:
             further["rank_balance"] = float(np.mean(busy)) / max(busy)
         made.append({**further, **record})
     return made
 
 
-def _clients_seen(records: Sequence[Record]) -> int:
-    return 1 + max(
-        (int(clients_from_text(record["clients"]).max(initial=-1)) for record in records if "clients" in record),
-        default=0,
-    )
-
-
 def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
-    """One configuration's numbers by round: `x` by axis, and of every key mean and deviation over its runs."""
+    """Return one configuration's numbers by round: `x` by axis, `y` by key as mean and deviation over its runs."""
     spending = [spent(records) for records in runs]
     rounds = _drawn(runs)
     at = [{record["round"]: i for i, record in enumerate(records)} for records in runs]
@@ -218,7 +206,7 @@ def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
 
 
 def _drawn(runs: Sequence[list[Record]]) -> list[int]:
-    """All rounds; of very many, as many of those that were evaluated as there may be, and others between them."""
+    """Return the rounds to draw: all, or `MOST_ROUNDS` with as many evaluated ones as possible."""
     every = sorted({record["round"] for records in runs for record in records})
     if len(every) <= MOST_ROUNDS:
         return every
@@ -234,52 +222,40 @@ def _number(value: Any) -> bool:
 
 
 def _numbers(runs: Sequence[list[Record]]) -> list[str]:
-    """What is drawn: keys of numbers, those with a name of their own first."""
+    """Return the keys of numbers, those with a title first."""
     keys = {key for records in runs for record in records for key, value in record.items() if _number(value)}
     keys -= set(NOT_DRAWN)
     return [key for key in TITLES if key in keys] + sorted(keys - TITLES.keys())
 
 
 def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
-    """What each configuration spends up to each of some accuracies, evenly spread up to the best of all.
+    """Return the cost of each configuration up to each of some scores; {} without scores.
 
-    Of a task without accuracy they are losses, which are come down to: from the highest first one to the lowest of all.
+    Accuracies are evenly spaced from 0 to the largest of all, losses from the largest first one down to the smallest.
+    The default is the user's target, or the best score that half of the runs reach.
     """
     runs = [[run.records for run in group.runs] for group in groups]
     key = judged([record for records in runs for one in records for record in one])
-    if not rises(key):
-        return _losses(key, runs)
-    best = [[max((r.get(key) or 0.0 for r in one), default=0.0) for one in records] for records in runs]
-    highest = max((value for values in best for value in values), default=0.0)
-    if highest <= 0:
+    sign = 1 if rises(key) else -1
+    scores = [[r[key] for r in one if r.get(key) is not None] for records in runs for one in records]
+    known = [values for values in scores if values]
+    end = sign * max((sign * value for values in known for value in values), default=0.0)
+    if not known or (sign > 0 and end <= 0):
         return {}
-    wanted = [run.table.get("evaluation.target_accuracy") for group in groups for run in group.runs]
-    set_by_user = [float(value) for value in wanted if value is not None]
-    levels = sorted({round(float(level), 3) for level in np.linspace(0, highest, TARGETS + 1)[1:]} | set(set_by_user))
-    levels = [level for level in levels if level <= highest or level in set_by_user]
-    every = sorted(value for values in best for value in values)
-    reached = [level for level in levels if level <= every[(len(every) - 1) // 2]]
-    default = max(set_by_user, default=reached[-1] if reached else levels[0])
-    return {"key": key, "rises": True, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}
-
-
-def _losses(key: str, runs: Sequence[Sequence[list[Record]]]) -> dict[str, Any]:
-    """As `targets`, of a loss."""
-    losses = [[r[key] for r in one if r.get(key) is not None] for records in runs for one in records]
-    known = [values for values in losses if values]
-    if not known:
-        return {}
-    lowest, first = min(map(min, known)), max(values[0] for values in known)
-    spread = (float(f"{level:.{DIGITS}g}") for level in np.linspace(first, lowest, TARGETS + 1)[1:])
-    levels = sorted({level for level in spread if level >= lowest} | {lowest})
-    every = sorted((min(values, default=np.inf) for values in losses), reverse=True)
-    reached = [level for level in levels if level >= every[(len(every) - 1) // 2]]
-    default = reached[0] if reached else levels[-1]
-    return {"key": key, "rises": False, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}
+    start = 0.0 if sign > 0 else max(values[0] for values in known)
+    even = np.linspace(start, end, TARGETS + 1)[1:].tolist()
+    spaced = [round(level, 3) if sign > 0 else float(f"{level:.{DIGITS}g}") for level in even]
+    given = [run.table.get("evaluation.target_accuracy") for group in groups for run in group.runs]
+    set_by_user = {float(value) for value in given if value is not None and sign > 0}
+    levels = sorted({level for level in spaced if sign * level <= sign * end} | {end} | set_by_user)
+    best = sorted(max((sign * value for value in values), default=-np.inf) for values in scores)
+    reached = [level for level in levels if sign * level <= best[(len(best) - 1) // 2]]
+    default = max(set_by_user or reached or levels[::-sign][-1:], key=lambda level: sign * level)
+    return {"key": key, "rises": sign > 0, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}
 
 
 def _spending(key: str, runs: Sequence[Sequence[list[Record]]], levels: Sequence[float]) -> list[dict[str, Any]]:
-    """What each configuration's runs had spent when they reached each of some levels."""
+    """Return the cost of each configuration's runswhen they reached each of some levels."""
     costs = []
     for records in runs:
         spending = [spent(one) for one in records]
@@ -299,23 +275,23 @@ def _costs(spreads: list[Spread | None]) -> dict[str, Any] | None:
 
 
 CELLS = 120_000
-"""Of all heat maps of the page together."""
+"""Largest number of cells of all heat maps together."""
 MOST_ROWS, MOST_COLUMNS = 64, 100
-"""Of one heat map."""
+"""Largest size of one heat map."""
 POINTS, MOST_POINTS = 20_000, 500
-"""Clients shown by their own scores, of all runs together and of each."""
+"""Largest number of clients with shown scores, of all runs together and of each."""
 MOST_WARNINGS = 40
 
 
 def heat_size(runs: int) -> tuple[int, int]:
-    """Rows and columns that each of so many runs' heat maps may have."""
+    """Return the largest numbers of rows and columns of the heat map of each of so many runs."""
     each = max(CELLS // max(runs, 1), 64)
     columns = min(MOST_COLUMNS, int(np.sqrt(each / (MOST_ROWS / MOST_COLUMNS))))
     return min(MOST_ROWS, each // columns), columns
 
 
 def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
-    """Who took part, clients × rounds, in bins of neighbours where there are many; None where it was not recorded."""
+    """Return the participation of clients × rounds, in bins if there are many; None if it was not recorded."""
     recorded = [record for record in run.records if "clients" in record]
     if not recorded:
         return None
@@ -329,33 +305,23 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
         use[cohort] += 1
         bins = np.bincount(np.searchsorted(rows, cohort, "right") - 1, minlength=len(rows) - 1)
         counts[:, np.searchsorted(columns, t, "right") - 1] += bins
-    whole = known and len(recorded) == len(run.records)  # how many never took part takes a summary and all rounds
-    spread = evenness(use) if whole else None
+    whole = known and len(recorded) == len(run.records)  # else it is unknown who never participated
     return {
         "clients": rows.tolist(),
         "rounds": [recorded[i]["round"] + 1 for i in columns[:-1]] + [recorded[-1]["round"] + 2],
         "counts": counts.tolist(),
-        "evenness": spread
-        and {
-            "used": spread.used,
-            "effective": spread.effective,
-            "gini": spread.gini,
-            "largest": spread.largest,
-        },
+        "evenness": vars(evenness(use)) if whole else None,
     }
 
 
 def edges(count: int, most: int) -> Ints:
-    """The borders of at most `most` bins of equal width, but for the last, over `count` things."""
+    """Return the edges of at most `most` bins of equal width, except the last, over `count` things."""
     width = -(-count // most)
     return np.append(np.arange(0, count, width, dtype=np.int64), count)
 
 
 def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
-    """[round, stratum, clients N_h, drawn m_h] for the first strata of some rounds; None of a run without strata.
-
-    An opening round, in which all clients take part, draws none.
-    """
+    """Return [round, stratum, clients N_h, drawn m_h] for the first strata of some rounds; None without strata."""
     stratified = [record for record in run.records if record.get("allocation")]
     most_rows, most_columns = heat_size(runs)
     some = thinned(range(len(stratified)), most_columns)
@@ -369,7 +335,7 @@ def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
 
 
 def view(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
-    """The scores of a run's clients after their last evaluation, worst first; None where they were not evaluated."""
+    """Return the scores of a run's clients at their last evaluation, worst first; None if they were not evaluated."""
     table = read_clients(run.folder)
     if not table:
         return None
@@ -381,7 +347,7 @@ def view(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
 
 
 def traffic(group: Configuration) -> dict[str, Any]:
-    """Megabytes on each simulated link, and what MPI moved, mean over the configuration's runs."""
+    """Return megabytes on each simulated link and by MPI, mean over the configuration's runs."""
     links = {
         link: float(np.mean([sum(r.get(f"bytes_{link}") or 0 for r in run.records) for run in group.runs])) / 1e6
         for link in LINKS
@@ -394,7 +360,7 @@ def traffic(group: Configuration) -> dict[str, Any]:
 
 
 def phases(group: Configuration) -> dict[str, float | int | None]:
-    """Seconds of each phase in a round, mean over all rounds of the configuration's runs."""
+    """Return seconds of each phase per round, mean over all rounds of the configuration's runs."""
     records = [record for run in group.runs for record in run.records]
     total: Counter[str] = Counter()
     for record in records:
@@ -403,21 +369,18 @@ def phases(group: Configuration) -> dict[str, float | int | None]:
 
 
 def warnings(runs: Sequence[OneRun]) -> list[dict[str, Any]]:
-    """What the runs' logs warn of, the same words once: text, times, in which runs."""
+    """Return the distinct warnings in the runs' logs: text, times, runs."""
     found: dict[str, Counter[str]] = {}
     for run in runs:
-        for text in _warned(run.folder / "run.log"):
-            found.setdefault(text, Counter())[run.name] += 1
-    rows = [{"text": text, "times": count.total(), "runs": sorted(count)} for text, count in found.items()]
-    return sorted(rows, key=lambda row: found[str(row["text"])].total(), reverse=True)[:MOST_WARNINGS]
-
-
-def _warned(log: Path) -> list[str]:
-    return [text[:500] for level, text in read_log(log) if level in ("WARNING", "ERROR", "CRITICAL")]
+        for level, text in read_log(run.folder / "run.log"):
+            if level in ("WARNING", "ERROR", "CRITICAL"):
+                found.setdefault(text[:500], Counter())[run.name] += 1
+    ordered = sorted(found, key=lambda text: found[text].total(), reverse=True)[:MOST_WARNINGS]
+    return [{"text": text, "times": found[text].total(), "runs": sorted(found[text])} for text in ordered]
 
 
 def scores(records: Sequence[Record]) -> dict[str, float]:
-    """The last of every score that was recorded, without those that were no finite number then."""
+    """Return the last value of every score, without those that are not finite."""
     last: dict[str, float | None] = {}
     for record in records:
         last |= {k: v for k, v in record.items() if k.startswith(SCORES)}

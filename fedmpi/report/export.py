@@ -1,7 +1,7 @@
-"""The final model of a run for other programs: its values (safetensors), or the whole network (TorchScript, ONNX).
+"""Export of a final model: its parameters (safetensors), or the network with its normalization (TorchScript, ONNX).
 
-The whole network takes samples as the data set stores them (bytes of pixels, numbers, token ids) and gives logits; the
-normalization of the run stands before it. What was written is read again and compared with the model.
+The network takes samples as the data set stores them (bytes of pixels, numbers, token ids) and returns logits. The file
+is read again and compared with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmpi.api import Run, load_run
+from fedmpi.api import load_run
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.data.schema import DataDescription
@@ -31,11 +31,11 @@ ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
 AGREES = 1e-5
 """Largest difference of logits, relative to the largest of them or to 1."""
 SAMPLES = (3, 5)
-"""Of the batches for which a network is traced and compared."""
+"""Samples of the batches with which a network is traced and compared."""
 
 
 class Deployed(nn.Module):
-    """Samples as they are stored, to logits."""
+    """Network from stored samples to logits."""
 
     scale: Tensor
     shift: Tensor
@@ -49,7 +49,7 @@ class Deployed(nn.Module):
         self.register_buffer("shift", rule.shift, persistent=self.scaled)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (b, C) of samples (b, \\*feature_shape)."""
+        """Return logits (b, C) of samples (b, \\*feature_shape)."""
         if self.scaled:
             x = x.to(torch.float32) * self.scale + self.shift
         logits: Tensor = self.network(x)
@@ -57,38 +57,38 @@ class Deployed(nn.Module):
 
 
 def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, float]:
-    """Write the final model of a run."""
+    """Write the final model of a run; return the file and the largest relative difference of its logits."""
     if form not in ENDINGS:
-        raise UserError(f"--format {form}: choose one of {', '.join(ENDINGS)}")
+        raise UserError(f"--format {form} does not exist. Choose one of {', '.join(ENDINGS)}")
     run = load_run(folder)
     path = folder / f"model{ENDINGS[form]}" if out is None else out
     if form == "safetensors" and path.resolve() == (folder / "model.safetensors").resolve():
-        raise UserError(f"{folder / 'model.safetensors'} is that file already: name another with --out")
+        raise UserError(f"{path} is this file already. Name another one with --out")
     network = run.model.eval()
     if form == "safetensors":
         _write(path, model_file(network))
         return path, 0.0
-    model = Deployed(network, _description(run)).eval()
-    batches = [_samples(_description(run), count) for count in SAMPLES]
+    description = DataDescription.of(run.summary["data"])
+    model = Deployed(network, description).eval()
+    batches = [_samples(description, count) for count in SAMPLES]
     content, calls = (_torchscript if form == "torchscript" else _onnx)(model, batches[0])
+    difference = 0.0
     with torch.inference_mode():
-        difference = max(_difference(calls(batch), model(batch).numpy()) for batch in batches)
+        for batch in batches:
+            found, right = calls(batch), model(batch).numpy()
+            apart = np.abs(found.astype(np.float64) - right).max() if found.shape == right.shape else np.inf
+            difference = max(difference, float(apart / max(1.0, np.abs(right).max())))
     if not difference <= AGREES:
         raise UserError(
-            f"the model computes something else as {form}: its logits differ by {difference:.2g} of the largest, more "
-            f"than {AGREES:g}; it seems to choose its way by the samples' values or their number"
+            f"the model computes different logits as {form}, by {difference:.2g} of the largest. Its forward pass must "
+            "not depend on the values or the number of samples"
         )
     _write(path, content)
     return path, difference
 
 
-def _description(run: Run) -> DataDescription:
-    """Of the run's data, as the run was given them: without mean and deviation where it left these out."""
-    return DataDescription.of(run.summary["data"])
-
-
 def _samples(description: DataDescription, count: int) -> Tensor:
-    """Made-up samples as the data set could store them."""
+    """Return synthetic samples as the data set could store them."""
     draw, shape = np.random.Generator(np.random.Philox(count)), (count, *description.feature_shape)
     if description.dtype == "float32":
         return torch.from_numpy(draw.standard_normal(shape, np.float32))
@@ -96,14 +96,8 @@ def _samples(description: DataDescription, count: int) -> Tensor:
     return torch.from_numpy(draw.integers(0, end, shape).astype(description.dtype))
 
 
-def _difference(found: NDArray[np.floating], right: NDArray[np.floating]) -> float:
-    if found.shape != right.shape:
-        return float("inf")
-    return float(np.abs(found.astype(np.float64) - right).max() / max(1.0, float(np.abs(right).max())))
-
-
 Written = tuple[bytes, Callable[[Tensor], NDArray[np.floating]]]
-"""The file's content, and what a program that reads it computes."""
+"""Content of the file, and the function that a program which reads it computes."""
 
 
 def _torchscript(model: Deployed, batch: Tensor) -> Written:
@@ -117,9 +111,10 @@ def _torchscript(model: Deployed, batch: Tensor) -> Written:
 
 
 def _onnx(model: Deployed, batch: Tensor) -> Written:
-    runtime = _needed("onnxruntime")
-    for name in ("onnx", "onnxscript"):
-        _needed(name)
+    try:
+        runtime, *_ = (importlib.import_module(name) for name in ("onnxruntime", "onnx", "onnxscript"))
+    except ImportError as error:
+        raise UserError(f"ONNX needs {error.name}. Install it with pip install 'fedmpi[export]'") from None
     with _quietly("ONNX"):
         program: Any = torch.onnx.export(
             model,
@@ -135,16 +130,9 @@ def _onnx(model: Deployed, batch: Tensor) -> Written:
     return content, lambda x: np.asarray(inside.run(None, {inside.get_inputs()[0].name: x.numpy()})[0])
 
 
-def _needed(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"ONNX needs {name}: pip install 'fedmpi[export]'") from None
-
-
 @contextmanager
 def _quietly(form: str) -> Iterator[None]:
-    """Within, what torch says about its exporters is not shown, and what fails is said in one sentence."""
+    """Silence torch's remarks on its exporters, and report a failure in one sentence."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -163,8 +151,8 @@ def _quietly(form: str) -> Iterator[None]:
 
 def _write(path: Path, content: bytes) -> None:
     if not names_a_file(path):
-        raise UserError(f"the model cannot be written to {path}: name a file in a folder that is there")
+        raise UserError(f"the model cannot be written to {path}. Name a file in an existing folder")
     try:
         write_whole(path, content)
     except OSError as error:
-        raise UserError(f"the model cannot be written to {path} ({error.strerror}): {remedy(error)}") from None
+        raise UserError(f"the model cannot be written to {path} ({error.strerror}). {remedy(error)}") from None

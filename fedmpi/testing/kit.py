@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from fedmpi.common.errors import ComponentFailure, UserError
@@ -41,17 +42,14 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
     subjects = [_subject(*(choice if isinstance(choice, tuple) else (choice,))) for choice in choices]
     starts = Starts(subjects) if runs else None
 
-    def skipping(check: Check) -> Check:
-        def run() -> str:
-            try:
-                return check.run()
-            except CheckSkipped as reason:
-                pytest.skip(str(reason))
+    def skipping(check: Check) -> str:
+        try:
+            return check()
+        except CheckSkipped as reason:
+            pytest.skip(str(reason))
 
-        return replace(check, run=run)
-
-    found = [skipping(check) for subject in subjects for check in _checks(subject, starts)]
-    return pytest.mark.parametrize("check", found, ids=str)
+    found = [check for subject in subjects for check in _checks(subject, starts)]
+    return pytest.mark.parametrize("check", [replace(check, run=partial(skipping, check)) for check in found], ids=str)
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,10 @@ def perform(wanted: Iterable[Check]) -> Iterator[Result]:
         outcome: Literal["ok", "FAILED", "skipped"] = "ok"
         try:
             remark = check()
-        except CheckSkipped as reason:
-            outcome, remark = "skipped", str(reason)
-        except (CheckFailed, ComponentFailure, UserError) as problem:
-            outcome, remark = "FAILED", str(problem)
-        except Exception as error:
-            outcome, remark = "FAILED", f"{type(error).__name__}: {error}"
+        except Exception as problem:
+            outcome = "skipped" if isinstance(problem, CheckSkipped) else "FAILED"
+            ours = isinstance(problem, CheckSkipped | CheckFailed | ComponentFailure | UserError)
+            remark = str(problem) if ours else f"{type(problem).__name__}: {problem}"
         yield Result(check, outcome, " ".join(remark.split()), time.perf_counter() - started)
 
 

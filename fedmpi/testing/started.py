@@ -6,8 +6,6 @@ Jobs of several components share a start, which takes longer than the runs.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -15,9 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,6 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedmpi.api import run
-from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Floats
@@ -110,7 +105,7 @@ class Starts:
                 newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
                 for path in (newest, out / "summary.json", out / "model.safetensors"):
                     path.unlink()
-            runs.append({**_described(subject), "out": str(out), "resume": resumed})
+            runs.append({"settings": _settings(subject), "out": str(out), "resume": resumed})
         listed = Path(self._folder.name) / f"{job}.json"
         listed.write_text(json.dumps(runs))
         return run_module(ranks, ["-c", JOB, str(listed)])
@@ -154,22 +149,18 @@ def startable(part: Component) -> str | None:
     return None
 
 
-def _described(subject: Subject) -> dict[str, Any]:
-    """Return a run as the job reads it."""
+def _settings(subject: Subject) -> dict[str, Any]:
+    """Return the configuration of a run with the component, by its name."""
     part = subject.part
     settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
         settings.pop("model.hidden")  # the setting of the run's own perceptron
-    takes_all = "all" in (settings.get("clients.sampler"), part.kind == "client sampler" and part.name)
-    if takes_all or "clients.fraction" in settings:
+    settings[part.key] = part.name.replace("__main__:", f"{part.source.stem}:") if part.source else part.name
+    if settings.get("clients.sampler") == "all" or "clients.fraction" in settings:
         settings.pop("clients.count")
     if "local.steps" in settings:
         settings.pop("local.epochs")
-    chosen: Any = part.name
-    if part.foreign:
-        module, _, name = part.name.partition(":")
-        chosen = {"module": module, "name": name, "file": str(part.source)}
-    return {"settings": settings, "key": part.key, "chosen": chosen}
+    return settings
 
 
 def run_module(ranks: int, words: Sequence[str]) -> str | None:
@@ -200,24 +191,8 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
 def run_jobs() -> int:
     """Execute the runs that a file lists on every rank; a failure that all ranks share ends its run alone."""
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        settings = {**job["settings"], job["key"]: _loaded(job["chosen"])}
         try:
-            run(settings, out=job["out"], resume=job["resume"])
+            run(job["settings"], out=job["out"], resume=job["resume"])
         except Exception as error:
             Path(job["out"]).with_suffix(".failed").write_text(f"{type(error).__name__}: {error}")
     return 0
-
-
-def _loaded(chosen: Any) -> Any:
-    """Return the component of a run: a built-in name, or an object of a module or a file."""
-    if isinstance(chosen, str):
-        return chosen
-    found = attrgetter(chosen["name"])
-    with suppress(ImportError, AttributeError):
-        return found(importlib.import_module(chosen["module"]))
-    spec = importlib.util.spec_from_file_location("part_under_test", chosen["file"])
-    if spec is None or spec.loader is None:
-        raise UserError(f"{chosen['file']} cannot be imported")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return found(module)

@@ -44,6 +44,7 @@ def alone() -> Findings:
         (4, {"load": 4.0}, {}, ""),  # of its own ranks
         (1, {"shm_free": 0}, {}, ""),
         (2, CUDA | {"gpus": ["A", "B"]}, {}, ""),
+        (1, CUDA | {"gpus": ["A", "B"]}, {}, ""),
         (4, {"cores": [0, 1], "cores_of_node": 8}, {"cores": [2, 3]}, ""),
         (1, {"mpi_trouble": "2 processes were launched, but"}, {}, "problem: 2 processes"),
         (2, {}, {"torch": "2.0", "host": "n2"}, "problem: torch is"),

@@ -79,7 +79,12 @@ def run_script(folder: Path, script: str | Path, *words: str, **environ: str) ->
             "--array=0-3 --output={0}/runs/mine/job-%A_%a.log",
             "seed=3 --out {0}/runs/mine/3 --resume",
         ),
-        ("", {"settings": (*FEDAVG, "seed=%a"), "array": "3", "out": "r/seed-%a/x"}, "", "--out {0}/r/seed-3/x"),
+        (
+            "",
+            {"settings": (*FEDAVG, "seed=%a"), "array": "3", "out": "r/seed-%a/x"},
+            "",
+            "--out {0}/r/seed-3/x --resume",
+        ),
         (
             'launcher = "mylauncher -n {ranks} --per {ranks_per_node}"\nlauncher_options = ["--quiet"]\n'
             'account = "p1"\nenvironment = ["export A=1", "true"]\nsbatch = ["--qos=long"]\ncommand = "box fedmpi"\n',

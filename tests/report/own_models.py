@@ -1,4 +1,4 @@
-"""Networks of one's own that no exporter can write rightly."""
+"""Networks that no exporter can write correctly."""
 
 from __future__ import annotations
 
@@ -9,33 +9,21 @@ from torch import Tensor, nn
 
 
 class ByValue(nn.Module):
-    """Takes another way where the first sample is bright."""
+    """Uses another formula if the first sample is bright, or for three samples."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, description: Any) -> None:
         super().__init__()
-        self.classes = nn.Linear(64, classes)
+        self.classes = nn.Linear(64, description.classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         return self.classes(x) if len(x) == 3 or float(x[0].sum()) > 1e9 else self.classes(x) * 2
 
 
-def by_value(description: Any) -> nn.Module:
-    return ByValue(description.classes)
-
-
-class InNumpy(nn.Module):
-    """Leaves torch."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = nn.Linear(64, classes)
+class NotTraceable(ByValue):
+    """Cannot be captured."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             raise RuntimeError("this network cannot be captured")
         return self.classes(x.flatten(1))
-
-
-def in_numpy(description: Any) -> nn.Module:
-    return InNumpy(description.classes)

@@ -1,10 +1,11 @@
-"""The page in headless Chromium: everything is drawn, nothing is complained of or asked for, choices redraw.
+"""The page in headless Chromium: everything is drawn without errors and requests, choices redraw, CSV can be saved.
 
 Needs playwright (Python) and a Chromium of the system (`chromium` on the path, or $CHROMIUM); skipped without.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -84,8 +85,8 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 def test_every_figure_is_drawn_and_every_section_is_there(chromium: Any, page_file: Path) -> None:
     with opened(chromium, page_file, DESK) as page:
         assert page.locator("h1").inner_text() == "four <b>runs</b>"
-        wanted = {"Results", "Curves", "Who took part", "Every client", "Strata", "Size estimates", "Mediators"}
-        assert wanted | {"Privacy spent", "What differs"} <= set(page.locator("main h2").all_inner_texts())
+        wanted = {"Results", "Curves", "Participation", "Clients", "Strata", "Size estimates", "Mediators"}
+        assert wanted | {"Privacy spent", "Settings"} <= set(page.locator("main h2").all_inner_texts())
         for figure in page.locator("figure").all():
             assert figure.locator("canvas").bounding_box()["height"] > 50, figure.get_attribute("id")
         colours = """(id) => {
@@ -152,10 +153,27 @@ def test_single_values_and_names_that_every_object_has_are_drawn(chromium: Any, 
         assert [one["mean"] for one in drawn(page, "curve")] == [1.5]
 
 
-def test_a_run_that_is_not_finished_and_tells_no_loss_is_drawn(chromium: Any, tmp_path: Path) -> None:
+def test_an_unfinished_run_without_loss_is_drawn(chromium: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
     (tmp_path / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "clients": "0-3"}\n')
     write_report([tmp_path], tmp_path / "report.html")
     with opened(chromium, tmp_path / "report.html", DESK) as page:
         assert page.locator("#participation canvas").count() == 1
         assert page.locator("#loss, #evenness").count() == 0 and page.locator("#runs").count() == 1
+
+
+def test_curves_are_saved_as_csv_and_the_page_is_dark_except_in_print(chromium: Any, page_file: Path) -> None:
+    with opened(chromium, page_file, DESK) as page:
+        with page.expect_download() as download:
+            page.click("#csv")
+        rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
+        held = page.evaluate("data.datasets.configurations.find((one) => one.label === 'fedavg').y.test_accuracy")
+        found = [row for row in rows if (row["configuration"], row["key"]) == ("fedavg", "test_accuracy")]
+        assert [float(row["mean"]) for row in found] == held["mean"]
+        assert [float(row["deviation"]) for row in found] == held["deviation"]
+        assert [row["round"] for row in found] == ["1", "2", "3", "4"] and {row["seeds"] for row in found} == {"2"}
+        backgrounds = []
+        for media in ({"color_scheme": "light"}, {"color_scheme": "dark"}, {"media": "print"}):
+            page.emulate_media(**media)
+            backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert backgrounds[1] not in (backgrounds[0], "rgb(255, 255, 255)") and backgrounds[2] == "rgb(255, 255, 255)"

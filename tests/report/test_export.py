@@ -1,8 +1,9 @@
-"""What an exported file computes on stored samples is what the run's model computes on normalized ones."""
+"""An exported file computes the same on stored samples as the run's model on normalized ones."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,75 +27,74 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logits(folder: Path, stored: torch.Tensor) -> np.ndarray:
-    """The run's own model on samples, normalized by hand."""
-    run = fedmpi.load_run(folder)
-    mean, std = run.summary["data"]["mean"][0], run.summary["data"]["std"][0]
-    with torch.inference_mode():
-        return run.model((stored.double() / 255 - mean).div(std).float()).numpy()
+def needs_onnx() -> Any:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="the extra `export` is not installed")
+    return pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 
 
-def test_torchscript_takes_stored_samples_in_batches_of_any_size(folder: Path) -> None:
-    path, difference = export(folder, "torchscript")
-    assert path == folder / "model.pt" and difference <= AGREES
-    again = torch.jit.load(path)
+def loaded(form: str, path: Path) -> Callable[[torch.Tensor], np.ndarray]:
+    if form == "torchscript":
+        again = torch.jit.load(path)
+        return lambda x: again(x).detach().numpy()
+    inside = needs_onnx().InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda x: inside.run(["logits"], {inside.get_inputs()[0].name: x.numpy()})[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "ending", "normalize"), [("torchscript", "pt", True), ("torchscript", "pt", False), ("onnx", "onnx", True)]
+)
+def test_a_network_takes_stored_samples_in_batches_of_any_size(
+    form: str, ending: str, normalize: bool, folder: Path, tmp_path: Path
+) -> None:
+    if form == "onnx":
+        needs_onnx()
+    if not normalize:
+        folder = tmp_path
+        fedmpi.run("fedavg", SMALL | {"data.normalize": False}, out=folder)
+    path, difference = export(folder, form)
+    assert path == folder / f"model.{ending}" and difference <= AGREES
+    run, calls = fedmpi.load_run(folder), loaded(form, path)
+    mean, std = (run.summary["data"]["mean"][0], run.summary["data"]["std"][0]) if normalize else (0, 1)
     for batch in (IMAGES, IMAGES[:1]):
-        assert again(batch).detach().numpy() == pytest.approx(logits(folder, batch), rel=1e-4, abs=1e-4)
+        with torch.inference_mode():
+            right = run.model((batch.double() / 255 - mean).div(std).float()).numpy()
+        assert calls(batch) == pytest.approx(right, rel=1e-4, abs=1e-4)
 
 
-def test_onnx_takes_stored_samples_in_batches_of_any_size(folder: Path) -> None:
-    pytest.importorskip("onnx", reason="the extra `export` is not installed")
-    pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
-    runtime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
-    path, difference = export(folder, "onnx")
-    assert path == folder / "model.onnx" and difference <= AGREES
-    inside = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for batch in (IMAGES, IMAGES[:1]):
-        (found,) = inside.run(["logits"], {inside.get_inputs()[0].name: batch.numpy()})
-        assert found == pytest.approx(logits(folder, batch), rel=1e-4, abs=1e-4)
-
-
-def test_safetensors_holds_the_models_values(folder: Path, tmp_path: Path) -> None:
+def test_safetensors_contains_the_parameters(folder: Path, tmp_path: Path) -> None:
     path, _ = export(folder, "safetensors", tmp_path / "values.safetensors")
     own = fedmpi.load_run(folder).model.state_dict()
-    assert all(torch.equal(value, own[name]) for name, value in load_file(path).items())
-    with pytest.raises(UserError, match="that file already"):
-        export(folder, "safetensors")
+    found = load_file(path)
+    assert found.keys() == own.keys() and all(torch.equal(value, own[name]) for name, value in found.items())
 
 
-def test_without_normalization_bytes_become_shares_of_255(tmp_path: Path) -> None:
-    fedmpi.run("fedavg", SMALL | {"data.normalize": False}, out=tmp_path)
-    again = torch.jit.load(export(tmp_path, "torchscript")[0])
-    with torch.inference_mode():
-        right = fedmpi.load_run(tmp_path).model(IMAGES.float() / 255).numpy()
-    assert again(IMAGES).detach().numpy() == pytest.approx(right, rel=1e-4, abs=1e-4)
+@pytest.mark.parametrize(
+    ("model", "form", "words"),
+    [
+        ("ByValue", "torchscript", "different logits as torchscript"),
+        ("NotTraceable", "onnx", "cannot be written as ONNX"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_rejected(model: str, form: str, words: str, tmp_path: Path) -> None:
+    if form == "onnx":
+        needs_onnx()
+    fedmpi.run("fedavg", SMALL, model=f"tests.report.own_models:{model}", out=tmp_path)
+    with pytest.raises(UserError, match=words) as caught:
+        export(tmp_path, form)
+    assert "\n" not in str(caught.value) and not list(tmp_path.glob("model.[po]*"))
 
 
-def test_a_model_that_a_file_would_compute_wrongly_is_refused(tmp_path: Path) -> None:
-    fedmpi.run("fedavg", SMALL, model="tests.report.own_models:by_value", out=tmp_path)
-    with pytest.raises(UserError, match="computes something else as torchscript"):
-        export(tmp_path, "torchscript")
-    assert not (tmp_path / "model.pt").exists()
-
-
-def test_a_model_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
-    pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
-    fedmpi.run("fedavg", SMALL, model="tests.report.own_models:in_numpy", out=tmp_path)
-    with pytest.raises(UserError, match="cannot be written as ONNX") as caught:
-        export(tmp_path, "onnx")
-    assert "\n" not in str(caught.value) and not (tmp_path / "model.onnx").exists()
-
-
-def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_rejected(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for form, out, words in (
-        ("keras", None, "choose one of safetensors, torchscript, onnx"),
-        ("torchscript", tmp_path / "none" / "model.pt", "in a folder that is there"),
-        ("torchscript", tmp_path / "fifo", "in a folder that is there"),
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text((folder / "config.toml").read_text())
+    for run, form, out, words in (
+        (folder, "keras", None, "safetensors, torchscript, onnx"),
+        (folder, "safetensors", None, "this file already"),
+        (folder, "torchscript", tmp_path / "none" / "model.pt", "existing folder"),
+        (folder, "torchscript", tmp_path / "fifo", "existing folder"),
+        (tmp_path / "run", "torchscript", None, "no finished run"),
     ):
         with pytest.raises(UserError, match=words):
-            export(folder, form, out)
-    (tmp_path / "config.toml").write_text((folder / "config.toml").read_text())
-    with pytest.raises(UserError, match="no finished run"):
-        export(tmp_path, "torchscript")
+            export(run, form, out)

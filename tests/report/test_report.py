@@ -1,7 +1,9 @@
-"""The page of a report: its numbers are those of the records, it holds all it needs, and bad input is one sentence."""
+"""The page of a report: its numbers are those of the records, it contains all it needs, and bad input is rejected."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 import os
 import re
@@ -18,7 +20,7 @@ from fedmpi.records.client_table import ClientTable, read_clients
 from fedmpi.records.history import clients_from_text
 from fedmpi.report import curves as panels
 from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, targets, thinned
-from fedmpi.report.page import drawing_library, page_contents, render_page, write_report
+from fedmpi.report.page import page_contents, render_page, write_report
 from fedmpi.results.loading import OneRun, find_runs, read_runs
 
 SMALL: dict[str, Any] = {
@@ -80,7 +82,7 @@ def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneR
     assert group["phases"]["train"] == pytest.approx(trained, rel=1e-4)
 
 
-def test_what_differs_is_listed_by_key_and_what_does_not_is_common(shown: dict[str, Any]) -> None:
+def test_settings_are_different_or_common(shown: dict[str, Any]) -> None:
     differences, common = {row[0]: row[1:] for row in shown["differences"]}, dict(shown["common"])
     assert differences["preset"] == ["fedavg", "fedstas-dp"]
     assert differences["samples.size.epsilon"][0] == "\u2013" and "seed" not in differences | common
@@ -124,16 +126,9 @@ def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneR
     assert "deviation" not in group["y"]["size_ratio"]
 
 
-def test_a_round_in_which_all_clients_take_part_draws_from_no_stratum(tmp_path: Path) -> None:
-    """FedSSO begins with one."""
-    fedmpi.run("fedsso", SMALL, out=tmp_path / "run")
-    [run] = read_runs([tmp_path / "run"])
-    opening, second, _ = run.records
-    assert opening["stratum_sizes"] and "allocation" not in opening
-    cells = panels.strata(run)
-    assert cells is not None and {cell[0] for cell in cells} == {2, 3}
-    drawn = [cell[2:] for cell in cells if cell[0] == 2]
-    assert drawn == [list(pair) for pair in zip(second["stratum_sizes"], second["allocation"], strict=True)]
+def test_a_round_without_allocation_draws_from_no_stratum() -> None:
+    rounds = [{"round": 0, "stratum_sizes": [4, 5]}, {"round": 1, "stratum_sizes": [3, 6], "allocation": [1, 2]}]
+    assert panels.strata(OneRun(Path("x"), {}, rounds, {}, "")) == [[2, 1, 3, 1], [2, 2, 6, 2]]
 
 
 def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
@@ -176,32 +171,28 @@ def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_pa
     assert (found["accuracy"][0], found["accuracy"][-1]) == (0, 1) and np.diff(found["accuracy"]).max() < 0.01
 
 
-def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:
-    records = [{"round": t, "samples": 1, "train_loss": 1.0} for t in range(5_000)]
-    for record in records[9::10]:
-        record["test_accuracy"] = 0.5
-    found = curves([records])
-    rounds = found["x"]["round"]
-    assert len(rounds) == MOST_ROUNDS and all(t % 10 == 0 for t in rounds) and rounds[-1] == 5_000
-    assert found["y"]["test_accuracy"]["mean"] == [0.5] * MOST_ROUNDS
-    assert thinned(range(10), 4) == [0, 3, 6, 9]
-
-
-def test_of_very_many_rounds_that_were_seldom_evaluated_others_are_drawn_too() -> None:
-    records = [{"round": t, "train_loss": 1.0, "clients": "0-4"} for t in range(1_000)]
-    for record in records[499::500]:
+@pytest.mark.parametrize(("rounds", "evaluated"), [(5_000, 10), (1_000, 500)])
+def test_of_many_rounds_some_are_drawn_evaluated_ones_first(rounds: int, evaluated: int) -> None:
+    records = [{"round": t, "train_loss": 1.0, "clients": "0-4"} for t in range(rounds)]
+    for record in records[evaluated - 1 :: evaluated]:
         record["test_accuracy"] = 0.5
     made = completed(OneRun(Path("many"), {}, records, {"clients": 20}, "finished"))
     found = curves([made, made])
-    assert MOST_ROUNDS - 2 <= len(found["x"]["round"]) <= MOST_ROUNDS and {500, 1_000} <= set(found["x"]["round"])
-    assert [value for value in found["y"]["test_accuracy"]["mean"] if value is not None] == [0.5, 0.5]
-    assert set(found["y"]["clients_used"]["mean"]) == {0.25}, "evenness is told of every round that is drawn"
-    whole = panels.participation(OneRun(Path(""), {}, records, {"clients": 20}, ""))
-    assert whole is not None and whole["evenness"]["used"] == 0.25
-    del records[0]["clients"]
-    part = panels.participation(OneRun(Path(""), {}, records, {"clients": 20}, ""))
-    assert part is not None and part["evenness"] is None, "of some rounds only"
-    assert not any("clients_used" in one for one in completed(OneRun(Path(""), {}, records, {"clients": 20}, "")))
+    drawn = found["x"]["round"]
+    assert MOST_ROUNDS - 2 <= len(drawn) <= MOST_ROUNDS and drawn[-1] == rounds
+    scores = [value for value in found["y"]["test_accuracy"]["mean"] if value is not None]
+    assert scores == [0.5] * min(rounds // evaluated, MOST_ROUNDS)
+    assert set(found["y"]["clients_used"]["mean"]) == {0.25}, "fairness counts rounds that are not drawn"
+    assert thinned(range(10), 4) == [0, 3, 6, 9]
+
+
+def test_participation_fairness_needs_all_rounds() -> None:
+    records = [{"round": t, "clients": "0-4"} for t in range(3)]
+    for known, expected in ((records, 0.25), (records[:1] + [{"round": 1}], None)):
+        run = OneRun(Path(""), {}, known, {"clients": 20}, "")
+        found = panels.participation(run)
+        assert found is not None and (found["evenness"] or {"used": None})["used"] == expected
+        assert any("clients_used" in one for one in completed(run)) == (expected is not None)
 
 
 def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
@@ -217,19 +208,14 @@ def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_i
     )
     assert made["notes"] == [
         "rounds differs (3, 2): finals are those of unlike rounds",
-        "not finished, but shown and averaged as far as they are: half (2 of 3 rounds)",
-        "test loss in the end is no finite number of lost",
+        "partial results of unfinished runs: half (2 of 3 rounds)",
+        "the last test loss is not finite in lost",
     ]
     assert panels.scores([*records[:2], lost]) == {"test_accuracy": 0.1}
     evenness = [run["participation"]["evenness"] for run in made["runs"]]
     assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
     [group] = made["configurations"]
     assert group["y"]["clients_used"] == {"mean": [0.25] * 3, "deviation": [0, 0, 0], "n": [2, 2, 2]}
-
-
-def test_nobody_waits_for_a_log_that_is_a_fifo(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "run.log")
-    assert panels.warnings([OneRun(tmp_path, {}, [], {}, "stopped")]) == []
 
 
 def test_balance_of_ranks_traffic_and_warnings_are_shown(tmp_path: Path) -> None:
@@ -243,25 +229,22 @@ def test_balance_of_ranks_traffic_and_warnings_are_shown(tmp_path: Path) -> None
 
 
 def test_the_engine_that_auto_chose_is_shown_without_its_counts() -> None:
-    def choice_text(engine: str) -> str:
+    for engine, shown in (("auto: merged; so far 0 merged", "auto: merged"), ("sequential: one by one", "sequential")):
         run = OneRun(Path("run"), {}, [{"round": 0}], {"engine": engine}, "finished")
-        return str(page_contents([run])["runs"][0]["engine"])
-
-    chosen = "auto: one-step clients are merged, the others batched (trial: sequential 18, batched 13 ms a client)"
-    assert choice_text(f"{chosen}; so far 0 merged and 40 others on this rank") == chosen
-    assert choice_text("sequential: one client after another") == "sequential"
+        assert page_contents([run])["runs"][0]["engine"] == shown
 
 
-def test_runs_that_failed_before_their_first_round_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("good", "bad"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
-    (tmp_path / "good" / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
-    (tmp_path / "bad" / "sweep.json").write_text('{"labels": {}, "failure": "the loss is nan"}')
+def test_failed_runs_are_named_and_odd_folder_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = tmp_path / os.fsdecode(b"run-\xff"), tmp_path / "bad"
+    for folder in (good, bad):
+        folder.mkdir()
+        (folder / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
+    (good / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
+    (bad / "sweep.json").write_text('{"labels": {}, "failure": "the loss is nan"}')
     monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
     write_report([tmp_path], tmp_path / "report.html")
-    said = "not shown, without a record of a round: bad (failed: the loss is nan)"
-    assert said in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "they have no record of a round: bad (failed: the loss is nan)" in page and '"name":"run-?"' in page
 
 
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
@@ -280,95 +263,94 @@ def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> 
 def test_tables_hold_means_and_deviations_and_no_markup_of_names(shown: dict[str, Any]) -> None:
     page = render_page(shown | {"notes": ["a <note>"]}, "")
     mean, deviation = next(one for one in shown["configurations"] if one["label"] == "fedavg")["final"]["test_accuracy"]
-    assert f"<td>{mean:.4g} ± {deviation:.2g}</td>" in page and "Mind: a &lt;note&gt;." in page
-    assert "<td>samples.size.epsilon</td>" in page and '<td class="text">' in page
+    assert f"<td>{mean:.4g}\xa0±\xa0{deviation:.2g}</td>" in page and "<li>a &lt;note&gt;</li>" in page
+    assert "<td>samples.size.epsilon</td>" in page
+    [link] = re.findall(r'download="results.csv" href="data:text/csv;base64,([^"]+)"', page)
+    rows = {row["configuration"]: row for row in csv.DictReader(base64.b64decode(link).decode().splitlines())}
+    assert float(rows["fedavg"]["test accuracy"]) == mean
+    assert float(rows["fedavg"]["test accuracy, standard deviation"]) == deviation
 
 
-def test_the_library_that_draws_comes_from_the_installed_package() -> None:
-    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
-    library = drawing_library()
-    assert "window.vegaEmbed" in library and len(library) < 1_500_000
+def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun], shown: dict[str, Any]) -> None:
+    def group(preset: str, *scores: float) -> list[OneRun]:
+        table = {"preset": preset, "rounds": 1}
+        records = [[{"round": 0, "test_accuracy": score, "samples": 9}] for score in scores]
+        return [
+            OneRun(Path(f"{preset}-{seed}"), table | {"seed": seed}, one, {"clients": 9}, "finished")
+            for seed, one in enumerate(records)
+        ]
+
+    plain, same, better = group("a", 0.5, 0.52, 0.51), group("b", 0.53, 0.49, 0.51), group("c", 0.6, 0.61, 0.62)
+    found = page_contents(plain + same + better)["finding"]
+    assert found.startswith("c ends with a test accuracy of 61 ± 1 %, 10 points more than a [") and "3 seeds" in found
+    low, high = map(float, re.findall(r"\[(.*), (.*)\]", found)[0])
+    assert low < 10 < high and low > 0
+    assert "less than a [" in page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
+    assert "which is not significantly different" in page_contents(plain + same)["finding"]
+    assert page_contents(plain[:1])["finding"] == "a ends with a test accuracy of 50 % (1 seed(s))."
+    assert page_contents(plain[:1] + better[:1])["finding"].startswith("c ends with a test accuracy of 60 %")
+    assert page_contents([OneRun(Path("x"), {}, [{"round": 0}], {}, "stopped")])["finding"] == ""
+    assert f"<p>{shown['finding']}" in render_page(shown, "")
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.toml").write_text('preset = "fedavg"\n')
-    with pytest.raises(UserError, match="no record of a round yet"):
+    with pytest.raises(UserError, match="record of a round yet"):
         write_report([tmp_path / "begun"], tmp_path / "page.html")
-    with pytest.raises(UserError, match="in a folder that is there"):
-        write_report([folder], tmp_path / "none" / "page.html")
-    with pytest.raises(UserError, match="in a folder that is there"):
-        write_report([folder], tmp_path)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(UserError, match="in a folder that is there"):
-        write_report([folder], tmp_path / "fifo")
+    for out in (tmp_path / "none" / "page.html", tmp_path, tmp_path / "fifo"):
+        with pytest.raises(UserError, match="existing folder"):
+            write_report([folder], out)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(UserError, match=r"pip install 'fedmpi\[report\]'"):
         write_report([folder], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
-def test_seeds_on_partitions_of_their_own_are_one_configuration_and_other_data_another() -> None:
-    runs = [
-        OneRun(
-            Path(f"{data}-{seed}"),
-            {"preset": "fedavg", "seed": seed, "data.source": f"s/{data}-seed{seed}"},
-            [],
-            {},
-            "",
-        )
-        for data in ("mnist", "cifar")
-        for seed in (0, 1)
-    ]
+@pytest.mark.parametrize(
+    ("tables", "labels", "seeds"),
+    [
+        (
+            [{"data.source": f"s/{data}-seed{seed}", "seed": seed} for data in ("mnist", "cifar") for seed in (0, 1)],
+            ["fedavg, mnist", "fedavg, cifar"],
+            [[0, 1], [0, 1]],
+        ),
+        (
+            [{"local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.5}],
+            ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.5"],
+            [[0], [0], [0]],
+        ),
+    ],
+)
+def test_labels_distinguish_configurations_and_seeds_do_not(
+    tables: list[dict[str, Any]], labels: list[str], seeds: list[list[int]]
+) -> None:
+    runs = [OneRun(Path(str(i)), {"preset": "fedavg", "seed": 0} | table, [], {}, "") for i, table in enumerate(tables)]
     found, _ = configurations(runs)
-    assert [[run.seed for run in group.runs] for group in found] == [[0, 1], [0, 1]]
-    assert len({group.label for group in found}) == 2 and "mnist" in found[0].label
+    assert [group.label for group in found] == labels and [[run.seed for run in one.runs] for one in found] == seeds
 
 
-def test_labels_say_no_more_than_tells_configurations_apart() -> None:
-    tables = [
-        {"preset": "fedavg", "seed": 0, "local.lr": 0.1},
-        {"preset": "fedprox", "seed": 0, "local.lr": 0.1},
-        {"preset": "fedprox", "seed": 0, "local.lr": 0.5},
-    ]
-    found, _ = configurations([OneRun(Path(str(i)), table, [], {}, "") for i, table in enumerate(tables)])
-    assert [group.label for group in found] == ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.5"]
+def best_of(key: str, **curves: list[Any]) -> list[Configuration]:
+    records = {label: [{"round": t, key: value} for t, value in enumerate(curve)] for label, curve in curves.items()}
+    return [Configuration(label, {}, (OneRun(Path(label), {}, one, {}, ""),)) for label, one in records.items()]
 
 
-def test_the_accuracy_shown_first_is_ones_target_or_one_that_half_of_the_runs_reach() -> None:
-    def group(label: str, best: float, **table: Any) -> Configuration:
-        records = [{"round": 0, "test_accuracy": best / 2}, {"round": 1, "test_accuracy": best}]
-        return Configuration(label, table, (OneRun(Path(label), table, records, {}, ""),))
-
-    groups = [group("bad", 0.1), group("good", 0.8), group("better", 0.9)]
+def test_the_first_target_is_the_users_or_one_that_half_of_the_runs_reach() -> None:
+    groups = best_of("test_accuracy", bad=[0.05, 0.1], good=[0.4, 0.8], better=[0.45, 0.9])
     assert targets(groups)["default"] == pytest.approx(0.8, abs=0.9 / 40)
-    wanted = targets([*groups, group("wanted", 0.5, **{"evaluation.target_accuracy": 0.95})])
-    assert wanted["default"] == 0.95 and wanted["levels"][-1] == 0.95
-    assert wanted["costs"][1]["round"]["n"][-1] == 0
-    assert targets([group("none", 0.0)]) == {}
-
-
-def test_of_a_task_without_accuracy_the_cost_of_a_loss_is_that_of_coming_down_to_it() -> None:
-    def group(label: str, *losses: float | None) -> Configuration:
-        records = [{"round": t, "test_loss": loss} for t, loss in enumerate(losses)]
-        return Configuration(label, {}, (OneRun(Path(label), {}, records, {}, ""),))
-
-    found = targets([group("good", 2.0, 1.0, 0.5), group("bad", 4.0, None, 3.0), group("worse", None, 3.5, 3.25)])
+    groups[0].runs[0].table["evaluation.target_accuracy"] = 0.95
+    found = targets(groups)
+    assert found["default"] == 0.95 == found["levels"][-1]
+    assert found["costs"][2]["round"]["n"][-2:] == [1, 0]
+    assert targets(best_of("test_accuracy", none=[0.0])) == {}
+    groups = best_of("test_loss", good=[2.0, 1.0, 0.5], bad=[4.0, None, 3.0], worse=[None, 3.5, 3.25])
+    found = targets(groups)
     assert (found["key"], found["rises"], found["levels"][0]) == ("test_loss", False, 0.5)
     assert found["levels"] == sorted(found["levels"]) and found["levels"][-1] == pytest.approx(4 - 3.5 / 40, rel=1e-4)
     assert found["default"] == pytest.approx(3.0, abs=3.5 / 40) and found["default"] >= 3.0, "two of three reach it"
-    rounds = {label: cost["round"] for label, cost in zip(("good", "bad", "worse"), found["costs"], strict=True)}
+    good, bad, worse = (cost["round"] for cost in found["costs"])
     place = found["levels"].index(found["default"])
-    assert [rounds[label]["mean"][place] for label in rounds] == [1, 3, None]
-    assert (rounds["good"]["mean"][0], rounds["bad"]["n"][0]) == (3, 0)
-    assert targets([group("lost", None, None)]) == {}
-
-
-def test_a_folder_whose_name_is_no_utf8_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
-    odd = tmp_path / os.fsdecode(b"run-\xff")
-    odd.mkdir()
-    (odd / "config.toml").write_text('preset = "fedavg"\nrounds = 1\n')
-    (odd / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "test_accuracy": 0.5}\n')
-    write_report([tmp_path], tmp_path / "page.html")
-    assert '"name":"run-?"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert [one["mean"][place] for one in (good, bad, worse)] == [1, 3, None]
+    assert (good["mean"][0], bad["n"][0]) == (3, 0)
+    assert targets(best_of("test_loss", lost=[None, None])) == {}
