@@ -53,7 +53,6 @@ Population = Literal["samples", "clients"]
 
 GRID_BITS = 40
 
-
 SMALLEST_LOSS = 1e-10
 """Lower bound of a loss: negative powers of a zero loss would be infinite."""
 
@@ -283,7 +282,7 @@ class QFFL:
             return None
         return (
             "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
-            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.aggregator.lipschitz'
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.weights.lipschitz'
         )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:

@@ -40,7 +40,6 @@ from fedmpi.updates.traffic import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")
 
-
 OnRound = Callable[[Record], Any]
 
 

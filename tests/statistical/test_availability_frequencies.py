@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from fedmpi.clients.availability import Availability, probabilities
+from fedmpi.clients.availability import TimeOfDay
 from fedmpi.clients.cohort import full_participation
 from fedmpi.clients.devices import survivors
+from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
 from tests.statistical.weighed import there
 
@@ -16,26 +19,30 @@ LABELS = np.arange(CLIENTS) % 4
 STREAMS = Streams(5)
 
 
+def by_time(round: int) -> np.ndarray:
+    return TimeOfDay(probability=0.9, lowest=0.2)(View(round, CLIENTS, np.ones(CLIENTS, np.int64), CLIENTS, STREAMS))
+
+
 @pytest.mark.parametrize(
-    ("law", "named"),
+    ("chance_of", "named"),
     [
-        (Availability("bernoulli", 0.3), "bernoulli clients.availability.probability=0.3"),
+        (lambda round: np.full(CLIENTS, 0.3), "bernoulli clients.availability.probability=0.3"),
         (
-            Availability("time-of-day", 0.9, 0.2, period=24),
+            by_time,
             "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 clients.availability.period=24",
         ),
         (
-            Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+            lambda round: np.array([0.2, 0.4, 0.6, 0.8])[LABELS],
             "label-group clients.availability.by_label=[0.2,0.4,0.6,0.8]",
         ),
     ],
 )
-def test_clients_are_available_as_often_as_their_law_says(law: Availability, named: str) -> None:
+def test_clients_are_available_as_often_as_their_law_says(chance_of: Callable[[int], np.ndarray], named: str) -> None:
     """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
     hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
     for round in range(ROUNDS):
         hits[there(named, STREAMS, round, CLIENTS, LABELS)] += 1
-        chance = probabilities(law, STREAMS, round, CLIENTS, LABELS)
+        chance = chance_of(round)
         expected += chance
         variance += chance * (1 - chance)
     assert (np.abs(hits - expected) < 5 * np.sqrt(variance)).all()
