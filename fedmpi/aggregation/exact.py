@@ -25,7 +25,6 @@ CHUNK = 2**16
 SHORT = 64
 """Number of terms summed in float32 before their sum is added in float64."""
 
-
 FRACTION_BITS = 40
 LIMB_BITS = 12
 WHOLE_LIMBS = 5

@@ -198,22 +198,8 @@ class JudgedSum:
     Powers of losses are tiny or huge, and only ratios matter. Unless sums are exact, Σ c_k Δ_k and Σ h_k are both
     scaled by the power of two that brings Σ h_k between 1/2 and 1.
 
-    Parameters
-    ----------
-    inner : Accumulator
-    weighing : Weighing
-        Weights that depend on the clients' work.
-    loss : callable
-        loss(client, model (d,), round): the mean loss of the client's samples.
-    cluster : Cluster
-        The ranks; `flush` is collective.
-
-    Attributes
-    ----------
-    weight : float
-        After `flush`: Σ h_k of all clients of the round, scaled, on rank 0; 0 on the others.
-    power : int
-        After `flush`: sums are the true ones times 2**power, on rank 0; 0 on the others.
+    After `flush`, `weight` is Σ h_k of all clients, scaled, and sums are the true ones times 2**`power`, on rank 0;
+    both are 0 on the others.
     """
 
     def __init__(

@@ -52,7 +52,6 @@ Population = Literal["samples", "clients"]
 
 GRID_BITS = 40
 
-
 SMALLEST_LOSS = 1e-10
 """Lower bound of a loss: negative powers of a zero loss would be infinite."""
 

@@ -128,14 +128,7 @@ def full_participation(available: Ints | int) -> Cohort:
 def uniform(generator: np.random.Generator, available: Ints | int, count: int) -> Cohort:
     """Draw a simple random sample without replacement: every available client has inclusion probability count / a.
 
-    Parameters
-    ----------
-    generator : Generator
-        The stream (COHORT, round).
-    available : int64 (a,) or int
-        The clients that may be drawn, sorted; or N for all of 0 … N−1.
-    count : int
-        Clients to draw; if fewer are available, all of them are selected.
+    `available` are sorted clients, or N for all of 0 … N−1. If fewer than `count` are available, all are selected.
     """
     if count < 0:
         raise ValueError(f"cannot draw {count} clients")
@@ -161,23 +154,7 @@ def weighted(
     count · n_k / n. Without replacement it is systematic sampling in random order with inclusion probabilities
     `size_proportional_inclusion`, exact because all arithmetic is on integers.
 
-    Parameters
-    ----------
-    generator : Generator
-        The stream (COHORT, round).
-    sizes : int64 (N,)
-        Samples of every client; clients without samples are never drawn.
-    available : int64 (a,), optional
-        The clients that may be drawn, sorted; None for all.
-    count : int
-        Number of draws.
-    replace : bool
-        Whether a client can be drawn more than once.
-
-    Raises
-    ------
-    UserError
-        If no client of the whole population has a sample. If no available client has one, no client is drawn.
+    Clients without samples are never drawn; UserError if no client of the whole population has a sample.
     """
     if count < 0:
         raise ValueError(f"cannot draw {count} clients")
@@ -204,17 +181,6 @@ def size_proportional_inclusion(sizes: Ints, count: int) -> Floats:
     A client whose share exceeds 1 is certain to be drawn (probability exactly 1). The remaining draws are divided among
     the others by size, repeatedly until no share exceeds 1. Exact proportionality therefore does not include the
     certain clients: `(inclusion == 1).sum()` is their number.
-
-    Parameters
-    ----------
-    sizes : int64 (a,)
-        Samples of every candidate.
-    count : int
-        Draws; at least as many as there are candidates with samples makes all of these certain.
-
-    Returns
-    -------
-    float64 (a,)
     """
     certain, rest, total = _certain(sizes, count)
     return np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
@@ -274,23 +240,10 @@ def draw_uniformly(population: int, count: int, generator: np.random.Generator) 
 def draw_by_norm(norms: Floats, count: int, generator: np.random.Generator, design: Design = "systematic") -> Ints:
     """Draw `count` of the clients without replacement, those with larger gradients more often.
 
-    Parameters
-    ----------
-    norms : ndarray of float64, shape (k,)
-        Non-negative. Clients of norm zero are drawn only when the others do not suffice, uniformly.
-    count : int
-        Clients to draw, at most k.
-    generator : numpy.random.Generator
-        Purpose.STRATUM_DRAW of the round.
-    design : str
-        "systematic": systematic sampling in random order, whose inclusion probabilities are proportional to the norms
-        (Madow 1949; Goodman and Kish 1950); "sequential": the paper's words, one client after another with p_k ∝ norm
-        among those left, whose inclusion probabilities are not proportional.
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        Sorted positions.
+    Return sorted positions, int64 (count,). Clients of norm zero are drawn only if the others do not suffice,
+    uniformly. "systematic" is systematic sampling in random order, whose inclusion probabilities are proportional to
+    the norms (Madow 1949; Goodman and Kish 1950). "sequential" follows the paper's words: one client after another with
+    p_k ∝ norm among those left.
     """
     _check(norms, count)
     if design == "sequential":

@@ -94,18 +94,7 @@ def participant_seconds(
 
     samples · cost / speed + bytes_down / download + bytes_up / upload.
 
-    Parameters
-    ----------
-    devices : Devices
-        All clients' devices.
-    clients : ndarray of int64, shape (m,)
-        The selected clients.
-    samples : ndarray of int64 or float64, shape (m,)
-        Samples that each one passes through the model: local steps × batch size.
-    bytes_down, bytes_up : int
-        Bytes that a client receives and sends.
-    cost : float
-        Cost of one sample in units of `Devices.speed`.
+    `samples` (m,) pass through the model: local steps × batch size.
     """
     compute = samples * cost / devices.speed[clients]
     return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
@@ -116,26 +105,9 @@ def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Float
 
     Ties between updates that arrive at the same time are broken with equal probability.
 
-    Parameters
-    ----------
-    streams, round
-        The k-th number of a sub-stream of Purpose.AVAILABILITY breaks ties of client k.
-    cohort : Cohort
-        Invited clients, m or more.
-    seconds : ndarray of float64
-        Arrival time of each update; infinite if it never arrives.
-    count : int
-        m, the updates needed. In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken
-        (FedSSO, §3.4.2), and `count` is not used.
-
-    Returns
-    -------
-    cohort : Cohort
-        Clients whose updates are taken; if too few arrive, all that do. Inclusion probabilities of a cohort without
-        strata shrink by m / invited, which is exact if arrival is independent of the draw; stratified ones already
-        include that.
-    seconds : float
-        Length of the round: arrival time of the last update taken. 0 for an empty cohort.
+    In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken (FedSSO, §3.4.2). Inclusion
+    probabilities of a cohort without strata shrink by m / invited, which is exact if arrival is independent of the
+    draw; stratified ones already include that. Also return the length of the round in seconds.
     """
     clients = int(cohort.clients.max(initial=-1)) + 1
     ties = streams.generator(Purpose.AVAILABILITY, round, TIES).random(clients)[cohort.clients]
@@ -164,16 +136,7 @@ def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_o
     Inclusion probabilities shrink such that Horvitz-Thompson weights stay unbiased: by 1 − drop_out, or, if a stratum
     has more invited clients than places, by the expected share of its m_h places that are still filled.
 
-    Parameters
-    ----------
-    streams, round
-        The k-th number of a sub-stream of Purpose.AVAILABILITY decides for client k.
-    cohort : Cohort
-        Clients that trained.
-    clients : int
-        N.
-    drop_out : float
-        Probability in [0, 1).
+    The k-th number of a sub-stream of Purpose.AVAILABILITY decides for client k.
     """
     if drop_out == 0:
         return cohort

@@ -25,7 +25,6 @@ CELLS = 128  # up to this many values the dynamic programme uses every value: th
 MAX_ITERATIONS = 300
 WORKING_VALUES = 1 << 20  # gradient values processed at once; working memory is about 32 bytes for each
 
-
 FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
 PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered without projection: 80 MB
 DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
@@ -197,33 +196,15 @@ class Features:
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """Plan for turning gradients into features, identical on every rank.
-
-    Attributes
-    ----------
-    kind : str
-        "one-step-change", "full-gradient" or "compressed-gradient".
-    levels : int
-        d' of the compression.
-    restored : bool
-        Cluster the restored vectors Z_k (paper) or the d' sorted centres (the authors' code).
-    scale : float
-        Factor on the gradients: −η for one-step changes, 1 otherwise.
-    width : int
-        Length of a feature vector.
-    projection : SparseRandomProjection or None
-        The random projection, when there is one.
-    description : str
-        The choices and their reasons, for the run's log.
-    """
+    """Plan for turning gradients into features, identical on every rank."""
 
     kind: FeatureKind
-    levels: int
-    restored: bool
-    scale: float
-    width: int
-    projection: Any
-    description: str
+    levels: int  # d' of the compression
+    restored: bool  # Cluster the restored vectors Z_k (paper), or the d' sorted centres (the authors' code)
+    scale: float  # Factor of the gradients: −η for one-step changes, 1 otherwise
+    width: int  # Length of a feature vector
+    projection: Any  # SparseRandomProjection or None
+    description: str  # The choices and their reasons, for the run's log
 
 
 def plan_features(

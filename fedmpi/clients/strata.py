@@ -23,7 +23,6 @@ from fedmpi.common.types import Floats, Ints
 Rule = Literal["proportional", "neyman", "equal"]
 SpreadKind = Literal["std", "pairwise"]
 
-
 Draw = Literal["uniform", "importance"]
 
 
@@ -46,22 +45,8 @@ def allocate(
 ) -> Allocation:
     """Split `count` participants over the strata.
 
-    Parameters
-    ----------
-    rule : str
-        "proportional", "neyman" or "equal".
-    sizes : ndarray of int64, shape (H,)
-        N_h, all clients of each stratum.
-    spreads : ndarray of float64, shape (H,), or None
-        S_h, for Neyman.
-    count : int
-        m. If fewer clients are available, all of them are selected.
-    generator : numpy.random.Generator
-        Purpose.ALLOCATION.
-    capacity : ndarray of int64, shape (H,), optional
-        Available clients of each stratum; default all.
-    every_stratum : bool
-        Neyman: at least one from every stratum while m >= H.
+    `sizes` are N_h, `spreads` S_h (for Neyman), `capacity` the available clients of each stratum. With `every_stratum`
+    Neyman's allocation gives each stratum at least one client while m >= H.
     """
     room = sizes if capacity is None else np.minimum(capacity, sizes)
     total = min(count, int(room.sum()))
@@ -194,21 +179,9 @@ def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]
 def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind = "std") -> Floats:
     """Return S_h, the distance measure of the clients within each stratum.
 
-    Parameters
-    ----------
-    matrix : ndarray of float, shape (N, width)
-        Feature vectors Z_k.
-    labels : ndarray of int64, shape (N,)
-        Strata 0 … H − 1, −1 for dropped clients.
-    kind : str
-        "std": S_h = sqrt(1/N_h Σ_k ‖Z_k − mean_h Z‖²), the standard deviation of the vectors within the stratum
-        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (similar to the
-        authors' code, which divides the sum over all pairs by N_h²).
-
-    Returns
-    -------
-    ndarray of float64, shape (H,)
-        In the unit of the features; 0 for a stratum of one client.
+    "std": S_h = sqrt(1/N_h Σ_k ‖Z_k − mean_h Z‖²), the standard deviation of the vectors within the stratum (FedSTaS,
+    Algorithm 2). "pairwise": the mean Euclidean distance of two different clients (similar to the authors' code, which
+    divides the sum over all pairs by N_h²). 0 for a stratum of one client.
     """
     strata = int(labels.max(initial=-1)) + 1
     measure = _standard_deviation if kind == "std" else _mean_distance
@@ -272,27 +245,9 @@ def stratified(
     Quotas m_h follow from all clients of a stratum, but only its available clients are drawn: the rest of a cluster
     substitutes for the unavailable ones (FedSSO, §2.2). Only the places that a stratum cannot fill go to other strata.
 
-    Parameters
-    ----------
-    strata : Strata
-        The partition.
-    available : ndarray of int64 (a,) or int
-        Clients that may be drawn, sorted; or N for all of 0 … N−1.
-    count : int
-        m, the number of clients to select.
-    streams, round
-        Purpose.ALLOCATION and Purpose.STRATUM_DRAW of the round are used.
-    allocation, every_stratum, draw, design
-        See `allocation.allocate` and `draws.draw_by_norm`.
-    over_selection : float
-        >= 1: ⌈m_h · over_selection⌉ clients are invited in every stratum, of which the server takes the first m_h to
-        arrive (`system_model.first_to_arrive`).
-
-    Returns
-    -------
-    Cohort
-        Its `inclusion` is the probability, over allocation and draw and given the available clients, of being among the
-        m_h that are taken, if arrival within a stratum is independent of the draw. `strata.draws` is m_h.
+    With `over_selection`, ⌈m_h · over_selection⌉ clients are invited in every stratum, of which the server takes the
+    first m_h to arrive. The cohort's `inclusion` is the probability, over allocation and draw and given the available
+    clients, of being among these, if arrival within a stratum is independent of the draw.
     """
     if draw == "importance" and strata.norms is None:
         raise ValueError("importance draws need the norms of the clients' gradients")
@@ -333,23 +288,8 @@ def _draw_within(
 ) -> tuple[Ints, Floats]:
     """Draw the available clients of one stratum.
 
-    Parameters
-    ----------
-    present : int
-        Number of available clients.
-    norms : float64 (present,) or None
-        Norms for the draw; None for a uniform draw.
-    draws : int
-        m_h, the number that will be taken.
-    expected : float
-        E[m_h] over the allocation.
-    over_selection, design, generator
-        See `stratified`.
-
-    Returns
-    -------
-    int64 (asked,), float64 (asked,)
-        Positions of the invited clients, and their inclusion probabilities.
+    Return positions of the invited clients, and their inclusion probabilities. `expected` is E[m_h] over the
+    allocation; without norms the draw is uniform.
     """
     asked = _asked(draws, over_selection, present)
     if norms is None:

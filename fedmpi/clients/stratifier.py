@@ -40,7 +40,6 @@ Noise = Literal["nearest", "singletons", "stratum", "drop"]
 DROPPED = -1
 DISTANCES_UP_TO = 12_000  # largest number of clients whose pairwise distances are computed at once (float32: 576 MB)
 
-
 log = logging.getLogger("fedmpi")
 ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
 MOST_NOISE = 0.25
@@ -53,21 +52,7 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
     An empty cluster receives the client farthest from its centre (scikit-learn's rule). With fewer distinct vectors
     than `strata`, fewer strata result.
 
-    Parameters
-    ----------
-    matrix : ndarray of float, shape (N, width)
-        One feature vector per client.
-    strata : int
-        H; more than N means N.
-    generator : numpy.random.Generator
-        Purpose.CLUSTERING.
-    starts : int
-        Random starts; the one with the least squared error is used. The paper uses one.
-
-    Returns
-    -------
-    ndarray of int64, shape (N,)
-        Stratum of each client: 0 … H − 1 without gaps, numbered in order of their first clients.
+    Strata are numbered 0 … H − 1 without gaps, in order of their first clients.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -86,19 +71,8 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25) -> Ints:
     Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients with a unique
     pair of labels.
 
-    Parameters
-    ----------
-    matrix : ndarray of float, shape (N, width)
-        One feature vector per client.
-    min_samples : int
-        Neighbours, the client itself included, that define a core client.
-    xi : float
-        Steepness of the reachability plot that bounds a cluster.
-
-    Returns
-    -------
-    ndarray of int64, shape (N,)
-        Cluster of each client; −1 for noise.
+    `min_samples` counts the client itself. `xi` is the steepness of the reachability plot that bounds a cluster. Noise
+    is −1.
     """
     from sklearn import config_context
     from sklearn.cluster import OPTICS

@@ -48,13 +48,7 @@ class ClientAvailability:
         return self.part.name == "always"
 
     def chance(self, view: View) -> Floats:
-        """Return the probability of each client to be available in the view's round, float64 (N,).
-
-        Raises
-        ------
-        ComponentFailure
-            If the model raises an exception, or does not return one probability per client.
-        """
+        """Return the probability of each client to be available in the view's round, float64 (N,)."""
         return chances(self.part, self._law, view)
 
     def present(self, view: View) -> Ints | int:
@@ -66,22 +60,7 @@ class ClientAvailability:
 
 
 def chances(part: Component, law: Callable[[View], Any], view: View) -> Floats:
-    """Return the probabilities of an availability model for a round, float64 (N,).
-
-    Parameters
-    ----------
-    part : Component
-        The availability model, for messages.
-    law : callable
-        law(view): the model, created with its options.
-    view : View
-        View of all clients.
-
-    Raises
-    ------
-    ComponentFailure
-        If it raises an exception, or does not return one probability per client.
-    """
+    """Return the probabilities of an availability model for a round, float64 (N,)."""
     with calling(part, view.round):
         found = np.asarray(law(view))
     if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number) or is_complex(found):

@@ -60,7 +60,6 @@ MOST_ROWS = 2000
 """Default number of samples evaluated at once, unless they are too wide."""
 NAMES = {"test": "test", "val": "validation"}
 
-
 log = logging.getLogger("fedmpi")
 FINE_TUNING = 1 << 24
 """Visit number that selects the random streams of fine-tuning; larger than any mediator's visit number."""

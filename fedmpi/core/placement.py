@@ -44,7 +44,6 @@ THREADS_A_CORE = 8
 SHARED_BYTES = 2 << 30
 """Largest size of the data of a node's ranks for which "auto" lets every rank keep all data."""
 
-
 STEP_ROWS = 8.0
 """Cost of a step in additional samples of its batch (measured: 6 to 12 for small dense and convolutional
 networks)."""

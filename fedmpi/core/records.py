@@ -39,7 +39,6 @@ from fedmpi.updates.traffic import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")
 
-
 OnRound = Callable[[Record], Any]
 
 

@@ -44,7 +44,6 @@ SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
 """Number of metrics per rank: busy, load and idle seconds, rows and steps."""
 
-
 LARGEST_POWER = 1023
 """Largest power of two of a float."""
 

@@ -45,7 +45,6 @@ from fedmpi.updates.traffic import keeps_moments
 MOVED_BYTES = 64 << 20
 """Largest number of bytes of records transmitted at once, over all ranks."""
 
-
 FORWARDS_PER_GRADIENT = 3
 """Cost of a gradient in forward passes: one forward, and a backward with two products (inputs and weights)."""
 

@@ -77,17 +77,7 @@ class RelayPlan:
 def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
     """Return the ring of every mediator: its clients in cyclic order of their ids, from evenly spread starts.
 
-    Parameters
-    ----------
-    clients : int64 (c,)
-        Selected clients, sorted.
-    mediators : int64 (c,)
-        Mediator of each, 0 ... M - 1.
-
-    Returns
-    -------
-    list of M int64 arrays
-        Mediator m starts with the client at ⌊m |m| / M⌋ of its sorted clients.
+    Mediator m starts with the client at ⌊m |m| / M⌋ of its sorted clients.
     """
     count = int(mediators.max(initial=-1)) + 1
     rings = [clients[mediators == mediator] for mediator in range(count)]
@@ -205,36 +195,9 @@ def run_relay(
 ) -> RelayReport:
     """Run this rank's legs of the round; called by all ranks with the same plan, including one that only serves.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Provides this rank's worker index and the messages between ranks.
-    engine : SequentialEngine
-        Trains one client on the mediator's model.
-    plan : RelayPlan
-        The round's relays.
-    tasks : mapping of int to ClientTask
-        This rank's selected clients that have samples, by client. The coefficient of a mediator's Δ_m is the sum of its
-        clients' coefficients, so n_m/n if theirs are n_k/n.
-    start : Tensor (d,)
-        The global model w; not changed.
-    rule : LocalRule
-        E local epochs (or steps) at every visit.
-    round : int
-        Keys the random streams, with the mediator epoch as the visit.
-    total : Accumulator
-        Accumulates n_m/n · Δ_m, Δ_m = w_m - w, once per mediator, on the last worker of its relay.
-    keep_optimizer : bool
-        Hand Adam's state over with the model; otherwise it is reset at every visit.
-
-    Returns
-    -------
-    RelayReport
-
-    Raises
-    ------
-    ClientFailure
-        If the training of a client failed; names the client.
+    `tasks` are this rank's selected clients that have samples. The coefficient of a mediator's Δ_m = w_m − w is the sum
+    of its clients' coefficients, so n_m/n if theirs are n_k/n. It is added once per mediator, on the last worker of its
+    relay. `keep_optimizer` hands Adam's state over with the model; otherwise it is reset at every visit.
     """
     began = time.perf_counter()
     relay = _Relay(cluster, engine, start, keep_optimizer)

@@ -73,19 +73,7 @@ def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
     P_m + P_i of line 7 is read as the pooled class counts of the mediator and the client. Ties go to the client with
     the lower index. Time O(c² C); the paper states O(c²).
 
-    Parameters
-    ----------
-    class_counts : int64 (c, C)
-        Class counts of the clients.
-    most : int
-        γ.
-    target : float64 (C,), optional
-        Uniform if None.
-
-    Returns
-    -------
-    int64 (c,)
-        Mediator of every client.
+    Return the mediator of every client, int64 (c,).
     """
     log_target = _log_target(class_counts, target)
     counts = np.asarray(class_counts, np.float64)
@@ -120,22 +108,8 @@ def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, 
     The greedy pass leaves the worst clients to the last mediators; swaps reduce that. The group sizes do not change,
     and the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C).
 
-    Parameters
-    ----------
-    class_counts : int64 (c, C)
-        Class counts of the clients.
-    mediators : int64 (c,)
-        A first grouping.
-    target : float64 (C,), optional
-        Uniform if None.
-    sweeps : int, optional
-        Most passes over the clients; it ends earlier if no swap helps. By default ten, fewer for large cohorts (two for
-        1,000 clients with 100 classes).
-
-    Returns
-    -------
-    int64 (c,)
-        Mediator of every client.
+    `mediators` (c,) are a first grouping, `target` (C,) the class shares, uniform if None. `sweeps` is the largest
+    number of passes over the clients; by default ten, fewer for large cohorts (two for 1,000 clients with 100 classes).
     """
     mediators = mediators.copy()
     if len(mediators) == 0 or np.bincount(mediators).max() == 1:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-
 CUDA = 0
 """MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
 BLOCK = 32 << 10

@@ -57,25 +57,8 @@ def add_noise(
 ) -> torch.Tensor:
     """Add the server's Gaussian noise in place; every rank draws the same.
 
-    Parameters
-    ----------
-    update : Tensor float32 (d,)
-        Σ c Δ_k, changed in place.
-    streams : Streams
-        The noise comes from the stream (DP_NOISE, round), in pieces of 2**20 coordinates.
-    round : int
-        The round.
-    noise_multiplier : float
-        σ.
-    norm : float
-        C, the clipping norm.
-    coefficient : float
-        c = 1/W, equal for every client, whoever returns an update: the noise is N(0, (σ C c)²) per coordinate.
-
-    Returns
-    -------
-    Tensor float32 (d,)
-        The same tensor.
+    The noise is N(0, (σ C c)²) per coordinate of Σ c Δ_k, c = 1/W equal for every client. It comes from the stream
+    (DP_NOISE, round), in pieces of 2**20 coordinates.
     """
     generator = streams.generator(Purpose.DP_NOISE, round)
     deviation = noise_multiplier * norm * coefficient

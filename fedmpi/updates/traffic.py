@@ -68,20 +68,8 @@ def mediator_models(
     Every visit moves the model to a client and back: steps 5 and 6 of the paper's workflow, repeated in each mediator
     epoch. So `visits` is E_m · c, where the formula of the paper (`astraea_formula`) has c.
 
-    Parameters
-    ----------
-    values : int
-        d.
-    visits : int
-        Number of visits to clients, repetitions included.
-    mediators : int
-        M.
-    optimizer_values : int
-        Values of the optimizer's state that are sent from client to client, 0 if it is reset.
-    upload_bits : float or Fraction
-        Bits of the transport for one value of a mediator's update.
-    lost : int
-        Clients that received a mediator's model and did not return it: they receive it once, in the first epoch.
+    `optimizer_values` are the values of the optimizer's state that are sent from client to client, 0 if it is reset;
+    `lost` the clients that received a mediator's model and did not return it.
     """
     visit = (values + optimizer_values) * BYTES_PER_VALUE
     return RoundTraffic(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmpi import ComponentFailure, UserError
-from fedmpi.clients.availability import PHASES, Availability, dominant_label, probabilities
+from fedmpi.clients.availability import PHASES, TimeOfDay, dominant_label
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
@@ -30,8 +30,8 @@ def test_a_client_s_availability_does_not_depend_on_how_many_clients_follow() ->
 
 
 def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
-    law = Availability("time-of-day", 0.8, 0.2, period=24)
-    day = np.array([probabilities(law, STREAMS, t, 50) for t in range(25)])
+    law = TimeOfDay(probability=0.8, lowest=0.2, period=24)
+    day = np.array([law(View(t, 50, np.ones(50, np.int64), 50, STREAMS)) for t in range(25)])
     assert day.min() >= 0.2
     assert day.max() <= 0.8
     assert day.mean(axis=0) == pytest.approx(np.full(50, 0.5), abs=0.02)
@@ -45,26 +45,24 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
 def test_label_groups_have_their_own_probabilities() -> None:
     labels = dominant_label(np.array([[5, 1, 0], [0, 0, 9], [2, 2, 1]]))
     assert labels.tolist() == [0, 2, 0]
-    law = Availability("label-group", by_label=(1.0, 0.5, 0.0))
-    assert probabilities(law, STREAMS, 0, 3, labels).tolist() == [1.0, 0.0, 1.0]
-    assert there("label-group clients.availability.by_label=[1.0,0.5,0.0]", STREAMS, 0, 3, labels).tolist() == [0, 2]
-    few = Availability("label-group", by_label=(1.0, 0.5))  # classes beyond the end begin again
-    assert probabilities(few, STREAMS, 0, 4, np.array([0, 3, 2, 4])).tolist() == [1.0, 0.5, 1.0, 1.0]
+    for by_label, chances in {"[1.0,0.5,0.0]": [1, 0, 1], "[1.0,0.0]": [1, 1, 1]}.items():  # beyond the end they repeat
+        found = there(f"label-group clients.availability.by_label={by_label}", STREAMS, 0, 3, labels)
+        assert found.tolist() == np.flatnonzero(chances).tolist()
 
 
 @pytest.mark.parametrize(
-    "options",
+    "law",
     [
-        {"law": "bernoulli", "probability": 1.5},
-        {"law": "time-of-day", "period": 0.0},
-        {"law": "time-of-day", "probability": 0.1, "lowest": 0.5},
-        {"law": "label-group"},
-        {"law": "label-group", "by_label": (0.5, -1.0)},
+        "bernoulli clients.availability.probability=1.5",
+        "time-of-day clients.availability.period=0",
+        "time-of-day clients.availability.probability=0.1 clients.availability.lowest=0.5",
+        "label-group",
+        "label-group clients.availability.by_label=[0.5,-1.0]",
     ],
 )
-def test_impossible_laws_are_refused(options: dict) -> None:
-    with pytest.raises(UserError, match="availability"):
-        Availability(**options)
+def test_impossible_laws_are_refused(law: str) -> None:
+    with pytest.raises(UserError, match="availability|system"):
+        there(law, STREAMS, 0, 3, np.arange(3))
 
 
 def odd_rounds(view: View, *, rest: float = 0.0) -> np.ndarray:
