@@ -30,7 +30,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "clients.sampler": "bandit:Bandit",
         "clients.sampler.pool": 7,
         "local.algorithm": "variates:Variates",
-        "local.memory": 0.2,
+        "local.algorithm.memory": 0.2,
         "clients.availability": "tides:tides",
         "clients.availability.low": 0.5,
     },
@@ -38,7 +38,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
         "data.source": "blobs:blobs",
         "data.source.clients": 7,
         "samples.sampler": "stripes:stripes",
-        "samples.every": 3,
+        "samples.sampler.every": 3,
         "server.aggregator": "weiszfeld:Weiszfeld",
     },
 }
@@ -81,11 +81,11 @@ def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: 
     data = {"data.source": "blobs:blobs", "data.source.clients": 5}
     fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"} | data, out=tmp_path)
     config = fedmpi.Config.load(tmp_path / "config.toml")
-    assert (config.data.model_extra or {}) == {"clients": 5, "classes": 4, "seed": 3}
+    assert config.data.source.options == {"clients": 5, "classes": 4, "seed": 3}
     for wrong, words in (
-        ({"data.cients": 5}, "did you mean data.source.clients"),
+        ({"data.source.cients": 5}, "did you mean clients"),
         ({"data.source.clients": "many"}, "data.source.clients = 'many' does not suit blobs:blobs"),
-        ({"data.source": "digits", "data.classes": 4}, "unknown key data.classes"),
+        ({"data.source": "digits", "data.source.classes": 4}, "data.source.classes is unknown to digits"),
     ):
         with pytest.raises(fedmpi.UserError, match=words):
             fedmpi.run("fedavg", data | wrong)
@@ -405,7 +405,7 @@ def share_of_all(cohort: Cohort, sizes: Any, *, part: float = 1.0) -> Any:
 
 def test_what_a_partial_binds_stays_what_its_author_made_of_it(tmp_path: Path) -> None:
     fixed = SAME | {"local.engine": "sequential"}
-    whole = fedmpi.run("fedavg", {**fixed, "server.weights": share_of_all, "server.aggregator.part": 0.3})
+    whole = fedmpi.run("fedavg", {**fixed, "server.weights": share_of_all, "server.weights.part": 0.3})
     bound = fedmpi.run("fedavg", {**fixed, "server.weights": partial(share_of_all, part=0.3)}, out=tmp_path / "run")
     assert facts(bound) == facts(whole), "its marks count"
     assert list((tmp_path / "run" / "plugins").rglob("*.py")), "its source is kept"

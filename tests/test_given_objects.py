@@ -325,9 +325,7 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
 def test_a_partial_with_arguments_by_place_is_refused_where_a_class_is_made() -> None:
     with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
         fedmpi.run("fedavg", {**FEW, "clients.sampler": partial(ByPlace, 5)})
-    with pytest.raises(
-        fedmpi.UserError, match=r"clients\.sampler\.most is no option of .*: put a star before the param"
-    ):
+    with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
         fedmpi.run("fedavg", {**FEW, "clients.sampler": partial(ByPlace, most=5)})
 
 

@@ -500,7 +500,7 @@ def test_a_report_of_unfinished_runs_does_not_say_that_their_data_differ(
     fedmpi.run("fedavg", {**SMALL, "seed": 2}, data="digits:clients=6", out=tmp_path / "study/finished")
     assert command("report", tmp_path / "study", "--out", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
-    assert "not finished, but shown" in page and "data are not the same" not in page
+    assert "partial results of unfinished runs" in page and "data are not the same" not in page
 
 
 # Numbers of components

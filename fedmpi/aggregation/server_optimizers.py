@@ -35,7 +35,8 @@ TRACED = 4096
 BLOCK = 1 << 16
 """Number of parameters processed at once by an elementwise step: their mean stays in the cache."""
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-30, le=1e30)]
+Adaptivity = Annotated[float, Field(ge=1e-15, le=1e15)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -101,7 +102,7 @@ class _Adaptive(ABC):
 class _Decaying(_Adaptive):
     """Adaptive optimizer whose second moments decay with β2."""
 
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Adaptivity = 1e-3):
         super().__init__(lr, beta1, tau)
         self.beta2 = beta2
 
@@ -120,7 +121,7 @@ class Adagrad(_Adaptive):
         τ, the degree of adaptivity; v starts at τ².
     """
 
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, tau: Rate = 1e-3):
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, tau: Adaptivity = 1e-3):
         super().__init__(lr, beta1, tau)
 
     def remember(self, square: Tensor) -> None:

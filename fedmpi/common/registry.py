@@ -201,7 +201,8 @@ class Component:
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """Return the component ready for use: a function with its options bound, or an instance of the class."""
-        bound = self.checked(options)
+        services = {option.name for option in self.service_options}
+        bound = {name: value for name, value in self.checked(options).items() if name not in services}
         if not inspect.isclass(self.object):
             made = self.object if inspect.isroutine(self.object) else copy.deepcopy(self.object)
             return partial(made, **bound) if bound else made
@@ -264,7 +265,7 @@ class Chosen:
                     "ways. Keep one of them"
                 )
             choice, table = DIGITS, {**named, **table}
-        if type(choice).__module__ == "builtins" and not (isinstance(choice, str) or callable(choice)):
+        if type(choice).__module__ in ("builtins", "datetime") and not (isinstance(choice, str) or callable(choice)):
             raise ValueError('give a name, "package.module:object", or the object itself')
         return cls(kind, built_in_name(choice) or choice, table)
 

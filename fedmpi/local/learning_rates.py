@@ -45,8 +45,8 @@ def step(
     round: int,
     rounds: int,
     *,
-    every: Annotated[int, Field(ge=1)] = 30,
-    factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1,
+    every: Annotated[int, Field(ge=1, le=2**53)] = 30,
+    factor: Annotated[float, Field(ge=1e-30, le=1e30)] = 0.1,
 ) -> float:
     """η · factor^⌊t/every⌋.
 

@@ -134,9 +134,9 @@ class Adam:
         scratch: Tensor,
         correction: Tensor | None = None,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
+        beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9,
+        beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999,
+        epsilon: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8,
     ):
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.values, self.rule, self.start, self.state = values, rule, start, state

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmpi.common.registry import KINDS
+from fedmpi.common.registry import built_in_name
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, wrong_target
@@ -44,7 +45,7 @@ def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> A
     from data_prep.partitions import partition
 
     generator = Streams(seed).generator(Purpose.PARTITION)
-    if subject.part.foreign:
+    if built_in_name(subject.part.object) is None:
         return subject.made()(labels, clients, generator)
     k = np.arange(len(labels))
     drawn = partition(

@@ -124,7 +124,7 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
 @pytest.mark.parametrize(
     "participants, options, reason",
     [
-        (6, {"byzantine": 2}, "more than 6 participants"),
+        (6, {"byzantine": 2}, "more than 6 clients"),
         (7, {"byzantine": 2, "keep": 4}, "keep at most 3"),
     ],
 )

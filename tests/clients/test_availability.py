@@ -85,7 +85,7 @@ def test_a_law_of_ones_own_says_who_is_there() -> None:
         given_config("fedavg", settings | {"clients.availability.rest": 1}), sizes, None, STREAMS, values=10
     )
     assert everybody.draw(1, None).present.tolist() == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
-    with pytest.raises(UserError, match=r"system\.rset .* is unknown to .*odd_rounds: did you mean system\.rest"):
+    with pytest.raises(UserError, match=r"clients\.availability\.rset is unknown to .*odd_rounds: did you mean rest"):
         given_config("fedavg", settings | {"clients.availability.rset": 1})
     assert not draws_in_secret(given_config("fedavg", settings))
 

@@ -77,7 +77,7 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
     ],
 )
 def test_impossible_laws_are_refused(options: dict) -> None:
-    with pytest.raises(UserError, match="system"):
+    with pytest.raises(UserError, match="devices"):
         RateLaw(**options)
 
 

@@ -209,7 +209,7 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("dirichlet", 3, {"alpha": "x"}, "--alpha"),
         ("dirichlet", 4, {"alpha": 1e308}, "alpha = 1e\\+308 is beyond all numbers"),
         ("dirichlet", 3, {"alpha": 1.0, "by": "row"}, "--by .*'class' or 'client'"),
-        ("iid", 3, {"alpha": 1.0}, "--alpha is unknown to iid"),
+        ("iid", 3, {"alpha": 1.0}, "--alpha has no effect here"),
         ("shards", 3, {"classes_per_client": 11}, "10 classes"),
         ("label-sorted", None, {"size": 1000}, "Lower --size"),
         ("label-sorted", 12, {"size": 9}, "make only 11 clients of 9"),

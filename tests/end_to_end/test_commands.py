@@ -79,14 +79,14 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
 
 def test_show_prints_the_complete_configuration_as_toml(tmp_path: Path):
     (tmp_path / "run.toml").write_text('preset = "fedsampling"\nrounds = 7\n[samples]\nbudget = 100\n')
-    shown = fedmpi("show", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")
+    shown = fedmpi("config", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")
     assert (shown.returncode, shown.stderr) == (0, "")
     table = tomllib.loads(shown.stdout)
     assert (table["preset"], table["rounds"]) == ("fedsampling", 7)
     assert (table["samples"]["wanted"], table["samples"]["epsilon"]) == (100, 1.5)
     assert table["aggregation"]["weights"] == "gradient-sum"
     (tmp_path / "again.toml").write_text(shown.stdout)
-    assert fedmpi("show", tmp_path / "again.toml").stdout == shown.stdout
+    assert fedmpi("config", tmp_path / "again.toml").stdout == shown.stdout
 
 
 def test_inspect_describes_the_embedded_digits():
@@ -99,7 +99,7 @@ def test_inspect_describes_the_embedded_digits():
     assert {"sizes", "classes per client", "KL to pooled labels"} <= rows.keys()
 
 
-@pytest.mark.parametrize("command", ["train", "presets", "show", "inspect"])
+@pytest.mark.parametrize("command", ["train", "presets", "config", "inspect"])
 def test_help_of_every_command_has_an_example(command: str):
     shown = fedmpi(command, "--help")
     assert shown.returncode == 0

@@ -99,7 +99,7 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
     assert dict(inspection.lines())["samples"].startswith(f"{inspection.measures.samples:,} train")
     task = inspection.store.description.task
     usual, selected = (TEXTS, "clients.count=20") if task == "text" else (IMAGES, "clients.fraction=0.2")
-    if not any(setting.startswith("participation.") for setting in settings):
+    if not any(setting.startswith("clients.") for setting in settings):
         usual = (*usual, selected)
     records = train(shards, tmp_path / "run", [*usual, *settings])
     assert [record["round"] for record in records] == list(range(ROUNDS))

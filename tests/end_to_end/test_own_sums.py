@@ -122,7 +122,7 @@ def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
 
 
 def test_krum_ends_a_run_whose_rounds_have_too_few_participants() -> None:
-    with pytest.raises(UserError, match="more than 8 participants"):
+    with pytest.raises(UserError, match="more than 8 clients"):
         run(*FEW, "clients.count=4", "server.aggregator=krum", "server.aggregator.byzantine=3")
 
 

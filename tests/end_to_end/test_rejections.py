@@ -38,7 +38,7 @@ REJECTED: dict[str, list[str]] = {
     "privacy.delta": [f"{NOISE} privacy.delta=1e-300"],
     "clients.over_selection": [f"{CLOCK} clients.over_selection=1e308"],
     "devices.speed.sigma": [f"{CLOCK} devices.speed.sigma=1e3"],
-    "devices.bandwidth_sigma_XXX": [f"{CLOCK} devices.bandwidth_sigma_XXX=51"],
+    "devices.upload.sigma": [f"{CLOCK} devices.upload=lognormal devices.upload.sigma=51"],
     "server.optimizer.tau": [f"server.optimizer=adam server.optimizer.tau={value}" for value in ("1e308", "1e20")],
     "topology.epochs": [f"{MEDIATORS} topology.epochs=1_000_000_000_000"],
     "cluster.threads": ["cluster.threads=2000"],
@@ -70,13 +70,13 @@ REJECTED: dict[str, list[str]] = {
         "server.aggregator=median server.weights=q-ffl",
         "server.weights=q-ffl logging.diagnostics=true",
     ],
-    "attack.": [
+    "attack": [
         *(f"{where} attack=noise" for where in (MEDIATORS, MERGED)),
         "attack=label-flip attack.scale=2",
         "clients.attack_fraction=0.2",
     ],
     "samples.sampler": [f"samples.sampler={OWN}rare_first devices=true"],
-    "samples.sampler.share": [f"samples.sampler={OWN}rare_first samples.shrae=0.2"],
+    "samples.sampler.share": [f"samples.sampler={OWN}rare_first samples.sampler.shrae=0.2"],
     "task.kind": [
         *(
             f"{preset} task.kind={kind}"

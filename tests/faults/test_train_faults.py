@@ -90,7 +90,7 @@ class Refused:
 def refused(shards: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
     folder = tmp_path_factory.mktemp("refused")
     (folder / "malformed.toml").write_text("rounds = 3\n[participation\ncount = 3\n")
-    (folder / "unknown.toml").write_text("preset = 'fedavg'\n[clients.sampler]\ncuont = 3\n")
+    (folder / "unknown.toml").write_text("preset = 'fedavg'\n[clients]\ncuont = 3\n")
     (folder / "file").write_text("a file, so nothing can be made below it")
     truncated, flipped = damaged(shards, folder / "truncated"), damaged(shards, folder / "flipped")
     truncated.write_bytes(truncated.read_bytes()[:-2000])
@@ -125,7 +125,7 @@ def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
     ("case", "words"),
     [
         ("malformed", ("malformed.toml is not valid TOML", "line 2")),
-        ("unknown", ("unknown key clients.sampler.cuont in ", "unknown.toml; did you mean clients.count?")),
+        ("unknown", ("unknown key clients.cuont in ", "unknown.toml; did you mean clients.count?")),
         ("missing", ("nowhere.toml", "No such file")),
         ("option", ("--output",)),
         ("no folder to resume", ("--resume needs --out RUN",)),

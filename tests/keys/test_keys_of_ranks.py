@@ -75,4 +75,4 @@ def test_the_server_trains_or_does_not(runs: dict[tuple[str, str], dict[str, Any
 def test_sums_go_the_way_that_is_asked_for(runs: dict[tuple[str, str], dict[str, Any]]):
     for way in ("allreduce", "window"):
         lines = [line for line in runs["cluster.reduction", way]["log"] if line.startswith("sums of")]
-        assert lines and all(f"go through the {way}: as asked for" in line for line in lines)
+        assert lines and all(f"go through the {way}: as configured" in line for line in lines)

@@ -410,7 +410,11 @@ def test_an_own_objective_may_write_to_its_samples(batch: int | str) -> None:
     data = ClientArrays(x, y, np.repeat(range(4), 6), test=(x[:3], y[:3]))
     plan = {"rounds": 2, "clients.count": 4, "local.batch_size": batch, "local.epochs": 2, "model.name": "mlp"}
     written, left = (
-        run("fedavg", plan | {"local.algorithm": own_algorithms.Halving, "local.in_place": in_place}, data=data)
+        run(
+            "fedavg",
+            plan | {"local.algorithm": own_algorithms.Halving, "local.algorithm.in_place": in_place},
+            data=data,
+        )
         for in_place in (True, False)
     )
     assert written.records[-1]["train_loss"] == left.records[-1]["train_loss"] and np.array_equal(x, kept)

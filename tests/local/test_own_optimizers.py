@@ -111,7 +111,7 @@ def test_a_run_takes_an_own_optimizer_and_says_so() -> None:
     found = run(*SMALL, f"local.optimizer={OWN}:momentum")
     assert torch.allclose(found.model, built_in.model, atol=1e-6)
     assert f'local.optimizer = "{OWN}:momentum" steps on' in found.experiment.trainer.engine.description
-    moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.algorithm.decay=0.5")
+    moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.optimizer.decay=0.5")
     assert not torch.allclose(moving.model, built_in.model, atol=1e-3)
     signs = run(*SMALL, f"local.optimizer={OWN}:SignDescent", "local.steps=1", "local.lr=0.5", "rounds=1")
     moved = (signs.model - signs.start).numpy()
@@ -134,7 +134,7 @@ def test_the_rate_is_no_option() -> None:
     ("settings", "said"),
     [
         (["local.optimizer=sdg"], "did you mean 'sgd'"),
-        ([f"local.optimizer={OWN}:momentum", "local.deccay=0.5"], "did you mean local.algorithm.decay"),
+        ([f"local.optimizer={OWN}:momentum", "local.optimizer.deccay=0.5"], "did you mean decay"),
         (["local.optimizer=sgd", "local.optimizer.beta1=0.5"], 'needs local.optimizer = "adam"'),
         ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),
         ([f"local.optimizer={OWN}:momentum", "local.engine=batched"], "steps on the parameters of one client"),

@@ -147,9 +147,7 @@ def wide(description: DataDescription) -> nn.Module:
 
 
 def test_losses_of_clients_are_measured_in_small_passes(seen: Seen) -> None:
-    source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg")
-    model = config.model.model_copy(update={"name": "tests.local.test_passes:wide"})
-    config = config.model_copy(update={"model": model})
+    source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg", model="tests.local.test_passes:wide")
     losses = LocalLosses(config, source, torch.device("cpu"), STREAMS)
     measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
     seen[False].clear()

@@ -50,8 +50,8 @@ def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
     counts = np.array([[9, 0], [1, 0], [0, 5], [2, 0], [0, 7]])
     mediators, facts = MediatorGroups(config, counts, None, np.ones(2, np.int64), Streams(3)).group(0, np.arange(5))
     assert mediators.tolist() == [2, 0, 1, 0, 1] and facts["mediators"] == 3
-    with pytest.raises(UserError, match=r"topology\.fist .* did you mean topology\.first"):
-        given_config("astraea", {"topology.scheduling": by_size, "topology.fist": 1})
+    with pytest.raises(UserError, match=r"topology\.scheduling\.fist is unknown .*did you mean first"):
+        given_config("astraea", {"topology.scheduling": by_size, "topology.scheduling.fist": 1})
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def combined_updates(folder: str) -> None:
     try:
         refused.flush()
     except UserError as error:  # on every rank, also where there is no coordinate to combine
-        assert "needs more than 12 participants that send an update, but a round has 11" in str(error)
+        assert "needs more than 12 clients that send an update, but a round has 11" in str(error)
     else:
         raise AssertionError("krum took a round that its attackers could outvote")
     moved = cluster.share_bytes()

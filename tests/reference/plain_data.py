@@ -201,7 +201,7 @@ class Population:
     """The clients' samples in float64, the augmented copies behind each client's own where rebalancing is on."""
 
     def __init__(self, config: Config):
-        self.store = open_store(config.data.source.choice)
+        self.store = open_store(config.data.source.choice, config.data.source.options)
         self.description, self.seed = self.store.description, config.seed
         self.standardised = config.data.normalize
         self.clients = len(self.store.sizes)

@@ -252,7 +252,7 @@ class Stratification:
 
     def __init__(self, config: Config, population: Population, network: Network):
         self.config, self.sampler = config, config.clients.sampler.name
-        self.part = SimpleNamespace(**{"initial_step": False} | config.clients.sampler.values)
+        self.part = SimpleNamespace(**{"initial_step": False, "refresh": 0} | config.clients.sampler.values)
         self.population, self.network = population, network
         self.wanted = self.sampler in ("stratified", "importance")
         self.kept: tuple[np.ndarray, np.ndarray | None] | None = None
@@ -529,7 +529,7 @@ def sampled_rows(
             members = cohort[block : block + 1024]
             generator = stream(config.seed, SAMPLES, t, block // 1024)
             chance = generator.random(len(members))
-            exact = [part.ratio * int(sizes[k]) for k in members]
+            exact = [part.sampler.options["ratio"] * int(sizes[k]) for k in members]
             counts = [int(e) + bool(u < e - int(e)) for e, u in zip(exact, chance, strict=True)]
             own = [int(sizes[k]) for k in members]
             places += [first + place for place in _distinct(generator, own, counts)]

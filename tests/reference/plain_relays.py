@@ -7,6 +7,7 @@ Clients, samples and coefficients come from the loop of stars. The groups of a r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,18 @@ class PlainRelays(PlainLoop):
     def _visit(self, t: int, key: int, k: int, model: np.ndarray, rows: list[int], memory: Memory) -> None:
         """The client's epochs or steps on the mediator's model, which it changes."""
         part, net, start = self.config.local, self.network, model.copy()
+        adam = SimpleNamespace(**part.optimizer.options)
         x, y = self.population.rows(k, rows)
         net.shared["words"] = stream(self.config.seed, DROPOUT, key, k)
         for own in batches(self.config, key, k, len(rows)):
             loss, gradient, _ = net.gradient(model, x[own], y[own])
             gradient = gradient + part.proximal_mu * (model - start)
-            if part.optimizer == "adam":
+            if part.optimizer.name == "adam":
                 memory.steps += 1
-                memory.first = part.beta1 * memory.first + (1 - part.beta1) * gradient
-                memory.second = part.beta2 * memory.second + (1 - part.beta2) * gradient**2
-                mean = memory.first / (1 - part.beta1**memory.steps)
-                gradient = mean / (np.sqrt(memory.second / (1 - part.beta2**memory.steps)) + part.epsilon)
+                memory.first = adam.beta1 * memory.first + (1 - adam.beta1) * gradient
+                memory.second = adam.beta2 * memory.second + (1 - adam.beta2) * gradient**2
+                mean = memory.first / (1 - adam.beta1**memory.steps)
+                gradient = mean / (np.sqrt(memory.second / (1 - adam.beta2**memory.steps)) + adam.epsilon)
             model -= part.lr * gradient
             self.steps, self.loss, self.passed = self.steps + 1, self.loss + loss * len(own), self.passed + len(own)
 

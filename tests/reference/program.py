@@ -1,13 +1,12 @@
 """The real program, run with a folder and watched: what every round planned, drew and recorded, and the model after it.
 
-mpiexec -n N python tests/reference/program.py OUT.npz FOLDER CONFIG.json [CONFIG.json ...]
+mpiexec -n N python tests/reference/program.py OUT.npz FOLDER CONFIG.toml [CONFIG.toml ...]
 
 runs every configuration, stopped after its first round and resumed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedmpi import Config, UserError
 from fedmpi.common.plan import Plan
+from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
@@ -85,7 +85,7 @@ def main() -> int:
     out, folder = Path(sys.argv[1]), Path(sys.argv[2])
     traces: Trace = {}
     for path in map(Path, sys.argv[3:]):
-        config = Config.model_validate(json.loads(path.read_text()))
+        config = load_config(path)
         try:
             found = traced(config, folder / path.stem, cut=True)
         except UserError as refusal:

@@ -254,9 +254,9 @@ def test_a_row_agrees_with_the_plain_loop(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
     names = dict(enumerate(ROWS))
-    paths = [tmp_path / f"{number}.json" for number in names]
+    paths = [tmp_path / f"{number}.toml" for number in names]
     for number, path in enumerate(paths):
-        path.write_text(ROWS[names[number]].model_dump_json(exclude_defaults=True))
+        path.write_text(config_toml(ROWS[names[number]]))
     result = run_mpi(3, [PROGRAM, tmp_path / "out.npz", tmp_path / "runs", *paths], timeout=800)
     assert result.returncode == 0, result.stderr
     held, wrong = dict(np.load(tmp_path / "out.npz")), {}

@@ -245,7 +245,7 @@ def test_a_submitted_array_of_four_runs_side_by_side_each_in_its_folder(folder: 
 
 def test_a_sweep_as_an_array_of_four_prepares_its_shards_once_and_trains_each_run_on_two_ranks(folder: Path):
     (folder / "mine.toml").write_text(
-        "rounds = 3\nparticipation.count = 5\nlogging.tensorboard = false\n"
+        "rounds = 3\nclients.count = 5\nlogging.tensorboard = false\n"
         '[prepare]\ndataset = "digits"\npartition = "iid"\nclients = 8\n'
         '[sweep]\npreset = ["fedavg", "fedadam"]\nseed = [0, 1]\n'
     )

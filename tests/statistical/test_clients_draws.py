@@ -5,14 +5,18 @@ Frequencies are compared by χ² at 1e-6 per test, so each statistical test here
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedmpi import Cohort, UserError
-from fedmpi.clients.availability import Availability, probabilities
+from fedmpi.clients.availability import LabelGroup, TimeOfDay, bernoulli
 from fedmpi.clients.cohort import cohort_size, full_participation, size_proportional_inclusion, uniform, weighted
 from fedmpi.clients.devices import survivors
+from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
 from tests.statistical.weighed import there
 
@@ -84,7 +88,7 @@ def test_a_fraction_of_the_clients_is_rounded_half_up_and_never_nobody():
 
 @pytest.mark.parametrize("wanted", [{}, {"count": 3, "fraction": 0.1}, {"count": 0}, {"count": 11}, {"fraction": 1.5}])
 def test_an_impossible_cohort_size_is_the_users_error(wanted: dict):
-    with pytest.raises(UserError, match=r"participation\."):
+    with pytest.raises(UserError, match=r"clients\."):
         cohort_size(10, **wanted)
 
 
@@ -101,23 +105,28 @@ STREAMS = Streams(5)
 @pytest.mark.parametrize(
     ("law", "named"),
     [
-        (Availability("bernoulli", 0.3), "bernoulli clients.availability.probability=0.3"),
+        (partial(bernoulli, probability=0.3), "bernoulli clients.availability.probability=0.3"),
         (
-            Availability("time-of-day", 0.9, 0.2, period=24),
+            TimeOfDay(probability=0.9, lowest=0.2, period=24),
             "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 clients.availability.period=24",
         ),
         (
-            Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+            LabelGroup(by_label=(0.2, 0.4, 0.6, 0.8)),
             "label-group clients.availability.by_label=[0.2,0.4,0.6,0.8]",
         ),
     ],
 )
-def test_clients_are_available_as_often_as_their_law_says(law: Availability, named: str) -> None:
+def view(round: int) -> View:
+    counts = np.eye(4, dtype=np.int64)[LABELS]
+    return View(round, CLIENTS, np.ones(CLIENTS, np.int64), CLIENTS, STREAMS, counts=lambda: counts)
+
+
+def test_clients_are_available_as_often_as_their_law_says(law: Any, named: str) -> None:
     """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
     hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
     for round in range(ROUNDS):
         hits[there(named, STREAMS, round, CLIENTS, LABELS)] += 1
-        chance = probabilities(law, STREAMS, round, CLIENTS, LABELS)
+        chance = law(view(round))
         expected += chance
         variance += chance * (1 - chance)
     assert (np.abs(hits - expected) < 5 * np.sqrt(variance)).all()

@@ -193,7 +193,7 @@ def test_a_saturated_run_names_which_setting_to_change():
     by_kind = {one.kind: one.message for one in saturations(found, 2048, 100)}
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
-    assert "raise samples.size.max_size (now 100)" in by_kind["probability"] and "threshold" in by_kind["clipping"]
+    assert "raise samples.size.max_size (now 100)" in by_kind["probability"] and "max_size" in by_kind["clipping"]
     assert "lower samples.budget" in saturations(found, 6000, 100)[0].message
     well = estimate_total("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     assert saturations(well, 2048, 100) == ()
@@ -215,10 +215,10 @@ def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_th
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (("laplace", 1.0, 10), "size_estimate"),
+        (("laplace", 1.0, 10), "samples.size.estimate"),
         (("duchi", 0.0, 10), "epsilon"),
         (("duchi", math.nan, 10), "epsilon"),
-        (("piecewise", 1.0, 2), "threshold"),
+        (("piecewise", 1.0, 2), "max_size"),
     ],
 )
 def test_settings_out_of_range_are_the_users_error(settings: tuple[str, float, int], named: str):

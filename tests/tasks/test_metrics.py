@@ -124,10 +124,13 @@ def test_what_a_run_records_by_every_metric():
     settings = {"rounds": 2, "model.hidden": [6], "evaluation.every": 1, "local.engine": "sequential"}
     settings |= {"task.loss": "focal", "task.loss.gamma": 1.0}
     plain = fedmpi.run("fedavg", settings, data="digits")
-    chosen = ["tests.tasks.own_metrics:entropy", "accuracy", "top-k", own_metrics.Recall]
-    more = fedmpi.run(
-        "fedavg", {**settings, "task.metrics": chosen, "task.metrics.k_XXX": 2, "task.of": 4}, data="digits"
-    )
+    chosen = [
+        "tests.tasks.own_metrics:entropy",
+        "accuracy",
+        {"name": "top-k", "k": 2},
+        {"name": own_metrics.Recall, "of": 4},
+    ]
+    more = fedmpi.run("fedavg", {**settings, "task.metrics": chosen}, data="digits")
     own = {f"test_{name}" for name in ("entropy", "one", "top_2_accuracy", "least_recall", "recall_of_4")}
     for one, other in zip(plain.records, more.records, strict=True):
         assert {key for key in other if key.startswith("test_")} - one.keys() == own

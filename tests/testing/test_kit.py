@@ -368,12 +368,12 @@ def test_the_command_prints_one_line_per_check_and_exits_with_1_if_one_fails(
 
 
 def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
-    [check, *_] = checks(bad_parts.scaled_by_processes, {"task.scale": 1e39}, runs=False)
+    [check, *_] = checks(bad_parts.scaled_by_processes, {"task.loss.scale": 1e39}, runs=False)
     with pytest.raises(CheckFailed, match="not finite"):
         check()
     for choice, kind, words in (
         ("krum", None, "server.aggregator.byzantine"),
-        (bad_parts.processes, None, "kind of part"),
+        (bad_parts.processes, None, "kind of component"),
         (probability, "colour", "no kind 'colour'"),
     ):
         with pytest.raises(UserError, match=words):

@@ -243,7 +243,7 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
         (["preset=fedavg", "compression.fraction=0.1"], "means nothing here"),
         (
             ["preset=fedavg", "compression=top-k", "compression.error_feedback=true", "cluster.placement=shared"],
-            "owner",
+            "moves clients between ranks",
         ),
     ],
 )
