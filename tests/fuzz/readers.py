@@ -90,7 +90,7 @@ def attempt(case: Case) -> str:
         _parquet(folder / "raw")
         _columns(folder / "raw", how)
         data = DATASETS[name]
-        given = {**data.defaults, **{key: value for key, value in given_options.items() if key in data.options}}
+        given = {key: value for key, value in given_options.items() if key in data.options}
         return outcome(lambda: _written(data.read(folder / "raw", ReadOptions(**given), Tally()), folder / "out"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
