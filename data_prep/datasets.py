@@ -18,7 +18,6 @@ from data_prep.formats.idx import read_emnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
 from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
-from data_prep.formats.samples import EVERY_TOKEN
 from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
 from fedmpi.common.calling import calling, refuse_result
@@ -101,7 +100,6 @@ OWN_ARRAYS = DataSet(
     | OF_ARRAYS
     | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size", "skip_odd_sizes"},
     raw="file",
-    defaults={"length": EVERY_TOKEN},
 )
 ALL = (
     DataSet(

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import refuse_unwritable, sync_folder
+from fedmpi.common.files import partial_name, refuse_unwritable, sync_folder
 from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import (
     EXTRAS,
@@ -128,7 +128,7 @@ class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
 @contextmanager
 def growing_h5(path: Path) -> Iterator[GrowingFile]:
     """Open an HDF5 file under a temporary name, removed if the block fails; `complete` gives it its final name."""
-    partial = partial_of(path)
+    partial = partial_name(path)
     try:
         with closing(SparedFile(partial, "w+")) as file, GrowingFile(file, _ALIGNMENT) as h5:
             yield h5
@@ -146,40 +146,18 @@ def nothing_partial(*paths: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path in paths:
-            partial_of(path).unlink(missing_ok=True)
+            partial_name(path).unlink(missing_ok=True)
         raise
 
 
 def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
     """Flush a growing file to the disk and rename it to `path`; return its entry of the manifest, with its sha256."""
-    with whole_file(path) as partial, partial.open("rb+") as stream:
+    temporary = partial_name(path)
+    with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
     return entry(path, first_client, clients, samples)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Provide a temporary path whose file is renamed to `path` if the block succeeds and removed otherwise."""
-    partial = partial_of(path)
-    try:
-        yield partial
-        os.replace(partial, path)
-        sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def partial_of(path: Path) -> Path:
-    """Return the temporary name of a file that is being written."""
-    return path.with_name(path.name + PARTIAL)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, flushed to the disk; lone surrogates, which JSON may contain, are escaped."""
-    with whole_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def reserve(h5: h5py.File, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
@@ -258,7 +236,7 @@ def _refuse(folder: Path, overwrite: bool) -> None:
 def own_files(folder: Path) -> list[Path]:
     """Return the files of earlier preparations in a folder, complete or not; the manifest first."""
     present = folder.iterdir() if folder.is_dir() else ()
-    ours = [path for path in present if _OWN.fullmatch(path.name.removesuffix(PARTIAL))]
+    ours = [path for path in present if _OWN.fullmatch(path.name.removeprefix(".").removesuffix(PARTIAL))]
     return sorted(ours, key=lambda path: (path.name != MANIFEST, path.name))
 
 

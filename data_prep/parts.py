@@ -33,12 +33,11 @@ def _register(data: DataSet) -> None:
     """Make a built-in data set a component (raw, *, options) -> `RawDataset`."""
 
     def read(raw: Path = Path(), **options: Any) -> RawDataset:
-        return data.read(Path(raw), ReadOptions(**{**data.defaults, **options}), Tally())
+        return data.read(Path(raw), ReadOptions(**options), Tally())
 
     options = data.reading.options
-    defaults = {option.name: data.defaults.get(option.name, option.default) for option in options}
     positional = [] if data.raw == "none" else [Parameter("raw", Parameter.POSITIONAL_OR_KEYWORD)]
-    keywords = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in defaults.items()]
+    keywords = [Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default) for option in options]
     read.__name__ = read.__qualname__ = data.name
     read.__annotations__ = {option.name: option.annotation for option in options}
     read.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
@@ -137,7 +136,7 @@ def parse_options(
                 hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows them"
                 raise UserError(f"there is no option {written}; {hint}")
             owners = ", ".join(sorted({part.name for part in others if part.option(name)})) or "other data sets"
-            used = " and ".join(part.name for part in takers)
+            used = " and ".join(dict.fromkeys(part.name for part in takers))
             raise UserError(f"{written} is an option of {owners}, not of {used}. Remove it")
         truth = all(option.annotation is bool for option in taken[name].values())
         reads = any(part.object is ReadOptions for part in taken[name])

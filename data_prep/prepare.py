@@ -171,7 +171,7 @@ def _checked(job: Job) -> tuple[DataSet, ReadOptions, Component, dict[Component,
     given = {part: part.checked(texts[part]) for part in parts}
     completed(law, job.clients, given[law])
     check_numbers(job.shards, job.val)
-    return data, ReadOptions(**{**data.defaults, **given[parts[0]]}), law, given
+    return data, ReadOptions(**given[parts[0]]), law, given
 
 
 def _locate(data: DataSet, job: Job) -> Path | None:

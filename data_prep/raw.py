@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -176,7 +176,7 @@ class ReadOptions:
     keep_duplicates : bool
         Amazon: keep reviews that repeat one of the same reviewer, product and text.
     length : int
-        Texts: tokens kept of each; shorter texts are padded.
+        Texts: tokens kept of each, by default 30; shorter texts are padded. Lists of tokens: by default all.
     vocabulary : int
         Texts: words kept, the most frequent first.
     vectors : Path
@@ -212,7 +212,7 @@ class ReadOptions:
     files: tuple[str, ...] = ()
     split: str = "rows"
     keep_duplicates: bool = False
-    length: Count = 30
+    length: Count | None = None
     vocabulary: Count = 20_000
     vectors: Path | None = None
     label: str = "label"
@@ -228,6 +228,11 @@ class ReadOptions:
     numbers_are_classes: bool = False
     image_size: Pixels | None = None
     skip_odd_sizes: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens kept of a text."""
+        return self.length or 30
 
 
 READING = options_of(ReadOptions)[0]
@@ -281,7 +286,6 @@ class DataSet:
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
     raw: Literal["folder", "file", "none"] = "folder"  # Kind of path that `--raw` names
     own: Component | None = None  # Custom reader, which has options of its own
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # Default options that differ from those of ReadOptions
 
     @property
     def reading(self) -> Component:

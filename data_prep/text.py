@@ -163,7 +163,7 @@ def text_data_set(
             task="text",
             classes=len(class_names),
             class_names=class_names,
-            feature_shape=(options.length,),
+            feature_shape=(options.tokens,),
             dtype="int32",
             labels=labels[train],
             read=lambda index: ids[train[index]],

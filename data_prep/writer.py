@@ -7,7 +7,6 @@ several processes, each writes some of the training shards, and rank 0 writes ev
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,12 +30,11 @@ from data_prep.output import (
     release,
     reserve,
     store,
-    whole_file,
-    write_text,
 )
 from data_prep.partitions import Partition, class_count_blocks
 from data_prep.raw import RawDataset, row_bytes
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of, ownership
@@ -105,7 +103,8 @@ def write_shards(
             written = _write_samples(plan, folder, progress, team)
             if hold is not None:
                 hold.check()
-                write_text(folder / MANIFEST, _write_rest(plan, written, folder, seed, command).to_json())
+                text = _write_rest(plan, written, folder, seed, command).to_json()
+                write_whole(folder / MANIFEST, text.encode("utf-8", "backslashreplace"))
                 release(folder)
         except OSError as error:
             if team.size == 1:
@@ -309,13 +308,12 @@ def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
                 store(h5, name, raw.extras[name])
         found["extras"] = complete(folder / EXTRAS)
     if raw.vocabulary:
-        write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
+        words = "".join(word + "\n" for word in raw.vocabulary)
+        write_whole(folder / VOCABULARY, words.encode("utf-8", "backslashreplace"))
         found["words"] = entry(folder / VOCABULARY)
     if raw.vectors is not None:
-        with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
+        with whole_file(folder / VECTORS) as stream:
             np.save(stream, raw.vectors)
-            stream.flush()
-            os.fsync(stream.fileno())
         found["vectors"] = entry(folder / VECTORS)
     return found
 

@@ -31,7 +31,7 @@ def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) 
     The set names no users of the news.
     """
     path = require(raw, ("news.tsv", "news.tsv.gz"), data_set.files)
-    texts = Texts(options.length)
+    texts = Texts(options.tokens)
     categories: dict[str, int] = {}
     for number, line in enumerate(lines(path), 1):
         fields = line.rstrip("\r\n").split("\t")
@@ -54,7 +54,7 @@ def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) 
 
 def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read tweets by mood from two CSV files: label 0 negative, 1 positive; neutral test rows are dropped."""
-    texts, ends = Texts(options.length), []
+    texts, ends = Texts(options.tokens), []
     for name in ("training", "testdata"):
         path = require(raw, (f"{name}*.csv", f"{name}*.csv.gz"), data_set.files)
         for line, row in csv_rows(path, lines(path, fallback="latin-1"), tally):  # official files mix encodings
@@ -82,7 +82,7 @@ def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
     """
     if options.split not in ("rows", "texts", "users"):
         raise UserError(f"--split {options.split!r} is unknown; choose rows, texts or users")
-    texts = Texts(options.length)
+    texts = Texts(options.tokens)
     seen: set[bytes] | None = None if options.keep_duplicates else set()
     for path in _chosen(data_set, raw, options.files):
         for number, line in enumerate(lines(path), 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,6 @@ from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.statistics import STATISTICS_ROWS
 
 IMAGE_STATISTICS_ROWS = 2000
-EVERY_TOKEN = 1 << 30
-"""Tokens kept by default if --length is not given: all of a list, `ReadOptions.length` of a text."""
 LARGEST_TOKEN = 10_000_000
 NAMED = 10
 """Largest number of columns that are listed by name."""
@@ -47,8 +45,6 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     facts = {name: facts_of(table, name) for name in table.columns}
     roles = roles_of(table, facts, options, tally)
     _check_targets(table, facts, roles, options)
-    if roles.kind == "text" and options.length == EVERY_TOKEN:
-        options = replace(options, length=ReadOptions.length)
     labels = {name: table.values(name) for name in roles.labels}
     lists = facts[roles.labels[0]].kind == "list"
     rows = np.arange(len(table.places))
@@ -161,7 +157,8 @@ def _tokens(
     good = found.known & (found.lengths > 0) & (wrong == 0)
     for row in np.flatnonzero(~good).tolist():
         tally.bad(table.where(rows[row]), f"no token ids, whole numbers from 0 to {LARGEST_TOKEN:,}")
-    length = int(min(found.lengths[good].max(initial=0), options.length))
+    longest = int(found.lengths[good].max(initial=0))
+    length = min(longest, options.length or longest)
     x = found.padded(length, 0)[good].astype(np.int32)
     words = {"vocabulary": tuple(map(str, range(int(x.max(initial=0)) + 1)))}
     return Samples(good, (length,), lambda index: x[index], f"{length} token ids: ", "text", "int32", words)
@@ -232,7 +229,7 @@ def _texts(
     table: UserTable, facts: dict[str, Facts], roles: Roles, options: ReadOptions, rows: Ints, tally: Tally
 ) -> Samples:
     """Return the texts of some columns, joined by spaces."""
-    texts = Texts(options.length)
+    texts = Texts(options.tokens)
     columns = [table.values(name)[rows] for name in roles.features]
     there = [~is_missing(column) for column in columns]
     good = np.asarray(np.any(there, axis=0))
@@ -241,7 +238,7 @@ def _texts(
             texts.add(" ".join(column[row] for column, known in zip(columns, there, strict=True) if known[row]))
         else:
             tally.bad(table.where(rows[row]), "the text is empty")
-    return Samples(good, (options.length,), lambda index: index, "text of ", texts=texts)
+    return Samples(good, (options.tokens,), lambda index: index, "text of ", texts=texts)
 
 
 SAMPLES = {"vector": _numbers, "tokens": _tokens, "image": _images, "text": _texts}

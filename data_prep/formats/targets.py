@@ -232,7 +232,7 @@ def _of_lists(source: LabelSource, rows: Lists, names: tuple[str, ...]) -> tuple
         flags = np.zeros((len(there), labels), np.uint8)
         flags[np.repeat(np.arange(len(there)), lengths), values.astype(np.int64)] = 1
         return "multilabel", flags, there
-    y = rows.padded(min(source.options.length, int(lengths.max())), IGNORED).astype(np.int64)
+    y = rows.padded(min(source.options.length or int(lengths.max()), int(lengths.max())), IGNORED).astype(np.int64)
     return "" if equal else "tokens", np.where(y == HUGGING_FACE_IGNORED, IGNORED, y), there
 
 

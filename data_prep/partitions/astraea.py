@@ -62,21 +62,11 @@ def class_shares(
 ) -> Floats:
     """Return the shares of the classes in the pooled data, float64 (C,), summing to one.
 
-    Parameters
-    ----------
-    totals : {"balanced", "letters", "normal"}
-        balanced: 1 / C. letters: `letter_shares` if the classes are named after letters; else the ranked curve of the
-        26 letters (log frequency against rank) interpolated linearly at C points from the first rank to the last, in
-        falling order. The largest class then has 172 times the samples of the smallest for every C > 1. normal: the
-        mass of the standard normal distribution in C equal intervals of [-3, 3], so the middle classes are the largest.
-    names : sequence of str
-        Names of the classes, C of them or none.
-    stock : int64 (C,) or None
-        Samples of every class, for `letter_shares`; None means equally many.
-    digit_weight : float
-        Frequency of a digit, relative to a mean letter; the paper does not state it.
-    skew : float
-        Exponent of the shares: 0 makes all equal, 1 does not change them.
+    balanced: 1 / C. letters: `letter_shares` if the classes are named after letters; else the ranked curve of the 26
+    letters (log frequency against rank) interpolated linearly at C points from the first rank to the last, in falling
+    order. The largest class then has 172 times the samples of the smallest for every C > 1. normal: the mass of the
+    standard normal distribution in C equal intervals of [-3, 3], so the middle classes are the largest. `stock` is
+    that of `letter_shares`, None means equal. The shares are raised to the power `skew`: 0 makes all equal.
     """
     if totals == "balanced":
         shares = np.ones(classes)

@@ -65,21 +65,9 @@ def in_proportion(weights: Floats, total: int) -> Ints:
 def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Ints:
     """Draw log-normal sizes of given mean, at least one sample each, int64 (N,).
 
-    Parameters
-    ----------
-    mean : float
-        Requested mean size.
-    sigma : float
-        Standard deviation of ln L.
-    law : {"paper", "code"}
-        With L ~ LogNormal(0, sigma**2): "paper" is max(1, round(mean L / E[L])), E[L] = exp(sigma**2 / 2). The mean is
-        then `mean` plus the gain from sizes raised to one (2 becomes 2.17 at sigma = 1, 2.9 at sigma = 4). "code" is
-        ceil(mean L / average(ceil L)), as in the authors' published code of FedSampling; its mean is only near `mean`.
-
-    Raises
-    ------
-    UserError
-        The sizes exceed the range of numbers.
+    With L ~ LogNormal(0, sigma**2), `law` "paper" is max(1, round(mean L / E[L])), E[L] = exp(sigma**2 / 2). The mean
+    is then `mean` plus the gain from sizes raised to one (2 becomes 2.17 at sigma = 1, 2.9 at sigma = 4). "code" is
+    ceil(mean L / average(ceil L)), as in the authors' published code of FedSampling; its mean is only near `mean`.
     """
     draws = generator.lognormal(0.0, sigma, clients)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -91,12 +79,6 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
     if not countable:
         raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes beyond all numbers: choose smaller ones")
     return np.asarray(sizes, np.int64)
-
-
-def capped_sizes(sizes: Ints, available: int) -> Ints:
-    """Return the sizes, scaled down in proportion if they request more than is available."""
-    total = int(sizes.sum())
-    return sizes if total <= available else whole_sizes(sizes.astype(np.float64), available)
 
 
 @register("partition", "lognormal")
@@ -119,7 +101,7 @@ def draw_lognormal(
     """
     clients, available = request.enough, len(request.labels)
     wanted = lognormal_sizes(clients, mean, sigma, law, request.generator)
-    sizes = capped_sizes(wanted, available)
+    sizes = wanted if wanted.sum() <= available else whole_sizes(wanted.astype(np.float64), available)
     realised = round(float(sizes.mean()), 4)
     notes = [
         f"clients hold {realised:g} samples on average; --mean {mean:g} is the mean before sizes are rounded and "

@@ -48,7 +48,7 @@ def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
             raise UserError(f"{item!r} in data.source = {where!r} is not key=value: write e.g. digits:clients=50")
         if key in options:
             raise UserError(
-                f"data.source = {where!r} and data.{key} = {options[key]!r} set the same option. Keep one of them"
+                f"data.source = {where!r} and data.{key} = {options[key]!r} say the same in two ways. Keep one of them"
             )
         given[key] = value
     found: DigitsOptions = resolve("data source", DIGITS).make(given)

@@ -119,6 +119,30 @@ def test_a_damaged_target_is_named_when_it_is_read(tmp_path: Path):
         open_store(tmp_path / "out").client(0)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"targets": "tokens", "target_shape": (0,)}, "contain nothing"),
+        ({"target_shape": (3,)}, "are no classification of 4 values"),
+        ({"targets": "multilabel", "target_shape": (3,)}, "are no multilabel"),
+        ({"targets": "regression", "target_shape": (5,)}, "are no regression"),
+        ({"targets": "ranks"}, "the targets 'ranks'"),
+        ({"dtype": "float64"}, "the dtype 'float64'"),
+        ({"task": "sound"}, "the task 'sound'"),
+        ({"feature_shape": (0,)}, "contain nothing"),
+        ({"task": "text"}, "texts are token ids"),
+        ({"mean": (1.0, 2.0)}, "one for each of 3"),
+        ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
+        ({"classes": 0}, "there is at least one"),
+    ],
+)
+def test_descriptions_of_no_possible_sample_are_rejected(change: dict, words: str):
+    good = DataDescription((3,), "float32", 4, "vector", 0, (), ())
+    good.check()
+    with pytest.raises(ValueError, match=words):
+        replace(good, **change).check()
+
+
 @pytest.mark.parametrize(("kind", "least"), [("classification", 0), ("tokens", -1)])
 def test_only_a_position_may_count_nowhere(kind: str, least: int):
     shape = () if kind == "classification" else (2,)

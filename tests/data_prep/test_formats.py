@@ -48,7 +48,7 @@ CASES = {
 def read(name: str, folder: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
     if not folder.exists():
         pytest.skip(f"no real data at {folder}")
-    return DATASETS[name].read(folder, ReadOptions(**{**DATASETS[name].defaults, **options}), tally or Tally())
+    return DATASETS[name].read(folder, ReadOptions(**options), tally or Tally())
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -29,7 +29,7 @@ IDS = pa.list_(pa.int64())
 
 def read(raw: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
     data = DATASETS["parquet"]
-    return data.read(raw, ReadOptions(**{**data.defaults, **options}), tally or Tally())
+    return data.read(raw, ReadOptions(**options), tally or Tally())
 
 
 def targets(raw: RawDataset) -> np.ndarray:

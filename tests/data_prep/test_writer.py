@@ -184,7 +184,7 @@ def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_p
     assert {path.name for path in out.iterdir()} == {PREPARING, "train-00000.h5", "train-00001.h5"}
     with pytest.raises(UserError, match="interrupted"):
         open_store(out)
-    (out / "train-00002.h5.partial").write_bytes(b"left by a process that was killed")
+    (out / ".train-00002.h5.partial").write_bytes(b"left by a process that was killed")
     write_shards(RAW, drawn(), out, 2, 0, "c")
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
     assert open_store(out, verify=True).samples == ROWS

@@ -171,14 +171,14 @@ def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
     ("prepared", "said"),
     [
         ({"dataset": "digitz", "partition": "iid"}, "did you mean digits?"),
-        ({"dataset": "digits", "partition": "idd"}, "did you mean iid?"),
+        ({"dataset": "digits", "partition": "idd"}, "did you mean 'iid'?"),
         ({"dataset": "digits", "partition": "iid", "alhpa": 3}, "did you mean --alpha?"),
-        ({"dataset": "digits", "partition": "iid", "alpha": 3}, "--alpha has no effect"),
+        ({"dataset": "digits", "partition": "iid", "alpha": 3}, "--alpha is an option of"),
         ({"dataset": "digits", "partition": "iid", "clients": 0}, "--clients 0 is impossible"),
         ({"dataset": "digits", "partition": "iid"}, "needs the number of clients"),
         ({"dataset": "digits", "partition": "iid", "clients": 5, "shards": 0}, "--shards 0 is impossible"),
         ({"dataset": "digits", "partition": "iid", "clients": 5, "val": 7.0}, "--val 7.0 is impossible"),
-        ({"dataset": "digits", "partition": "dirichlet", "clients": 5, "alpha": -1}, "--alpha -1.0 is impossible"),
+        ({"dataset": "digits", "partition": "dirichlet", "clients": 5, "alpha": -1}, "--alpha = '-1'"),
         ({"dataset": "mnist", "partition": "iid", "clients": 5, "raw": "nowhere"}, "--raw nowhere does not exist"),
     ],
 )

@@ -19,7 +19,7 @@ ABOUT = DataSet(
     citation="S. Caldas et al., LEAF: a benchmark for federated settings, 2018; A. Go, R. Bhayani, L. Huang, 2009",
     page="https://leaf.cmu.edu",
     files="LEAF's train/*.json and test/*.json",
-    reader=lambda data_set, raw, options, tally: read(raw, length=options.length, vocabulary=options.vocabulary),
+    reader=lambda data_set, raw, options, tally: read(raw, length=options.tokens, vocabulary=options.vocabulary),
 )
 
 
