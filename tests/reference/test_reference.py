@@ -134,7 +134,7 @@ COMPOSITIONS: dict[str, list[str]] = {
         *(*SMALL, *SOME, "server.weights=uniform", "privacy.clip_norm=0.2", "privacy.noise_multiplier=1"),
     ],
     "q-FFL with q = 0.3 and a constant of its own": [
-        *(*SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.aggregator.lipschitz=7.0"),
+        *(*SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.weights.lipschitz=7.0"),
     ],
     "importance sampling, without replacement, one after another": [
         *(*SMALL, "clients.sampler=importance", "clients.count=5", "clients.sampler.design=sequential"),
