@@ -13,7 +13,7 @@ from fedmpi import Cohort, ComponentFailure, UserError, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.aggregation.weights import ClientWork
-from fedmpi.clients.cohort import full_participation
+from fedmpi.clients.cohort import StrataSummary, full_participation
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.mpi import Cluster
@@ -191,3 +191,10 @@ def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> N
     assert chosen.judges
     with pytest.raises(ComponentFailure, match=r"after\(\) returned"):
         chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))
+
+
+def test_a_stratum_that_nobody_can_represent_leaves_its_share_to_the_others() -> None:
+    strata = StrataSummary(np.array([4, 6, 10]), np.array([2, 1, 0]), np.zeros(3), np.array([1, 0.5, 0]))
+    cohort = Cohort(np.arange(3), stratum=np.array([0, 0, 1]), strata=strata)
+    found = weighing("stratified").of(cohort, np.ones(20, np.int64), 0)
+    assert found == pytest.approx([0.4 / 2, 0.4 / 2, 0.6 / 0.5])

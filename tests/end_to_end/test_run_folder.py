@@ -62,6 +62,7 @@ def test_the_summary_tells_final_and_best_scores_and_where_it_ran(run: Done):
     assert (summary["best_test_accuracy"], summary["best_round"]) == (best["test_accuracy"], best["round"])
     assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in recorded)
     assert (summary["ranks"], summary["clients"]) == (3, 30)
+    assert summary["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert summary["wall_seconds"] > 0
     assert summary["versions"].keys() >= {"fedmpi", "python", "torch", "numpy", "mpi"}
     assert "git_commit" in summary

@@ -18,13 +18,15 @@ FOLDER, RANKS = "end_to_end/test_run_folder.py", "mpi/test_measured_balance.py"
 RECORD = {
     STARS: (
         "round lr train_loss samples steps participants opening available asked virtual_seconds strata stratum_sizes "
-        "noise_clients allocation sampling_probability size_estimate size_true size_asked clipped_fraction "
+        "noise_clients allocation sampling_probability size_estimate size_asked "
         "size_unprotected size_epsilon_round size_epsilon_max size_epsilon_mean clipped_updates inclusion_min "
         "inclusion_mean inclusion_max stratum_spreads update_norm gradient_diversity client_drift gamma clients_used "
         "client_use_effective client_use_gini samples_used sample_use_effective sample_use_gini attackers test_loss "
         "test_accuracy test_macro_f1 bytes_client_up bytes_client_down bytes_paper_formula"
     ),
-    RELAYS: "visits hops mediators kl_mediators",
+    "reference/plain_draws.py": "size_true clipped_fraction",
+    RELAYS: "visits mediators kl_mediators",
+    "mediators/test_relay.py": "hops",
     "keys/test_every_field.py": (
         "bytes_mediator_up bytes_mediator_down kl_mean kl_std kl_max kl_quartiles kl_client_mean kl_client_std "
         "kl_client_max kl_client_quartiles kl_client_before_mean kl_client_before_std kl_client_before_max "
