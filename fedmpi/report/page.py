@@ -41,7 +41,8 @@ class Item(NamedTuple):
     name: str
     title: str
     note: str
-    content: Spec | Columns | None = None
+    table: Columns | None = None
+    figure: Spec | None = None
     wide: bool = False  # a figure of the page's width
     detail: str = ""  # heading of a table that is folded
 
@@ -195,7 +196,7 @@ def _run(number: int, configuration: int, run: OneRun, runs: int) -> dict[str, A
 def render_page(shown: dict[str, Any], library: str) -> str:
     """Return the page of some contents."""
     sections = {title: items for title, items in _sections(shown).items() if items}
-    figures = {item.name: item.content for items in sections.values() for item in items if _is_figure(item)}
+    figures = {item.name: item.figure for items in sections.values() for item in items if item.figure}
     groups = shown["configurations"]
     runs = [run | {"label": groups[run["configuration"]]["label"]} for run in shown["runs"]]
     data = {"common": COMMON, "figures": figures, "datasets": {"configurations": groups, "runs": runs}}
@@ -223,17 +224,13 @@ def render_page(shown: dict[str, Any], library: str) -> str:
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def _is_figure(item: Item) -> bool:
-    return item.content is not None and "encoding" in str(item.content.keys() | item.content.get("layer", [{}])[0])
-
-
 def _item(item: Item) -> str:
     head = f"<h3>{html.escape(item.title)}</h3>" * bool(item.title)
     head += f'<p class="note">{html.escape(item.note)}</p>' * bool(item.note)
-    if _is_figure(item):
+    if item.figure:
         wide = ' class="wide"' * item.wide
         return f'<figure id="{item.name}"{wide}>{head}<div class="chart"></div></figure>'
-    table = _table(item.name, item.content) if item.content else ""
+    table = _table(item.name, item.table) if item.table else ""
     if item.detail:
         table = f"<details><summary>{item.detail}</summary>{table}</details>"
     return f'<div class="card wide" id="{item.name}">{head}{table}</div>'
@@ -298,8 +295,10 @@ def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
             *(_participation(shown) or [unrecorded]),
             *lines("use", "Participation fairness over the rounds", fairness),
         ],
-        "Clients": _views(shown),
-        "Clients by round": lines("view-rounds", "Scores of clients", of_clients * _has(shown, "view"), wide=True),
+        "Clients": [
+            *_views(shown),
+            *lines("view-rounds", "Scores over the rounds", of_clients * _has(shown, "view"), wide=True),
+        ],
         "Strata": _strata(shown) + lines("strata-count", "Number of strata", ("strata",)),
         "Size estimates": [
             *lines("size-ratio", "Estimated size / true size", ("size_ratio",)),
@@ -413,11 +412,9 @@ def _lines(
         "params": [_choice("key", "show", options), _choice("axis", "against", shown["axes"])],
         "transform": _calculate(**found, at="datum.x[axis]"),
     }
-    x, y = (
-        {"title": None, "axis": {"grid": False, "labelExpr": f"axis === 'round' ? ({whole}) : datum.label"}},
-        {"title": None},
-    )
-    return [Item(name, title, note, _curves(shown, spec, x, y, seeds) | {"height": 380 if wide else 290}, wide)]
+    x = {"title": None, "axis": {"grid": False, "labelExpr": f"axis === 'round' ? ({whole}) : datum.label"}}
+    figure = _curves(shown, spec, x, {"title": None}, seeds) | {"height": 380 if wide else 290}
+    return [Item(name, title, note, None, figure, wide)]
 
 
 def _curves(shown: dict[str, Any], spec: Spec, x: Spec, y: Spec, tooltip: list[Spec]) -> Spec:
@@ -491,7 +488,7 @@ def _targets(shown: dict[str, Any]) -> list[Item]:
     note = "At the end of the first round whose evaluation reached it, over the runs that did."
     return [
         Item("to-target", f"Cost {words} a {score} of {found['default']:.4g}", note, columns),
-        Item("target", "Cost to other scores", "", _curves(shown, spec, {"title": score}, y, tooltip), True),
+        Item("target", "Cost to other scores", "", None, _curves(shown, spec, {"title": score}, y, tooltip), True),
     ]
 
 
@@ -543,7 +540,7 @@ def _participation(shown: dict[str, Any]) -> list[Item]:
     value = {"field": "share", "scale": scale, "title": "share that participated"}
     fields = ("client", "below", "round", "next", "times", "share")
     heat = _heat_map(shown, "participation", [], cells, "client", value, fields)
-    items = [Item("participation", "Clients and rounds", "", heat, True)]
+    items = [Item("participation", "Clients and rounds", "", None, heat, True)]
     found = [run for run in found if run["participation"]["evenness"]]
     if found:
         labels = [f"{shown['configurations'][run['configuration']]['label']}, seed {run['seed']}" for run in found]
@@ -595,7 +592,7 @@ def _views(shown: dict[str, Any]) -> list[Item]:
     )
     return [
         Item("served", "Scores over clients at the end", note, columns),
-        Item("view-distribution", "Share of clients up to a score", "At the last evaluation.", spec),
+        Item("view-distribution", "Share of clients up to a score", "At the last evaluation.", figure=spec),
     ]
 
 
@@ -615,7 +612,7 @@ def _strata(shown: dict[str, Any]) -> list[Item]:
     ]
     value = {"field": "value", "scale": {"scheme": "viridis"}, "title": None}
     spec = _heat_map(shown, "strata", [what], cells, "stratum", value, fields)
-    return [Item("strata", "Strata over the rounds", "Each clustering numbers its strata anew.", spec, True)]
+    return [Item("strata", "Strata over the rounds", "Each clustering numbers its strata anew.", None, spec, True)]
 
 
 def _costs(shown: dict[str, Any]) -> list[Item]:
@@ -646,5 +643,5 @@ def _costs(shown: dict[str, Any]) -> list[Item]:
             },
             "height": max(60, 26 * len(groups)),
         }
-        items += [Item(name, title, note, spec)] * bool(values)
+        items += [Item(name, title, note, figure=spec)] * bool(values)
     return items

@@ -167,7 +167,7 @@ class Contract:
             worst = max(worst, difference(whole, self.play(subject, **way)))
             shown = ", ".join(f"{name} {value}" for name, value in way.items())
             demand(worst <= one.tolerance, f"other results with {shown}, by {worst:.2g} of the largest: {one.problem}")
-        return f"{len(one.ways)} other way{'s' * (len(one.ways) > 1)}, the same within {worst:.1g}"
+        return f"{len(one.ways)} other use{'s' * (len(one.ways) > 1)}, equal within {worst:.1g}"
 
 
 def demand(holds: bool, problem: str) -> None:
@@ -198,9 +198,10 @@ def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: st
             growth = max(10.0, now / max(then, little)) if clients > CLIENTS // 100 else 10.0
             expected = now * (growth if clients < CLIENTS else 1.0)
             demand(
-                expected <= limit, f"a round takes {seen}, ten times more {things} {growth:.3g} times that: use arrays"
+                expected <= limit,
+                f"a round takes {seen}, and ten times more {things} take {growth:.3g} times that. Use arrays",
             )
-    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB a round with {CLIENTS:,} {things}"
+    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB per round with {CLIENTS:,} {things}"
 
 
 def _measured(use: Callable[[Any], object], world: Any) -> tuple[float, int]:

@@ -65,9 +65,9 @@ class Result:
         return f"{self.outcome:7}  {self.check.name}: {self.remark}  ({self.seconds:.1f} s)"
 
 
-def perform(wanted: Iterable[Check]) -> Iterator[Result]:
+def perform(checks: Iterable[Check]) -> Iterator[Result]:
     """Run the checks sequentially; an exception of a component is a failed check."""
-    for check in wanted:
+    for check in checks:
         started = time.perf_counter()
         outcome: Literal["ok", "FAILED", "skipped"] = "ok"
         try:

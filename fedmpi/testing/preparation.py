@@ -151,20 +151,20 @@ def _as_stated(data: RawDataset, part: str, x: AnyArray, y: AnyArray) -> None:
 CONTRACTS = {
     "partition": Contract(
         _owners,
-        "a client for each row, or nobody",
+        "a client for each sample, or none",
         "same clients from the same generator",
         more=(
             (
-                f"cost with {CLIENTS:,} rows",
+                f"cost with {CLIENTS:,} samples",
                 lambda s: cost(
-                    lambda rows: (_labels(rows), rows // ROWS_PER_CLIENT), lambda pair: _partition(s, *pair), "rows"
+                    lambda rows: (_labels(rows), rows // ROWS_PER_CLIENT), lambda pair: _partition(s, *pair), "samples"
                 ),
             ),
         ),
     ),
     "feature shift": Contract(_shifted, "samples keep their shape", "same samples from the same generators"),
     "label noise": Contract(
-        _noisy, "a label for each row, those of nobody's rows kept", "same labels from the same generator"
+        _noisy, "a label for each sample, unchanged without a client", "same labels from the same generator"
     ),
     "data set": Contract(
         _contents,
@@ -172,7 +172,7 @@ CONTRACTS = {
         "same data every time",
         (
             Alike(
-                "rows do not depend on those read beside them",
+                "samples do not depend on the order of reading",
                 ({"order": -1}, {"batch": 17}),
                 "read(rows) must give the features of row i for i in rows, in any order: ranks read their own rows",
             ),

@@ -253,11 +253,11 @@ CONTRACTS = {
     ),
     "data sampler": Contract(
         _rows,
-        "rows sorted and in range",
-        "same rows from the same generator",
+        "samples sorted and in range",
+        "same samples from the same generator",
         (
             Alike(
-                "rows do not depend on who else is asked",
+                "samples do not depend on the order of clients",
                 ({"order": (*range(1, len(SIZES)), 0), "cuts": (9, 60, 61)},),
                 "ranks draw their own part. Keep nothing between calls, and draw from client.generator, or from "
                 "pool.generator(block) for every block of the axis",

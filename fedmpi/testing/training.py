@@ -251,7 +251,7 @@ CONTRACTS = {
     ),
     "loss": Contract(
         _losses,
-        "one finite value a sample",
+        "one finite value per sample",
         "same values of the same outputs",
         (_alone("a sample's value does not depend on the others", SAMPLES, 1e-5),),
         ((GRADIENTS, _loss_gradients),),
@@ -271,7 +271,7 @@ CONTRACTS = {
     ),
     "model": Contract(
         _outputs_and_values,
-        "finite outputs of the shape that the task asks for",
+        "finite outputs of the task's shape",
         "same values from the same seed",
         (_alone("evaluated samples do not depend on one another", MODEL_SAMPLES, 1e-3),),
         ((GRADIENTS, _model_gradients),),

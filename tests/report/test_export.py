@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import fedmpi
 from fedmpi import UserError
@@ -18,6 +19,27 @@ from fedmpi.report.export import AGREES, export
 
 SMALL: dict[str, Any] = {"rounds": 1, "logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 0}
 IMAGES = torch.arange(4 * 64, dtype=torch.uint8).reshape(4, 1, 8, 8)
+
+
+class ByValue(nn.Module):
+    """Uses another formula if the first sample is bright, or for three samples."""
+
+    def __init__(self, description: Any) -> None:
+        super().__init__()
+        self.classes = nn.Linear(64, description.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.classes(x) if len(x) == 3 or float(x[0].sum()) > 1e9 else self.classes(x) * 2
+
+
+class NotTraceable(ByValue):
+    """Cannot be captured."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("this network cannot be captured")
+        return self.classes(x.flatten(1))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +101,7 @@ def test_safetensors_contains_the_parameters(folder: Path, tmp_path: Path) -> No
 def test_a_model_that_cannot_be_exported_is_rejected(model: str, form: str, words: str, tmp_path: Path) -> None:
     if form == "onnx":
         needs_onnx()
-    fedmpi.run("fedavg", SMALL, model=f"tests.report.own_models:{model}", out=tmp_path)
+    fedmpi.run("fedavg", SMALL, model=f"tests.report.test_export:{model}", out=tmp_path)
     with pytest.raises(UserError, match=words) as caught:
         export(tmp_path, form)
     assert "\n" not in str(caught.value) and not list(tmp_path.glob("model.[po]*"))

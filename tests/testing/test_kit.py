@@ -144,17 +144,17 @@ BAD = [
     ),
     ("client sampler", bad_parts.ForgetsOnResume, RESUMED, "resumed 5"),
     ("client sampler", bad_parts.Misremembers, RESUMED, "state names 'turns', .* no such attribute"),
-    ("data sampler", lambda client: np.arange(len(client.labels))[::-1], "rows sorted and in range", "not sorted"),
+    ("data sampler", lambda client: np.arange(len(client.labels))[::-1], "samples sorted and in range", "not sorted"),
     (
         "data sampler",
         bad_parts.Alternating,
-        "rows do not depend on who else is asked",
+        "samples do not depend on the order of clients",
         "order .1, 2, 3, 4, 5, 6, 0., cuts .*client.generator",
     ),
     (
         "data sampler",
         data_sampler(pooled=True)(lambda pool: np.arange(pool.start, pool.stop, 3)),
-        "rows do not depend on who else is asked",
+        "samples do not depend on the order of clients",
         "pool.generator",
     ),
     ("weights", bad_parts.negative, "finite weights of the stated normalization", "coefficient -"),
@@ -166,8 +166,8 @@ BAD = [
         "slices 2",
     ),
     ("loss", lambda x, y: probability(x - x.mean(0), y), "a sample's value does not depend on the others", "batches"),
-    ("loss", lambda x, y: probability(x, y).mean(), "one finite value a sample", "a single number for 24 samples"),
-    ("loss", lambda x, y: probability(x, y) / 0, "one finite value a sample", "not finite"),
+    ("loss", lambda x, y: probability(x, y).mean(), "one finite value per sample", "a single number for 24 samples"),
+    ("loss", lambda x, y: probability(x, y) / 0, "one finite value per sample", "not finite"),
     ("loss", lambda x, y: (x.argmax(1) != y).float(), "finite gradients", "no gradient by the outputs"),
     ("loss", lambda x, y: (x - x).square().sum(1).sqrt(), "finite gradients", "a gradient is not finite"),
     ("metric", lambda x, y: {"sure": x.softmax(1).amax(1).mean()}, "sums add up over batches", "batches .9, 15."),
@@ -175,20 +175,20 @@ BAD = [
     (
         "partition",
         lambda labels, clients, generator: np.where(labels == 0, -2, 0),
-        "a client for each row, or nobody",
+        "a client for each sample, or none",
         "client -2: clients count from 0",
     ),
     (
         "partition",
         lambda labels, clients, generator: [labels.sort(), labels][1],
-        "a client for each row, or nobody",
+        "a client for each sample, or none",
         "read-only",
     ),
     (
         "partition",
         lambda labels, clients, generator: (labels[:, None] == labels).sum(1) % clients,
-        "cost with 100,000 rows",
-        "ten times more rows",
+        "cost with 100,000 samples",
+        "ten times more samples",
     ),
     (
         "feature shift",
@@ -199,7 +199,7 @@ BAD = [
     (
         "label noise",
         lambda labels, owners, classes, generator: (labels + 1) % classes,
-        "a label for each row, those of nobody's rows kept",
+        "a label for each sample, unchanged without a client",
         "without a client",
     ),
     ("local algorithm", bad_parts.RememberingForItself, RESUMED, "resumed 3"),
@@ -226,7 +226,7 @@ BAD = [
     (
         "model",
         lambda description: linear(description, 1),
-        "finite outputs of the shape that the task asks for",
+        "finite outputs of the task's shape",
         r"\(6, 1\) for 6 samples of 10 classes",
     ),
     (
@@ -245,7 +245,7 @@ BAD = [
     (
         "data set",
         lambda: raw(read=lambda rows: np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2)),
-        "rows do not depend on those read beside them",
+        "samples do not depend on the order of reading",
         "order -1",
     ),
     ("data source", lambda: three_clients(np.random.default_rng().random()), "same data every time", "two different"),
