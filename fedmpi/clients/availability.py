@@ -32,7 +32,7 @@ def always(view: View) -> Floats:
 
 
 @register("availability", name="bernoulli")
-def bernoulli(view: View, *, probability: Chance = 1.0) -> Floats:
+def with_probability(view: View, *, probability: Chance = 1.0) -> Floats:
     """Every client with the same probability in every round.
 
     Parameters

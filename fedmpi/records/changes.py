@@ -1,8 +1,8 @@
-"""A run that continues: with settings that may change, and from wherever its folder, shards and sources are now.
+"""Resumed runs: settings that may change, and moved folders of shards and sources.
 
-What a run may change is how long it lasts, how it is watched and where it is computed. Whatever else differs from the
-folder's config.toml is refused, key by key. What differs is noted at the head of config.toml, which then says the new.
-Shards are known by their checksum, components by the sources kept with the run.
+A run may change its length, its logging and where it is computed. Any other difference from the folder's config.toml is
+rejected. Changes are noted at the head of config.toml. Shards are identified by their checksum, components by the
+sources in the run folder.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fedmpi.records.provenance import FOLDER, kept_sources
 
 CONFIGURATION, SHARDS = "config.toml", "data.source"
 MARK = "# data.source has the sha256 "
-"""Begins the first line of a run's config.toml whose data are a folder of shards."""
+"""Start of the first line of config.toml if the data are a folder of shards."""
 
 
 def data_mark(config: Config, digest: str) -> str:
-    """The first line of config.toml, "" for data that are not in a folder."""
+    """Return the first line of config.toml; "" for data that are not in a folder."""
     return f"{MARK}{digest}\n" if _is_folder(config.data.source.choice) else ""
 
 
 def recorded_digest(run: Path) -> str | None:
-    """The checksum of the shards that a run was trained on; None where its config.toml has none."""
+    """Return the checksum of a run's shards; None if its config.toml has none."""
     try:
         first = read_plain(run / CONFIGURATION).partition(b"\n")[0].decode(errors="replace")
     except OSError:
@@ -46,7 +46,7 @@ def recorded_digest(run: Path) -> str | None:
 
 
 def digest_of(shards: Any) -> str | None:
-    """The checksum of a folder of shards; None where there is no such folder."""
+    """Return the checksum of a folder of shards; None if there is no such folder."""
     try:
         return read_manifest(Path(shards)).digest if _is_folder(shards) else None
     except UserError:
@@ -54,9 +54,9 @@ def digest_of(shards: Any) -> str | None:
 
 
 def find_shards(run: Path, shards: str) -> str | None:
-    """The folder with the shards that a run was trained on: as written, else beside the run or above it.
+    """Return the folder of a run's shards: as written, else beside the run or above it.
 
-    The last names of the path as written are looked for in the run's folder and in each folder above it.
+    The last names of the written path are searched in the run folder and in each folder above it.
     """
     digest = recorded_digest(run)
     if digest is None:
@@ -69,7 +69,7 @@ def find_shards(run: Path, shards: str) -> str | None:
 
 
 def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config:
-    """The configuration of a run's config.toml, its shards found wherever the run's folder is now."""
+    """Return the configuration of a run's config.toml, with its shards found if the folder was moved."""
     digest, shards = recorded_digest(path.parent), config.data.source.name
     if path.name != CONFIGURATION or digest is None or dotted(read_toml(path)).get(SHARDS) != shards:
         return config
@@ -85,7 +85,7 @@ def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config
 
 @contextmanager
 def sources_of(given: Any) -> Iterator[None]:
-    """Within, the components of a run's config.toml are those that are kept with it; nothing for other files."""
+    """Use the sources in the run folder for the components of its config.toml within the context."""
     path = Path(given) if isinstance(given, str | Path) else Path()
     if path.name != CONFIGURATION or not (path.parent / FOLDER).is_dir():
         yield
@@ -100,33 +100,33 @@ def _is_folder(shards: Any) -> bool:
 
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
 NOT_WITH_THESE = {
-    "logging.diagnostics": "what it counts begins with round 0",
-    "evaluation.clients": "how often clients were used is counted from round 0",
-    "evaluation.fine_tune": "all rows about clients tell the same",
+    "logging.diagnostics": "it counts from round 0 on",
+    "evaluation.clients": "it counts from round 0 on how often clients are used",
+    "evaluation.fine_tune": "all rows about clients have the same columns",
 }
-COSINE = "with local.schedule = cosine the rates of all rounds follow from it"
+COSINE = "with local.schedule = cosine all learning rates depend on it"
 CHANGED = "# changed before round "
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs between a folder's config.toml and the configuration that its run goes on with."""
+    """Differences between a folder's config.toml and the configuration of the resumed run."""
 
-    earlier: tuple[str, ...] = ()  # The notes of earlier changes
-    keys: tuple[tuple[str, str, str], ...] = ()  # (key, old, new): What is new now
+    earlier: tuple[str, ...] = ()  # Notes of earlier changes
+    keys: tuple[tuple[str, str, str], ...] = ()  # (key, old, new)
 
     def noted(self, round: int) -> tuple[str, ...]:
-        """One note a change, the earlier ones first; `round` is the first to run with what is new now."""
+        """Return one note per change, earlier ones first; `round` is the first with the new values."""
         return (*self.earlier, *(f"{CHANGED}{round}: {key}: {old} -> {new}" for key, old, new in self.keys))
 
     def text(self, config: Config, round: int) -> bytes:
-        """config.toml: the notes, and what the run goes on with."""
+        """Return config.toml: the notes and the new configuration."""
         head = "".join(note + "\n" for note in self.noted(round))
         return (head + config_toml(config)).encode()
 
 
 def changes_since(path: Path, config: Config) -> Changes:
-    """What differs from the file config.toml."""
+    """Return the differences from the file config.toml; reject those that a run cannot change."""
     try:
         text = read_plain(path).decode("utf-8")
         differing = differences(tomllib.loads(text), config)
@@ -148,7 +148,7 @@ def changes_since(path: Path, config: Config) -> Changes:
 
 
 def _why_not(key: str, config: Config) -> str | None:
-    """None where a run may go on with another value; else the reason, "" where it is plain."""
+    """Return None if a run may change the key; else the reason, "" if it is plain."""
     if key in NOT_WITH_THESE:
         return f" ({NOT_WITH_THESE[key]})"
     if key == "rounds" and config.local.schedule.name == "cosine":

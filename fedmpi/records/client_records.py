@@ -1,7 +1,7 @@
-"""The clients' state beside a checkpoint: one safetensors file that rank 0 writes as the records of all ranks come in.
+"""Clients' state beside a checkpoint: one safetensors file that rank 0 writes piece by piece.
 
-It holds `clients` int64 (c,) and `records` (c, vectors, d) in the same order. Neither writing nor reading needs more
-memory than PIECE_BYTES, and a run may go on with another number of ranks.
+It contains `clients` int64 (c,) and `records` (c, vectors, d) in the same order. Writing and reading need at most
+PIECE_BYTES of memory, and a run may resume with another number of ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
 
 PIECE_BYTES = 64 << 20
-"""Of records that rank 0 holds at once."""
+"""Largest size of the records that rank 0 has in memory."""
 TYPES = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 LENGTH_BYTES = 8
 
@@ -52,7 +52,7 @@ def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str
 
 
 def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned: range) -> Ints:
-    """Take over the records of this rank's clients from a file that rank 0 reads; collective."""
+    """Load the records of this rank's clients from a file that rank 0 reads; return all its clients; collective."""
     state.clear()
     everybody = [np.empty(0, np.int64)]
     pieces = _read(path, state) if cluster.is_server else iter(())
@@ -71,13 +71,13 @@ def _records_at_once(record_bytes: int, ranks: int) -> int:
 
 
 def _in_order(clients: list[Ints], at_once: int, steps: int) -> Ints:
-    """The clients in the order in which their records are gathered: a piece of every rank, then the next one."""
+    """Return the clients in the order of their gathered records: a piece of every rank, then the next one."""
     parts = [own[step * at_once : (step + 1) * at_once] for step in range(steps) for own in clients]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _head(clients: Ints, state: ClientState) -> Iterator[bytes]:
-    """The beginning of a safetensors file: the length of its table, the table, and the clients."""
+    """Yield the head of a safetensors file: the length of its table, the table, and the clients."""
     size, end = len(clients) * state.record_bytes, clients.nbytes
     kind = next(name for name, dtype in TYPES.items() if dtype == state.dtype)
     table = {
@@ -102,7 +102,7 @@ def _write(file: BinaryIO, digest: Any, part: bytes | memoryview) -> None:
 
 
 def _read(path: Path | None, state: ClientState) -> Iterator[list[AnyArray]]:
-    """Pieces of a file: clients (c,), at least one, and their records (c, vectors, d)."""
+    """Yield pieces of a file: clients (c,), at least one, and their records (c, vectors, d)."""
     if path is None:
         return
     with open(path, "rb") as file:
@@ -117,7 +117,7 @@ def _read(path: Path | None, state: ClientState) -> Iterator[list[AnyArray]]:
 
 
 def _check(path: Path, table: Mapping[str, Any], state: ClientState) -> None:
-    """Refuse records of another algorithm or model."""
+    """Reject records of another algorithm or model."""
     names = tuple(json.loads(table["__metadata__"]["vectors"]))
     shape, dtype = tuple(table["records"]["shape"][1:]), TYPES[table["records"]["dtype"]]
     if names != state.names or shape != (len(state.names), state.values) or dtype != state.dtype:

@@ -1,7 +1,6 @@
-"""What a run found out about single clients: RUN/clients.parquet, one row per client and evaluation.
+"""Evaluations of single clients: RUN/clients.parquet, one row per client and evaluation.
 
-The file is whole at any time and holds the evaluations up to the last checkpoint: new rows are kept in memory until one
-is written, and then the whole file is written anew.
+The file is written atomically and has the evaluations up to the last checkpoint. New rows stay in memory until then.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ how many rounds the client has taken part), float64 "label_distance", "loss", "a
 
 FILE = "clients.parquet"
 GROUP_ROWS = 1 << 20
-"""Rows of the file that lie together, and are held in memory when it is written anew."""
+"""Rows of a row group of the file, which are in memory at once when it is rewritten."""
 
 
 class ClientTable:
-    """The file of a run."""
+    """Writer of a run's file."""
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
@@ -39,17 +38,17 @@ class ClientTable:
         self._fresh: list[Columns] = []
 
     def add(self, table: Columns) -> None:
-        """Rows of one evaluation."""
+        """Add the rows of an evaluation."""
         self._fresh.append(table)
         self.rows += len(table["round"])
 
     def take(self) -> list[Columns]:
-        """What is not in the file yet; whoever takes it writes it."""
+        """Return the rows that are not in the file yet; the caller writes them."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def write(self, fresh: list[Columns]) -> None:
-        """Write the file anew with these rows after the others; no rows leave it as it is."""
+        """Append these rows to the file."""
         if not fresh:
             return
         try:
@@ -67,7 +66,7 @@ class ClientTable:
         self._in_file += sum(len(table["round"]) for table in fresh)
 
     def go_on(self, next_round: int, rows: int) -> None:
-        """Drop what the file holds of later rounds."""
+        """Remove the rows of later rounds."""
         self.rows, self._in_file = rows, rows
         if not rows:
             self.path.unlink(missing_ok=True)
@@ -83,7 +82,7 @@ class ClientTable:
             self._replace([], next_round)
 
     def _replace(self, fresh: list[Columns], next_round: int | None = None) -> None:
-        """Write the old rows, those of rounds before `next_round`, and the fresh ones after them."""
+        """Rewrite the file: its rows of rounds before `next_round`, then the fresh ones."""
         from pyarrow import concat_tables, parquet
 
         held: list[Any] = []
@@ -114,7 +113,7 @@ def _pieces(path: Path, fresh: list[Columns], next_round: int | None) -> Iterato
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Parquet file; whatever a damaged one makes pyarrow stumble over is a UserError."""
+    """Open the Parquet file; any error of pyarrow becomes a UserError."""
     from pyarrow import parquet
 
     try:
@@ -126,7 +125,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def read_clients(folder: Path) -> Columns:
-    """What a run's folder holds about its clients; empty where there is nothing."""
+    """Return the table of a run folder; empty if there is none."""
     path = folder / FILE
     if not os.path.lexists(path):
         return {}
@@ -139,11 +138,11 @@ def read_clients(folder: Path) -> Columns:
 
 
 def concatenated(tables: Sequence[Columns]) -> Columns:
-    """The rows of several tables with the same columns, one after the other; no column of none."""
+    """Concatenate tables with the same columns."""
     return {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 
 
 def last_evaluation(table: Columns) -> Columns:
-    """The rows of the last round that clients were evaluated after."""
+    """Return the rows of the last evaluation."""
     last = table["round"] == table["round"].max()
     return {name: column[last] for name, column in table.items()}

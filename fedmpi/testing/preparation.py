@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmpi.common.registry import KINDS
-from fedmpi.common.registry import built_in_name
+from fedmpi.common.registry import KINDS, built_in_name
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, wrong_target
