@@ -115,8 +115,8 @@ class Krum:
         f = self.byzantine
         if participants <= 2 * f + 2:
             raise UserError(
-                f'server.aggregator = "krum" with byzantine = {f} needs more than {2 * f + 2} clients that send an update, '
-                f"but a round has {participants}: select more, or lower it"
+                f'server.aggregator = "krum" with byzantine = {f} needs more than {2 * f + 2} clients that send an '
+                f"update, but a round has {participants}: select more, or lower it"
             )
         if self.keep > participants - f - 2:
             raise UserError(

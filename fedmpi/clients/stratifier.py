@@ -101,8 +101,8 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
     if noise == "drop":
         if alone.all() and len(alone):
             raise UserError(
-                f'OPTICS finds no cluster among {len(alone)} clients, and clients.sampler.clustering.outliers = "drop" would '
-                'drop them all: use outliers = "nearest", a smaller xi, or probe = "full"'
+                f'OPTICS finds no cluster among {len(alone)} clients, and clients.sampler.clustering.outliers = "drop" '
+                'would drop them all: use outliers = "nearest", a smaller xi, or probe = "full"'
             )
         labels[~alone] = _numbered(labels[~alone])
         return labels

@@ -287,7 +287,7 @@ def _task(c: ConfigTables) -> Checks:
         )
         yield (
             "accuracy" in {*_needs(c), *_measures(c)},
-            f'clients.sampler = "{c.clients.sampler.name}" draws clients by their accuracy, which {named} does not have',
+            f'clients.sampler = "{c.clients.sampler.name}" draws clients by their accuracy, which {named} lacks',
         )
     if c.task.kind not in NO_CLASS:
         return

@@ -100,8 +100,8 @@ class EvaluatedParts:
             if not store.part_samples(part):
                 other = "val" if part == "test" else "test"
                 raise UserError(
-                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.source.name} '
-                    f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
+                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but '
+                    f'{config.data.source.name} has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
                 )
 
     def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:

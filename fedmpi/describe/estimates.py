@@ -126,8 +126,8 @@ def advice(assessments: list[Assessment]) -> str:
         return f"Clipping is the larger error: raise samples.size.max_size above {best.threshold}."
     if best.relative_error > 0.5:
         return (
-            "Noise drowns the total with every mechanism: raise samples.size.epsilon, lower samples.size.max_size towards the "
-            "largest client, or ask more clients."
+            "Noise drowns the total with every mechanism: raise samples.size.epsilon, lower samples.size.max_size "
+            "towards the largest client, or query more clients."
         )
     return f'Set samples.size.estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
 

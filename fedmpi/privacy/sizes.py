@@ -231,8 +231,8 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
         raise UserError(f"samples.size.estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         raise UserError(
-            f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, answers "
-            "say nothing of the sizes; without privacy: samples.size.estimate = exact"
+            f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, "
+            "answers say nothing of the sizes; without privacy: samples.size.estimate = exact"
         )
     if threshold < 3:
         raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
@@ -343,7 +343,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
         found.append(
             Saturation(
                 "unclipped",
-                f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients asked hold "
+                f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients have "
                 f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
                 "infinite; set samples.size.clip = true or raise samples.size.max_size",
             )
@@ -377,8 +377,8 @@ def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
     deviation = size_estimate.standard_deviation
     share = 0.5 * math.erfc((answered_total - wanted) / (deviation * math.sqrt(2)))
     return (
-        f"the answers of {size_estimate.asked} clients at samples.size.epsilon = {size_estimate.epsilon:g} leave the total "
-        f"uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
+        f"the answers of {size_estimate.asked} clients at samples.size.epsilon = {size_estimate.epsilon:g} leave "
+        f"the total uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
         "samples.size.epsilon, ask more clients, or lower samples.budget"
     )
 

@@ -108,7 +108,8 @@ def test_what_travels_with_a_model_is_what_mpi_moves(tmp_path: Path) -> None:
         "preset=astraea", "data.source=digits:clients=12,alpha=0.4", "rebalance=false", GAMMA,
         "topology.epochs=2", "clients.count=6", "topology.keep_optimizer=true", "rounds=3",
         "model.name=tests.end_to_end.user_models:normed", "clients.sampler=stratified",
-        "clients.sampler.initial_step=true", "clients.sampler.features=label-histogram", "clients.sampler.clustering=kmeans",
+        "clients.sampler.initial_step=true", "clients.sampler.features=label-histogram",
+        "clients.sampler.clustering=kmeans",
         "clients.sampler.strata=2", "clients.sampler.within_stratum=uniform",
     )  # fmt: skip
     job = run_mpi(3, ["-m", "fedmpi", "train", *choices(*QUIET, *settings), "--out", tmp_path / "run"])

@@ -81,11 +81,13 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         "divides by the probability of being there",
         [
             "server.weights=unbiased clients.availability=time-of-day clients.availability.lowest=0",
-            "server.weights=unbiased clients.availability=label-group clients.availability.by_label=[0.5,0,1,1,1,1,1,1,1,1]",
+            "server.weights=unbiased clients.availability=label-group "
+            "clients.availability.by_label=[0.5,0,1,1,1,1,1,1,1,1]",
         ],
         [
             "server.weights=unbiased clients.availability=time-of-day clients.availability.lowest=0.1",
-            "server.weights=unbiased clients.availability=label-group clients.availability.by_label=[0.5,1,1,1,1,1,1,1,1,1]",
+            "server.weights=unbiased clients.availability=label-group "
+            "clients.availability.by_label=[0.5,1,1,1,1,1,1,1,1,1]",
             "server.weights=normalized clients.availability=time-of-day clients.availability.lowest=0",
             "server.weights=unbiased",
         ],

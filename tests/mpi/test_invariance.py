@@ -32,7 +32,8 @@ CONFIGURATIONS = {
     "all train": "preset=fedsampling server.optimizer.lr=0.05 samples.budget=300 samples.size.max_size=150 "
     f"cluster.placement=shared cluster.server_trains=always {SMALL}",
     "hardly anybody there": "preset=fedavg clients.count=3 samples.sampler=bernoulli samples.budget=100 "
-    "cluster.placement=shared cluster.server_trains=always clients.availability=bernoulli clients.availability.probability=0.04 "
+    "cluster.placement=shared cluster.server_trains=always clients.availability=bernoulli "
+    "clients.availability.probability=0.04 "
     f"evaluation.every=1 {SMALL}",
     "exact and shared": "preset=fedavg server.exact=true clients.count=7 cluster.placement=shared "
     f"cluster.server_trains=always {SMALL}",

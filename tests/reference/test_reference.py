@@ -251,6 +251,7 @@ def test_a_row_agrees_with_the_plain_loop(name: str, tmp_path: Path) -> None:
     assert compare(ROWS[name], tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
     names = dict(enumerate(ROWS))

@@ -108,7 +108,8 @@ STREAMS = Streams(5)
         (partial(bernoulli, probability=0.3), "bernoulli clients.availability.probability=0.3"),
         (
             TimeOfDay(probability=0.9, lowest=0.2, period=24),
-            "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 clients.availability.period=24",
+            "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 "
+            "clients.availability.period=24",
         ),
         (
             LabelGroup(by_label=(0.2, 0.4, 0.6, 0.8)),

@@ -64,7 +64,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         rebalancing = stored_rebalancing(part, store)
     elif ORIGINAL_COUNTS in store.extras:
         raise UserError(
-            f"{config.data.source.name} holds augmented copies already and would be augmented twice: set rebalance.mode = "
+            f"{config.data.source.name} contains augmented copies and would be augmented twice: set rebalance.mode = "
             '"stored"'
         )
     else:
