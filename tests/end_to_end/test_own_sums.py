@@ -142,7 +142,7 @@ def test_a_failing_component_ends_three_ranks_with_one_and_its_name(tmp_path: Pa
     words: list[Any] = [word for setting in [*ALL, "samples.sampler=failing:draws"] for word in ("--set", setting)]
     done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"], cwd=tmp_path)
     assert done.returncode == 1
-    assert re.search(r"failing:draws \(.*failing.py:6\) failed in round 0, client 4: Val", done.stderr), done.stderr
+    assert re.search(r"failing:draws \(.*failing.py:7\) failed in round 0, client 4: Val", done.stderr), done.stderr
 
 
 class KeepsTotals(fedmpi.LocalAlgorithm):
