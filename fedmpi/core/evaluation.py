@@ -101,7 +101,8 @@ class EvaluatedParts:
                 other = "val" if part == "test" else "test"
                 raise UserError(
                     f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but '
-                    f'{config.data.source.name} has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
+                    f"{config.data.source.name} has none: prepare it with --val FRACTION, or set evaluation.on = "
+                    f'"{other}"'
                 )
 
     def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:

@@ -378,8 +378,8 @@ def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
     share = 0.5 * math.erfc((answered_total - wanted) / (deviation * math.sqrt(2)))
     return (
         f"the answers of {size_estimate.asked} clients at samples.size.epsilon = {size_estimate.epsilon:g} leave "
-        f"the total uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
-        "samples.size.epsilon, ask more clients, or lower samples.budget"
+        f"the total uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: "
+        "raise samples.size.epsilon, ask more clients, or lower samples.budget"
     )
 
 
