@@ -187,6 +187,7 @@ def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undistur
         run_into(run, *shorter, "rounds=3", resume=True)
     after = content(run)
     assert all(after[name] == text for name, text in before.items() if name != "run.log")
+    assert run_into(run, *SETTINGS, resume=True) == 0
 
 
 @pytest.mark.parametrize(
