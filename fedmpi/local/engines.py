@@ -12,7 +12,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.acceleration import batched_engine, why_not_batched
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
@@ -163,12 +163,12 @@ def choose_engine(
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
         return SingleEngine(merged, sequential)
-    not_batched = _why_not_batched(config, model, hooks) or why_not_side_by_side(model, source.description)
+    not_batched = _why_not_batched(config, model, hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
         _demand(wanted, not_batched)
     if not_batched is not None:
         return CompositeEngine(merged, sequential, sequential, not_merged, not_batched)
-    batched = BatchedEngine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
+    batched = batched_engine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
     if wanted == "batched":
         return SingleEngine(batched, sequential)
     activations = batched.net.values_per_row * _usual_rows(config, source) * model.initial.element_size()

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from fedmpi import ClientFailure
-from fedmpi.local.batched import engine as batched
 from fedmpi.local.batched.apart import KeptApart
-from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.failures import OnDivergence
-from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
-from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
 from fedmpi.models.stacked.ahead import ProductsAhead, steps_at_once
 from fedmpi.models.stacked.base import Slot
 from fedmpi.models.stacked.dense import Linear
 from fedmpi.models.stacked.net import translate
+from torch import nn
+
+from fedmpi import ClientFailure
+from fedmpi.local.batched import engine as batched
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.failures import OnDivergence
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.models.flat import FlatModel
 from tests.local.stacks import CLASSES, IMAGES, Source, flat_model, ragged_sizes, relative_difference, tasks_for, train
 from tests.local.test_algorithms import STREAMS
 from tests.local.test_apart import EPOCHS, three_rounds

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fedmpi.local.batched.apart import KeptApart, pays_off
+from fedmpi.models.stacked.net import translate
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.local.batched import engine as batched
-from fedmpi.local.batched.apart import KeptApart, pays_off
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked.net import translate
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, relative_difference
 from tests.local.test_algorithms import MODELS, RULES, SIZES, STREAMS, cohort, make
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from fedmpi.models.stacked import ahead
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
@@ -28,7 +29,6 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked import ahead
 from tests.local import stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
 from tests.models import test_layers as layers

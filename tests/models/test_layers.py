@@ -12,6 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedmpi.models.stacked import check, forms
+from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
+from fedmpi.models.stacked.graph import GraphLayer
+from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, Maps, MaxPool, Patches
+from fedmpi.models.stacked.net import translate, why_not_stackable
+from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
+from fedmpi.models.stacked.text import Peaks, find_peaks
+from fedmpi.models.stacked.trace import trace
 from torch import Tensor, autograd, nn
 from torch.nn import functional
 
@@ -22,14 +30,6 @@ from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked import check, forms
-from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
-from fedmpi.models.stacked.graph import GraphLayer
-from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, Maps, MaxPool, Patches
-from fedmpi.models.stacked.net import translate, why_not_stackable
-from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
-from fedmpi.models.stacked.text import Peaks, find_peaks
-from fedmpi.models.stacked.trace import trace
 from fedmpi.models.text_layers import FrozenEmbedding, MaxOverTime
 from tests.local.stacks import CLASSES, Source, image_network, train
 

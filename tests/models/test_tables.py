@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fedmpi.models.stacked.text import BLOCK, Tables
 
 from fedmpi.common.streams import Streams
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.work import LocalRule
-from fedmpi.models.stacked.text import BLOCK, Tables
 from tests.local.stacks import TEXTS, Source, flat_model, ragged_sizes, tasks_for, train
 
 WORDS, DIMENSION = 2 * BLOCK + 77, 3
