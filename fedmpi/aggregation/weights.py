@@ -283,7 +283,7 @@ class QFFL:
             return None
         return (
             "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
-            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.aggregator.lipschitz'
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or server.weights.lipschitz'
         )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:

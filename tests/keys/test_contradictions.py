@@ -232,7 +232,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         "takes the Lipschitz constant for 1 / local.lr",
         [f"{LEARNS} local.optimizer=adam", f"{LEARNS} local.optimizer=torch.optim:AdamW"],
         [
-            f"{LEARNS} local.optimizer=adam server.aggregator.lipschitz=5",
+            f"{LEARNS} local.optimizer=adam server.weights.lipschitz=5",
             "local.optimizer=adam",
             f"{LEARNS} local.optimizer=sgd",
         ],

@@ -174,7 +174,7 @@ COMPOSITIONS |= {
         "clients.sampler.initial_step=true",
     ],
     "q-FFL with q = 0.3 and a constant of its own": [
-        *(*UNEVEN_SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.aggregator.lipschitz=7.0"),
+        *(*UNEVEN_SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.weights.lipschitz=7.0"),
     ],
 }
 

@@ -24,8 +24,7 @@ from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
-from fedmpi.local.hooks import ClientHooks, Hooks
-from fedmpi.local.pipeline import deliver
+from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel

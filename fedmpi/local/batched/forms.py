@@ -169,7 +169,7 @@ def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -
 
 
 @built_in(BagOfWords)
-def bag_of_words(layer: BagOfWords, weights: Mapping[str, Weight], tokens: Tensor) -> Tensor:
+def stacked_bag_of_words(layer: BagOfWords, weights: Mapping[str, Weight], tokens: Tensor) -> Tensor:
     words, known = (tokens > 0).sum(2, keepdim=True).clamp(min=1), tokens >= FIRST_WORD
     weight, bias = weights["weight"].value, weights["bias"].value
     rows = _rows_of(weight, (tokens - FIRST_WORD).clamp(min=0))
