@@ -38,8 +38,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, DataWatch
-from fedmpi.local.client_numbers import ClientMeasures
-from fedmpi.local.comparisons import LocalLosses, Reference
+from fedmpi.local.client_metrics import ClientMeasures, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
@@ -144,7 +143,7 @@ class Experiment:
         settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        losses = partial(LocalLosses, config, data.trained_on, device, streams, model.loss)
+        losses = partial(ClientMeasures, config, data.trained_on, streams, device, cluster.rank, model.loss)
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()

@@ -27,7 +27,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
 from fedmpi.local.algorithm import Totals
-from fedmpi.local.comparisons import LocalLosses
+from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.diagnostics import UpdateMoments
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.pipeline import UpdateObserver
@@ -189,14 +189,14 @@ class RoundSum:
 
 
 def one_by_one(
-    config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
+    config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], ClientMeasures]
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if config.server.aggregator.name != "mean":
         combiner = Combiner(config.server.aggregator.component, config.server.aggregator.options)
         return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
     weighing = Weighing(config.server.weights.component, config.server.weights.options)
-    return partial(JudgedSum, weighing=weighing, loss=losses().before, cluster=cluster) if weighing.judges else None
+    return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster) if weighing.judges else None
 
 
 def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:

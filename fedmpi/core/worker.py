@@ -26,13 +26,12 @@ from fedmpi.core.placement import Balance, Layout, equal_parts, longest_first, p
 from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
-from fedmpi.local.client_numbers import update_norms
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.engines import CompositeEngine, LocalEngine
+from fedmpi.local.engines import LocalEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.sequential import SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
@@ -276,7 +275,7 @@ class Worker:
     @property
     def merging(self) -> bool:
         """True if clients with a single step are merged into one gradient."""
-        return isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
+        return self.engine.merging
 
     def _expected_rows(self, plan: Plan) -> float:
         """Return the expected number of samples that the cohort is trained on."""
@@ -449,7 +448,7 @@ class Trainer:
             self.store.expect(np.intersect1d(fresh, plan.coming[mine], assume_unique=True))
 
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
-        if not self.worker.uses_all(plan) and isinstance(self.engine, CompositeEngine):
+        if not self.worker.uses_all(plan) and self.engine.merged is not None:
             rows = self.worker.sampled(plan, self.worker.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
                 report = self._train_rows(self.engine, rows, plan, model, rule, total)
@@ -480,7 +479,7 @@ class Trainer:
 
     def _train_rows(
         self,
-        engine: CompositeEngine,
+        engine: LocalEngine,
         sampled: SampledRows,
         plan: Plan,
         model: Tensor,

@@ -6,9 +6,10 @@ Only clients that have been selected have vectors: a population of 10⁶ with 10
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedRandom
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class ClientState:
         self._kept: dict[int, AnyArray] = {}
         self._places: dict[int, int] = {}
         self._free: list[int] = []
-        self._file: int | None = None
+        self._file: BufferedRandom | None = None
         self._end = 0
 
     def __len__(self) -> int:
@@ -108,54 +109,33 @@ class ClientState:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
-    def __del__(self) -> None:
-        self.close()
-
-    def _open(self) -> int:
-        if self._file is None:
-            folder = self.folder if self.folder is not None and self.folder.is_dir() else Path(tempfile.gettempdir())
-            with _spilling(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-                self._file = os.dup(file.fileno())
-            log.info("client state beyond %d records goes to a temporary file in %s", self.room, folder)
-            self._where = folder
-        return self._file
+    @contextmanager
+    def _at(self, place: int) -> Iterator[BufferedRandom]:
+        """Open the file at a record's place; report a file that cannot be written or read in one sentence."""
+        folder = self.folder if self.folder is not None and self.folder.is_dir() else Path(tempfile.gettempdir())
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+                log.info("client state beyond %d records goes to a temporary file in %s", self.room, folder)
+            self._file.seek(place * self.record_bytes)
+            yield self._file
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"the clients' state above cluster.state_memory could not be kept in {folder} "
+                f"({error.strerror or error}): make room there, or raise cluster.state_memory"
+            ) from error
 
     def _fetch(self, place: int) -> AnyArray:
         record = np.empty((len(self.names), self.values), self.dtype)
-        view, offset = record.data.cast("B"), place * self.record_bytes
-        handle = self._open()
-        with _spilling(self._where):
-            while view:
-                count = os.preadv(handle, [view], offset)
-                if not count:
-                    raise OSError(f"the file ends at byte {offset}")
-                view, offset = view[count:], offset + count
+        with self._at(place) as file:
+            if file.readinto(record.data.cast("B")) < self.record_bytes:
+                raise OSError("the file ends too early")
         return record
 
     def _store(self, place: int, record: AnyArray) -> None:
-        view = np.ascontiguousarray(record, self.dtype).data.cast("B")
-        handle, offset = self._open(), place * self.record_bytes
-        with _spilling(self._where):
-            while view:
-                count = os.pwrite(handle, view, offset)
-                view, offset = view[count:], offset + count
-
-
-class _spilling:
-    """Context that reports a file that cannot be written or read in one sentence."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise UserError(
-                f"the clients' state above cluster.state_memory could not be kept in {self.folder} "
-                f"({error.strerror or error}): make room there, or raise cluster.state_memory"
-            ) from error
+        with self._at(place) as file:
+            file.write(np.ascontiguousarray(record, self.dtype).data.cast("B"))

@@ -72,26 +72,11 @@ def client_drift(moments: UpdateMoments, update_norm: float) -> float:
 
 
 def local_gain(moments: UpdateMoments) -> float:
-    """Return Σ p_k (F_k(w) − F_k(w_k)) with p_k = c_k / Σ c, which replaces Γ during a run (see `heterogeneity`). It
-    equals Γ if w is the best global model and local training ends at each client's own."""
-    return moments.weighted_gain / moments.weight if moments.weight > 0 else 0.0
+    """Return Σ p_k (F_k(w) − F_k(w_k)) with p_k = c_k / Σ c, which replaces Γ = F* − Σ p_k F_k* of FedSSO, Lemma 4.
 
-
-def heterogeneity(global_minimum: float, local_minima: Floats, weights: Floats) -> float:
-    """Return Γ = F* − Σ ρ_k F_k* (FedSSO, Lemma 4; Li et al. 2020): 0 when one model is best for every client.
-
-    During a run F(w) and the selected clients' losses after local training replace the minima (`local_gain`).
-
-    Parameters
-    ----------
-    global_minimum : float
-        F*.
-    local_minima : ndarray of float64, shape (m,)
-        F_k*.
-    weights : ndarray of float64, shape (m,)
-        ρ_k; divided by their sum.
+    It equals Γ if w is the best global model and local training ends at each client's own.
     """
-    return float(global_minimum - np.average(local_minima, weights=weights))
+    return moments.weighted_gain / moments.weight if moments.weight > 0 else 0.0
 
 
 def weight_divergence(model: NDArray[np.floating], reference: NDArray[np.floating]) -> float:

@@ -12,11 +12,11 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.acceleration import batched_engine, why_not_batched
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.optimizers import AdamState, is_plain_sgd
+from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
@@ -32,27 +32,46 @@ LARGEST_BATCH = 64 << 20
 take 0.7 of the sequential time; those of resnet18 (340 MiB) take the same time."""
 
 
-class CompositeEngine:
-    """Engine that merges one-step clients where that is exact and leaves the others to a second engine."""
+class LocalEngine:
+    """Engine of the round loop: merges one-step clients where that is exact, and leaves the others to a second engine.
 
-    name = "auto"
+    Parameters
+    ----------
+    sequential : SequentialEngine
+        For training models in place.
+    rest : Engine
+        Engine of the clients that are not merged.
+    why : str
+        Reason for `rest`; empty if it is the batched engine of "auto".
+    merged : MergedEngine, optional
+        None if the user chose one engine for all clients.
+    refusal : str, optional
+        Reason why nothing is merged.
+    """
 
     def __init__(
         self,
-        merged: MergedEngine,
         sequential: SequentialEngine,
         rest: Engine,
+        why: str = "",
+        merged: MergedEngine | None = None,
         refusal: str | None = None,
-        why_rest: str = "",
     ):
-        self.merged, self.sequential, self.rest = merged, sequential, rest
-        self.refusal, self.why_rest = refusal, why_rest
+        self.sequential, self.rest, self.why, self.merged, self.refusal = sequential, rest, why, merged, refusal
+        self.name = rest.name if merged is None else "auto"
         self.merged_clients = self.other_clients = 0
+
+    @property
+    def merging(self) -> bool:
+        """Check whether one-step clients may be merged."""
+        return self.merged is not None and self.refusal is None
 
     @property
     def description(self) -> str:
         """Describe the engines and the reasons, with the number of clients each has trained on this rank so far."""
-        others = f"{self.rest.name} ({self.why_rest})" if self.why_rest else self.rest.name
+        if self.merged is None:
+            return f'{self.name}: as local.engine = "{self.name}" says'
+        others = f"{self.rest.name} ({self.why})" if self.why else self.rest.name
         if self.refusal is not None:
             return f"auto: {others}; nothing is merged: {self.refusal}"
         counts = ""
@@ -64,11 +83,14 @@ class CompositeEngine:
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
-        together, others = self._split(tasks, rule, total)
-        report = WorkReport()
-        if together:
+        together: list[ClientTask] = []
+        if self.merged is not None and self._merges(rule, total):
+            together = [task for task in tasks if self.merged.accepts(task, rule)]
+        report, merged = WorkReport(), set(map(id, together))
+        others = [task for task in tasks if id(task) not in merged]
+        if together and self.merged is not None:
             report += self.merged.train(together, start, rule, round, total)
-        if others:
+        if others or self.merged is None:
             report += self.rest.train(others, start, rule, round, total)
         self.merged_clients += len(together)
         self.other_clients += len(others)
@@ -90,56 +112,13 @@ class CompositeEngine:
         total: Accumulator,
     ) -> WorkReport:
         """Train samples of any number of clients, without a task for each; see `MergedEngine.train_rows`."""
+        assert self.merged is not None
         report = self.merged.train_rows(clients, rows, weights, start, rule, round, total)
         self.merged_clients += report.clients
         return report
 
-    def advance(
-        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
-    ) -> WorkReport:
-        """Train a model in place; see `SequentialEngine.advance`."""
-        return self.sequential.advance(w, task, rule, round, state)
-
     def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
-        return self.refusal is None and self.merged.refusal(rule, total) is None
-
-    def _split(
-        self, tasks: Sequence[ClientTask], rule: LocalRule, total: Accumulator
-    ) -> tuple[list[ClientTask], list[ClientTask]]:
-        """Split the tasks into those that are merged and the others."""
-        merges = self._merges(rule, total)
-        alone = [merges and self.merged.accepts(task, rule) for task in tasks]
-        together = [task for task, one in zip(tasks, alone, strict=True) if one]
-        return together, [task for task, one in zip(tasks, alone, strict=True) if not one]
-
-
-class SingleEngine:
-    """Engine that the user chose, with the sequential one for training models in place."""
-
-    def __init__(self, engine: Engine, sequential: SequentialEngine):
-        self.engine, self.sequential = engine, sequential
-        self.name = engine.name
-
-    @property
-    def description(self) -> str:
-        """Report that the user chose this engine."""
-        return f'{self.name}: as local.engine = "{self.name}" says'
-
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
-        return self.engine.train(tasks, start, rule, round, total)
-
-    def advance(
-        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
-    ) -> WorkReport:
-        """Train a model in place; see `SequentialEngine.advance`."""
-        return self.sequential.advance(w, task, rule, round, state)
-
-
-LocalEngine = SingleEngine | CompositeEngine
-"""Engine type of the round loop: it describes itself and can also train a model in place."""
+        return self.merged is not None and self.refusal is None and self.merged.refusal(rule, total) is None
 
 
 def choose_engine(
@@ -157,25 +136,25 @@ def choose_engine(
     leaving = OnDivergence(config.local.on_divergence == "drop")
     sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks, leaving)
     if wanted == "sequential":
-        return SingleEngine(sequential, sequential)
+        return LocalEngine(sequential, sequential)
     merged = MergedEngine(model, source, streams, rank, precision, leaving)
     not_merged = _why_not_merged(config, observer, hooks) or merged.model_refusal()
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
-        return SingleEngine(merged, sequential)
-    not_batched = _why_not_batched(config, model, hooks) or why_not_side_by_side(model, source.description)
+        return LocalEngine(sequential, merged)
+    not_batched = _why_not_batched(config, model, hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
         _demand(wanted, not_batched)
     if not_batched is not None:
-        return CompositeEngine(merged, sequential, sequential, not_merged, not_batched)
-    batched = BatchedEngine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
+        return LocalEngine(sequential, sequential, not_batched, merged, not_merged)
+    batched = batched_engine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
     if wanted == "batched":
-        return SingleEngine(batched, sequential)
+        return LocalEngine(sequential, batched)
     activations = batched.net.values_per_row * _usual_rows(config, source) * model.initial.element_size()
     if model.device.type == "cpu" and activations > LARGEST_BATCH:
         why = f"a batch of one client has {activations >> 20} MiB of activations"
-        return CompositeEngine(merged, sequential, sequential, not_merged, why)
-    return CompositeEngine(merged, sequential, batched, not_merged)
+        return LocalEngine(sequential, sequential, why, merged, not_merged)
+    return LocalEngine(sequential, batched, "", merged, not_merged)
 
 
 def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:

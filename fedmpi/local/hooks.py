@@ -20,7 +20,8 @@ from fedmpi.config import Config
 from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.failures import check_update
+from fedmpi.local.work import ClientTask, LocalRule, Observer
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -313,6 +314,23 @@ class ClientHooks:
             return vector
         except (TypeError, ValueError, RuntimeError) as error:
             raise hooks.refusal(str(error), self.task.client) from error
+
+
+def deliver(
+    task: ClientTask,
+    update: Tensor,
+    rule: LocalRule,
+    observe: Observer | None,
+    total: Accumulator,
+    hooks: ClientHooks | None = None,
+    steps: int = 0,
+) -> None:
+    """Add coefficient · Δ, or the observer's replacement of Δ, to `total`; the client's hooks see the original Δ."""
+    check_update(update, rule.lr)
+    if hooks is not None:
+        hooks.finish(update, steps, rule)
+    replaced = observe(task.client, update) if observe is not None else None
+    total.add(update if replaced is None else replaced, task.coefficient, task.client)
 
 
 def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | None:

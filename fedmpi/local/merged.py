@@ -25,7 +25,7 @@ from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
-from fedmpi.models.stacked.net import why_not_stackable
+from fedmpi.models.isolation import why_untraceable
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -79,10 +79,8 @@ class MergedEngine:
             )
         if model.hooked:
             return "hooks may clip or normalize the gradients of a batch"
-        if not model.plain:
-            reason = why_not_stackable(model.module, description, model.stacked_forms)
-            if reason is not None:
-                return f"the forward pass cannot be followed: {reason}"
+        if not model.plain and (reason := why_untraceable(model.module)):
+            return f"torch.fx cannot trace the forward pass: {reason}"
         return why_loss_alone(traits.loss)
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:

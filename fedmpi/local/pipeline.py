@@ -1,4 +1,4 @@
-"""Path of a client's update from its engine to the sum: checks, transmission, clipping, metrics, addition."""
+"""Observation of every client's update before it is summed: attacks, transmission, clipping, metrics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.server_tables import NoCompression
-from fedmpi.local.comparisons import LocalLosses
+from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
-from fedmpi.local.failures import check_update
-from fedmpi.local.hooks import ClientHooks
-from fedmpi.local.work import ClientTask, LocalRule, Observer
+from fedmpi.local.work import ClientTask
 from fedmpi.privacy.updates import clip
 from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
@@ -35,7 +32,7 @@ class UpdateObserver:
     ):
         self.keeps_norms = keeps_norms
         self.norms: dict[int, float] = {}
-        self.losses: LocalLosses | None = None
+        self.losses: ClientMeasures | None = None
         self.clip_norm = clip_norm
         self.measures = measures
         self.transport = transport
@@ -89,20 +86,3 @@ class UpdateObserver:
         """Return the sums of the round so far over this rank's clients."""
         gains = np.array(self._gains) if self.losses is not None else None
         return update_moments(np.array(self._norms), np.array(self._factors), gains)
-
-
-def deliver(
-    task: ClientTask,
-    update: Tensor,
-    rule: LocalRule,
-    observe: Observer | None,
-    total: Accumulator,
-    hooks: ClientHooks | None = None,
-    steps: int = 0,
-) -> None:
-    """Add coefficient · Δ, or the observer's replacement of Δ, to `total`; the client's hooks see the original Δ."""
-    check_update(update, rule.lr)
-    if hooks is not None:
-        hooks.finish(update, steps, rule)
-    replaced = observe(task.client, update) if observe is not None else None
-    total.add(update if replaced is None else replaced, task.coefficient, task.client)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
-from fedmpi.local.batched.engine import why_not_side_by_side
-from fedmpi.local.batched.probes import SMALL, BatchedProbe
+from fedmpi.local.acceleration import batched_probe, why_not_batched
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.traits import rows_of_a_pass
@@ -45,8 +44,8 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     """
     rows = None if config.local.batch_size == "all" else config.local.batch_size
     side_by_side = config.local.engine in ("auto", "batched") and not config.server.exact
-    stackable = side_by_side and why_not_side_by_side(model, data.description) is None
-    batched = BatchedProbe(model, data, rank) if stackable else None
+    stackable = side_by_side and why_not_batched(model, data.description) is None
+    batched = batched_probe(model, data, rank) if stackable else None
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
         purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
@@ -96,7 +95,7 @@ def gradient_blocks(
     batch_rows: int | None = None,
     rank: int = 0,
     block_bytes: int = BLOCK_BYTES,
-    batched: BatchedProbe | None = None,
+    batched: Any = None,
     purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[Ints, Tensor]]:
     """Yield the gradients of `client_gradients` in blocks of bounded memory."""
@@ -104,7 +103,7 @@ def gradient_blocks(
     if batched is not None:
         probed = np.fromiter(clients, np.int64)
         counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[probed]], np.int64)
-        small = (counts >= model.least) & (counts <= SMALL)
+        small = (counts >= model.least) & (counts <= batched.largest)
         rows = [
             _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
             for k in probed[small]

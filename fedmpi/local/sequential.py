@@ -11,17 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.local.failures import OnDivergence, check_loss, named_client
-from fedmpi.local.hooks import ClientHooks, Hooks
+from fedmpi.common.types import Floats, Ints
+from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
+from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
-from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel, Precision
@@ -178,6 +179,26 @@ class SequentialEngine:
         torch.index_select(x, 0, rows, out=some_x)
         torch.index_select(y, 0, rows, out=some_y)
         return some_x, some_y
+
+
+def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
+    """Return ‖w_k − w‖ of clients (k,) that train from w = `start` (d,) on all their samples, float64 (k,).
+
+    Batches and dropout masks are those of the round: a selected client makes exactly this update before compression,
+    clipping or attacks. NaN for clients with too few samples to train on, and for diverged clients if rounds leave
+    these out.
+    """
+    norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
+    for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
+        task = ClientTask(int(clients[place]), None, 1.0)
+        try:
+            engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
+            with named_client(task.client, engine.rank):
+                check_update(w.sub_(start), rule.lr)
+            norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
+        except ClientFailure as failure:
+            engine.on_divergence.leave_out(failure, round)
+    return norms
 
 
 def _rows_at_once(x: Tensor, batch: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -167,9 +167,24 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
     return outputs
 
 
+class _RowsOfMasks(NoMasks):
+    """Source without dropout that notices masks for another number of rows than the batch has."""
+
+    def __init__(self, rows: int):
+        self.rows, self.others = rows, False
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        self.others |= rows != self.rows
+        return super().mask(rows, units, p)
+
+
 def _couples(model: FlatModel, x: Tensor, description: DataDescription, training: bool) -> bool:
-    """Check whether the outputs of a batch differ from those of its halves."""
-    whole = _outputs(model, x, description, training)
+    """Check whether the outputs of a batch differ from those of its halves, or dropout is not of its samples."""
+    masks = _RowsOfMasks(len(x))
+    with model.masks.given_by(masks):
+        whole = _outputs(model, x, description, training)
+    if masks.others:
+        return True
     halves = torch.cat([_outputs(model, half, description, training) for half in x.chunk(2)])
     return not torch.allclose(whole, halves, rtol=1e-3, atol=1e-5, equal_nan=True)
 
@@ -204,12 +219,10 @@ def _bytes_widest(model: FlatModel, x: Tensor) -> int:
 
     Only tensors that grow with the samples count, not weights, frozen ones or tensors computed from others.
     """
-    fewer = x[: len(x) // 2].clone()
-    whole, part = _bytes_saved(model, x), _bytes_saved(model, fewer)
+    whole, part = (_bytes_saved(model, x[:count].clone()) for count in (len(x), len(x) // 2))
     if len(whole) != len(part):
-        fewer, part = x[:0], [0] * len(whole)
-    each = [max(0, one - other) // (len(x) - len(fewer)) for one, other in zip(whole, part, strict=True)]
-    return max(each, default=0)
+        return max(whole, default=0) // len(x)
+    return max((max(0, one - other) * 2 // len(x) for one, other in zip(whole, part, strict=True)), default=0)
 
 
 def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
@@ -222,11 +235,8 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
         return tensor.detach()  # keeping a tensor with its graph would keep the graph alive for ever
 
     _fresh(model)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        try:
-            model.module(x)
-        except RuntimeError:  # torch.func.grad within a pass allows no such hooks
-            return []
+    with suppress(RuntimeError), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.module(x)  # torch.func.grad within a pass allows no such hooks
     return [storage.nbytes() for storage in held.values()]
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -54,15 +53,23 @@ def _raw_bytes(generator: np.random.Generator, count: int) -> Bytes:
     return words.astype("<u8", copy=False).view(np.uint8)
 
 
-class MaskSource(Protocol):
-    """Source of the masks of dropout layers; an engine sets one before it runs the model in training mode."""
+class NoMasks:
+    """Source of the masks of dropout layers; this one disables dropout while the model stays in training mode.
+
+    An engine sets a source before it runs the model.
+    """
+
+    drops = False
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         """Return the next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
+        return torch.ones(rows, units)
 
 
-class ClientMasks:
+class ClientMasks(NoMasks):
     """Masks of one client."""
+
+    drops = True
 
     def __init__(self, stream: Callable[[], np.random.Generator]):
         self._stream = stream
@@ -75,8 +82,10 @@ class ClientMasks:
         return torch.from_numpy(draw_mask(self.generator, rows, units, p))
 
 
-class JoinedMasks:
+class JoinedMasks(NoMasks):
     """Masks of several clients whose samples are concatenated in one batch, each from its own stream."""
+
+    drops = True
 
     def __init__(self, generators: Sequence[np.random.Generator], counts: Sequence[int]):
         self.generators = generators
@@ -94,14 +103,7 @@ class JoinedMasks:
         return torch.from_numpy(np.concatenate(parts))
 
 
-class NoMasks:
-    """Source that disables dropout while the model stays in training mode."""
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        return torch.ones(rows, units)
-
-
-class ComputedAgain:
+class ComputedAgain(NoMasks):
     """Source that rejects masks while gradients are computed: new masks would differ from those of the forward pass."""
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
@@ -115,10 +117,10 @@ class Masks:
     """Reference to the mask source, shared by all dropout layers of one model."""
 
     def __init__(self) -> None:
-        self.source: MaskSource | None = None
+        self.source: NoMasks | None = None
 
     @contextmanager
-    def given_by(self, source: MaskSource) -> Iterator[None]:
+    def given_by(self, source: NoMasks) -> Iterator[None]:
         """Use this source for the model within the context."""
         before, self.source = self.source, source
         try:
@@ -129,7 +131,7 @@ class Masks:
 
 def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
     """Multiply x (rows, …) by the next mask of the source, per channel (second axis) or per value; 0 < p < 1."""
-    if torch.compiler.is_compiling() and not isinstance(masks.source, NoMasks):  # torch.compile cannot follow a stream
+    if torch.compiler.is_compiling() and getattr(masks.source, "drops", True):  # torch.compile cannot follow a stream
         return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
     if masks.source is None:
         raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")

@@ -18,7 +18,6 @@ from fedmpi.models import build
 from fedmpi.models.dropout import (
     ComputedAgain,
     Masks,
-    MaskSource,
     NoMasks,
     has_dropout,
     install_dropout,
@@ -191,7 +190,7 @@ class FlatModel:
         remove_word_convolutions(self.module)
         return self.module.to("cpu").eval()
 
-    def draw_masks_from(self, source: MaskSource) -> None:
+    def draw_masks_from(self, source: NoMasks) -> None:
         """Draw dropout's masks from this source until another one is set."""
         self.masks.source = source
 
@@ -247,7 +246,7 @@ class FlatModel:
         if self.plain:
             return torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         source = self.masks.source
-        if self.has_dropout and not isinstance(source, NoMasks):
+        if self.has_dropout and getattr(source, "drops", True):
             self.masks.source = ComputedAgain()
         try:
             gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fedmpi.common.errors import UserError, raised
+from fedmpi.models.dropout import Dropout
 
 KNOWN = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Bilinear,
@@ -54,6 +56,36 @@ def has_hooks(module: nn.Module) -> bool:
     of_parts = any(getattr(part, name) for part in module.modules() for name in HOOKS)
     names = "_backward_hooks", "_post_accumulate_grad_hooks"
     return of_parts or any(getattr(one, name, None) for one in module.parameters() for name in names)
+
+
+class Tracer(fx.Tracer):
+    """Tracer of forward passes of the samples alone; `leaves` are further classes of layers not to look into."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, leaves: Container[type] = ()):
+        super().__init__()
+        self.leaves = leaves
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Dropout) or type(m) in self.leaves or super().is_leaf_module(m, module_qualified_name)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        return root_fn, [self.root, self.create_proxy("placeholder", "samples", (), {})]
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Trace through a layer that the forward pass itself creates (`nn.Softmax(dim=1)(x)`)."""
+        known = any(m is part for part in self.root.modules())
+        return super().call_module(m, forward, args, kwargs) if known else forward(*args, **kwargs)
+
+
+def why_untraceable(module: nn.Module) -> str | None:
+    """Return why torch.fx cannot trace a forward pass, as if it depends on the samples' values; None if it can."""
+    try:
+        Tracer().trace(copy.deepcopy(module))
+    except Exception as error:
+        return raised(error)
+    return None
 
 
 class Pristine:

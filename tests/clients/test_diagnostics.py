@@ -1,4 +1,4 @@
-"""Evenness of use, drift, diversity and heterogeneity against their definitions."""
+"""Evenness of use, drift and diversity against their definitions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedmpi.common.fairness import Usage, evenness
-from fedmpi.local.comparisons import Reference
+from fedmpi.local.client_metrics import Reference
 from fedmpi.local.diagnostics import (
     UpdateMoments,
     client_drift,
     gradient_diversity,
-    heterogeneity,
     local_gain,
     update_moments,
 )
@@ -72,15 +71,6 @@ def test_a_round_without_changes_has_neither_diversity_nor_drift_nor_gain() -> N
     assert gradient_diversity(nobody, 0.0) == client_drift(nobody, 0.0) == local_gain(nobody) == 0.0
     still = update_moments(np.zeros(2), np.ones(2), np.array([1.0, 3.0]))
     assert gradient_diversity(still, 0.0) == client_drift(still, 0.0) == 0.0 and local_gain(still) == 2.0
-
-
-def test_heterogeneity_of_quadratics_is_the_variance_of_their_optima() -> None:
-    """F_k(x) = (x − e_k)² + v_k: F* = Σ ρ (e_k − ē)² + Σ ρ v_k, hence Γ = Σ ρ (e_k − ē)² (FedSSO, Example 1)."""
-    optima, floors = np.array([0.0, 1.0, 5.0]), np.array([0.3, 0.1, 0.2])
-    weights = np.array([1.0, 2.0, 1.0])
-    mean = np.average(optima, weights=weights)
-    minimum = np.average((optima - mean) ** 2 + floors, weights=weights)
-    assert heterogeneity(minimum, floors, weights) == pytest.approx(np.average((optima - mean) ** 2, weights=weights))
 
 
 def test_the_distance_from_a_reference_leaves_out_running_statistics(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ RULES = {
     "steps": LocalRule(lr=0.05, epochs=None, steps=5, batch_size=3),
     "whole": LocalRule(lr=0.05, epochs=3, batch_size=None),
 }
+ADAM = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=4, epsilon=1e-3)
 MODELS = {"mlp": (IMAGES, {"hidden": [8]}), "text-cnn": (TEXTS, {"filters": 4, "dimension": 6})}
 
 
@@ -145,53 +146,41 @@ def check(engine_of: type, name: str, kind: str, rule: LocalRule, reference: str
         assert relative_difference(w - model.initial, expected - model.initial) < 1e-9
 
 
-@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova"])
-def test_an_algorithm_is_what_its_paper_says(name: str, rule: str, engine: type) -> None:
-    check(engine, name, "mlp", RULES[rule], name)
+OWN = "tests.local.own_algorithms"
+PULLED = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=0.9)
+OVERSHOT = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=14.0)
+CHECKS = [
+    *[(name, "mlp", rule, name) for name in ("scaffold", "feddyn", "fednova") for rule in RULES.values()],
+    *[(name, "text-cnn", RULES["epochs"], name) for name in ("scaffold", "feddyn", "fednova")],
+    *[(f"{OWN}:Scaffold", "text-cnn", rule, "scaffold") for rule in (PULLED, OVERSHOT)],
+    (f"{OWN}:Scaffold", "mlp", RULES["epochs"], "scaffold"),
+    ("fednova", "mlp", LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.7), "fednova"),
+    (f"{OWN}:DynamicLoss", "mlp", RULES["epochs"], "feddyn"),
+]
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova"])
-def test_corrections_move_the_vectors_of_words_that_nobody_reads(name: str, engine: type) -> None:
-    check(engine, name, "text-cnn", RULES["epochs"], name)
+@pytest.mark.parametrize(("name", "kind", "rule", "reference"), CHECKS)
+def test_an_algorithm_is_what_its_paper_says(
+    name: str, kind: str, rule: LocalRule, reference: str, engine: type
+) -> None:
+    """Vectors of words that no client reads are corrected and pulled, too."""
+    if name.endswith("DynamicLoss"):
+        engine = SequentialEngine
+    check(engine, name, kind, rule, reference)
 
 
-@pytest.mark.parametrize("mu", [0.9, 14.0])
-@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_a_proximal_term_holds_back_unread_words_too(engine: type, mu: float) -> None:
-    """A step pulls by ημ: 4.5 % of the way back, and 70 %."""
-    rule = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=mu)
-    check(engine, "tests.local.own_algorithms:Scaffold", "text-cnn", rule, "scaffold")
-
-
-def test_a_correction_may_be_none_for_some_clients() -> None:
-    for kind in MODELS:
+@pytest.mark.parametrize(("name", "rule"), [("Odd", RULES["steps"]), ("Scaffold", ADAM)])
+def test_engines_agree_with_corrections_of_some_clients_and_in_adam(name: str, rule: LocalRule) -> None:
+    for kind in MODELS if name == "Odd" else ["mlp"]:
         description, given = MODELS[kind]
         source, ends = Source(description, SIZES, torch.float64), []
-        for engine in (SequentialEngine, BatchedEngine):
+        ways = (SequentialEngine, f"{OWN}:{name}"), (BatchedEngine, f"{OWN}:{name}"), (SequentialEngine, "plain")
+        for engine, algorithm in ways:
             model = flat_model(kind, description, torch.float64, **given)
-            ends.append(list(simulate(engine, "tests.local.own_algorithms:Odd", model, source, RULES["steps"]))[-1])
-        assert relative_difference(*ends) < 1e-12
-
-
-@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_fednova_counts_the_shrinking_steps_of_a_proximal_term(engine: type) -> None:
-    check(engine, "fednova", "mlp", LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.7), "fednova")
-
-
-@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_foreign_files_do_what_the_built_in_algorithms_do(engine: type) -> None:
-    check(engine, "tests.local.own_algorithms:Scaffold", "mlp", RULES["epochs"], "scaffold")
-    with_pull = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
-    loop_rule = LocalRule(lr=0.05, epochs=2, batch_size=4)
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float64, **given)
-    source = Source(description, SIZES, torch.float64)
-    loop = Loop("feddyn", flat_model("mlp", description, torch.float64, **given), source, loop_rule)
-    for t, w in enumerate(simulate(engine, "tests.local.own_algorithms:FedDyn", model, source, with_pull)):
-        assert relative_difference(w, torch.from_numpy(loop.round(t))) < 1e-10
+            ends.append(list(simulate(engine, algorithm, model, source, rule))[-1])
+        assert relative_difference(ends[0], ends[1]) < 1e-10
+        assert relative_difference(ends[0], ends[2]) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["feddyn", "fednova"])
@@ -209,10 +198,6 @@ def test_statistics_of_batch_norm_keep_their_mean(name: str) -> None:
     assert not torch.allclose(step[:trainable], update[:trainable])
 
 
-def test_an_own_objective_replaces_the_loss() -> None:
-    check(SequentialEngine, "tests.local.own_algorithms:DynamicLoss", "mlp", RULES["epochs"], "feddyn")
-
-
 def test_an_own_objective_draws_the_same_noise_whatever_was_drawn_before() -> None:
     description, given = MODELS["mlp"]
     source, ends = Source(description, SIZES, torch.float64), []
@@ -228,21 +213,6 @@ def test_an_own_objective_draws_the_same_noise_whatever_was_drawn_before() -> No
     model = flat_model("mlp", description, torch.float64, **given)
     plain = list(simulate(SequentialEngine, "plain", model, source, RULES["epochs"]))[-1]
     assert relative_difference(ends[0], plain) > 1e-4
-
-
-def test_adam_takes_corrections_into_its_gradient() -> None:
-    description, given = MODELS["mlp"]
-    rule = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=4, epsilon=1e-3)
-    source = Source(description, SIZES, torch.float64)
-    name = "tests.local.own_algorithms:Scaffold"
-    ends = []
-    for engine in (SequentialEngine, BatchedEngine):
-        model = flat_model("mlp", description, torch.float64, **given)
-        ends.append(list(simulate(engine, name, model, source, rule))[-1])
-    assert relative_difference(*ends) < 1e-10
-    plain = flat_model("mlp", description, torch.float64, **given)
-    without = list(simulate(SequentialEngine, "plain", plain, source, rule))[-1]
-    assert relative_difference(ends[0], without) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["mlp", "text-cnn"])

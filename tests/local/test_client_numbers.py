@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fedmpi import ClientFailure
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.client_numbers import ClientMeasures, update_norms
-from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.client_metrics import ClientMeasures
+from fedmpi.local.sequential import SequentialEngine, update_norms
 from fedmpi.local.work import LocalRule
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model
 

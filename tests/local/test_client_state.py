@@ -66,16 +66,6 @@ def test_records_are_the_same_in_memory_and_in_the_file(room: int, dtype: torch.
     assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
-def test_vectors_begin_where_numbers_may_in_the_file_of_a_checkpoint(tmp_path: Path) -> None:
-    for clients in ([3], [3, 10], [3, 10, 999]):  # whose headers have three lengths
-        state = state_with(5, tmp_path)
-        for client in clients:
-            state.write(client, vectors_of(client))
-        save_records(Cluster(None, "none"), state, tmp_path / "clients")
-        length = int.from_bytes((tmp_path / "clients").read_bytes()[:8], "little")
-        assert length % 8 == 0
-
-
 def test_places_of_dropped_records_are_used_again(tmp_path: Path) -> None:
     state = state_with(2, tmp_path)
     for client in range(8):
@@ -109,7 +99,7 @@ def test_a_file_that_cannot_grow_is_said_in_one_sentence(tmp_path: Path) -> None
             state.write(client, vectors_of(client))
 
 
-@pytest.mark.parametrize("piece", [1, 2 * RECORD, 10**9])
+@pytest.mark.parametrize("piece", [1, 2 * RECORD])
 def test_a_file_of_records_is_read_as_it_was_written(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +107,7 @@ def test_a_file_of_records_is_read_as_it_was_written(
     cluster, state, path = Cluster(None, "none"), state_with(2, tmp_path), tmp_path / "deep" / "clients.safetensors"
     for client in (9, 2, 5, 30, 1):
         state.write(client, vectors_of(client))
-    digest = save_records(cluster, state, path)
-    assert len(digest) == 64
+    assert len(save_records(cluster, state, path)) == 64
     held = load_file(path)
     assert held["clients"].tolist() == [1, 2, 5, 9, 30] and held["records"].shape == (5, 2, 5)
     back = state_with(2, tmp_path)

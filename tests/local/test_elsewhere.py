@@ -21,17 +21,15 @@ from fedmpi.core.loop import Simulation
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.probes import BatchedProbe
-from fedmpi.local.batched.stack import BoundNet, Stack
+from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked import ahead
-from tests.local import stacks
+from tests.local import networks, stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
-from tests.models import test_layers as layers
 
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
@@ -42,39 +40,29 @@ RULES = {
     MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
 }
 NETWORKS = {
-    "mlp": stacks.IMAGES,
-    "cnn": stacks.IMAGES,
-    "text-cnn": stacks.TEXTS,
-    **dict.fromkeys(("group norm", "a mean of what ReLU leaves"), layers.IMAGES),
-    **dict.fromkeys(("gru begun", "parameters"), layers.TEXTS),
-}
-MORE_NETWORKS = {
-    **dict.fromkeys(("bilstm", "transformer"), stacks.TEXTS),
-    **dict.fromkeys(layers.IMAGE_LAYERS, layers.IMAGES),
-    **dict.fromkeys(("dot products", "maxima", "texts"), layers.TEXTS),
+    **dict.fromkeys(("mlp", "cnn"), stacks.IMAGES),
+    **dict.fromkeys(("text-cnn", "transformer"), stacks.TEXTS),
+    **dict.fromkeys(("graph gru with a state", "graph lstm", "graph convolutions"), networks.TEXTS),
+    **dict.fromkeys(("means", "means of eight filters", "graph dropout at several places"), networks.IMAGES),
 }
 FEDAVG = ("preset=fedavg", "clients.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
 RUNS = {
-    "side by side": SIDE_BY_SIDE,
+    "batched": SIDE_BY_SIDE,
     "fedsampling": ("preset=fedsampling", "samples.budget=64"),
     "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
-    "feddyn": (*SIDE_BY_SIDE, "local.algorithm=feddyn", "server.weights=uniform"),
     "every client": (*FEDAVG, "evaluation.clients=all"),
 }
 MORE_RUNS = {
     "adam": (*SIDE_BY_SIDE, "local.optimizer=adam"),
-    "scaffold, one by one": (*FEDAVG, "local.algorithm=scaffold"),
-    "feddyn, one by one": (*FEDAVG, "local.algorithm=feddyn", "server.weights=uniform"),
+    "feddyn, sequential": (*FEDAVG, "local.algorithm=feddyn", "server.weights=uniform"),
     "fedsso": ("preset=fedsso",),
     "fedstas": ("preset=fedstas",),
     "private": (*FEDAVG, "server.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
     "topk": (*FEDAVG, "compression=top-k"),
     "median": (*FEDAVG, "server.aggregator=median"),
     "exact": (*FEDAVG, "server.exact=true"),
-    "server adam": (*FEDAVG, "server.optimizer=adam"),
     "astraea": ("preset=astraea",),
-    "diagnostics": (*FEDAVG, "logging.diagnostics=true"),
 }
 
 
@@ -110,11 +98,11 @@ class Moved:
 
 
 def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
-    """A network, built in or a user's own, and clients' samples, on a device."""
+    """Build a network and clients' samples on a device."""
     torch.manual_seed(1)
-    description = (NETWORKS | MORE_NETWORKS)[name]
-    own = name in layers.IMAGE_LAYERS or name in layers.WORDS
-    module = layers.made(name)[0] if own else build(name, {}, description, 1)
+    description = NETWORKS[name]
+    own = name in networks.CHAINS or name.startswith("graph ")
+    module = networks.made(name)[0] if own else build(name, {}, description, 1)
     return FlatModel(module.double(), device), Moved(stacks.Source(description, SIZES, torch.float64), device)
 
 
@@ -194,7 +182,7 @@ def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
             assert_alike(trained(name, engine, rule, device), here)
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_NETWORKS)])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_stacked_forms_name_the_device_of_every_tensor_and_read_nothing_back_in_a_step(name: str):
     here = trained(name, BatchedEngine, STEPS, HERE)
     with elsewhere() as device, watched_steps() as seen:
@@ -225,18 +213,3 @@ def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.Mon
     here = ran(settings, monkeypatch, None)
     with elsewhere() as device:
         assert_alike(ran(settings, monkeypatch, device), here, 1e-6)
-
-
-def test_products_are_made_ahead_on_the_processor_only(monkeypatch: pytest.MonkeyPatch):
-    """A call for each client is what a device wants least."""
-    for least in ("LEAST_VALUES", "LEAST_OUTPUTS"):
-        monkeypatch.setattr(ahead, least, 1)
-    opened = []
-    look = Stack.look_ahead
-    monkeypatch.setattr(Stack, "look_ahead", lambda *given: (opened.append(given), look(*given)))
-    rule = replace(STEPS, proximal_mu=0.0)
-    here = trained("mlp", BatchedEngine, rule, HERE)
-    assert len(opened) == 1
-    with elsewhere() as device:
-        assert_alike(trained("mlp", BatchedEngine, rule, device), here)
-    assert len(opened) == 1

@@ -11,7 +11,7 @@ import torch
 from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.local import engines
-from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
+from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
@@ -55,7 +55,6 @@ def test_the_automatic_choice_equals_the_sequential_engine(name: str, descriptio
     assert (report.clients, report.steps, report.samples) == (counted.clients, counted.steps, counted.samples)
     assert report.weight == pytest.approx(counted.weight)
     assert report.loss_sum == pytest.approx(counted.loss_sum, rel=1e-5)
-    assert isinstance(engine, CompositeEngine)
     assert (engine.merged_clients, engine.other_clients) == (4, 2)
     assert "4 merged and 2 others" in engine.description
 
@@ -135,4 +134,4 @@ def test_large_activations_are_left_to_the_sequential_engine(
 ) -> None:
     monkeypatch.setattr(engines, "LARGEST_BATCH", largest)
     engine = chosen(InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9]))
-    assert isinstance(engine, CompositeEngine) and engine.rest.name == rest
+    assert engine.merged is not None and engine.rest.name == rest

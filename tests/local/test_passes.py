@@ -14,8 +14,7 @@ import fedmpi
 from fedmpi.common.registry import resolve
 from fedmpi.core.evaluation import rows_evaluated
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.client_numbers import ClientMeasures
-from fedmpi.local.comparisons import LocalLosses
+from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
@@ -148,10 +147,9 @@ def wide(description: DataDescription) -> nn.Module:
 
 def test_losses_of_clients_are_measured_in_small_passes(seen: Seen) -> None:
     source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg", model="tests.local.test_passes:wide")
-    losses = LocalLosses(config, source, torch.device("cpu"), STREAMS)
     measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
     seen[False].clear()
-    before = losses.before(0, losses.start, 0)
+    before = measures.loss(0, measures.start, 0)
     assert seen[False] == [WIDE_ROWS, WIDE_ROWS, 44]
     found = measures(0, measures.model.initial, np.array([0]), ["loss"])
     assert seen[False] == 2 * [WIDE_ROWS, WIDE_ROWS, 44]
@@ -199,14 +197,3 @@ def test_weights_that_are_frozen_or_made_of_others_are_no_part_of_a_sample() -> 
     traits = forward_traits(model, IMAGES)
     assert traits.bytes_widest == 4 * 2048
     assert rows_of_a_pass(model, IMAGES, 2000) == 1024
-
-
-@pytest.mark.parametrize(("asked", "passes"), [({}, [2000, 500]), ({"evaluation.batch_size": 2400}, [2400, 100])])
-def test_a_narrow_model_is_evaluated_on_2000_samples_at_once(
-    asked: dict[str, int], passes: list[int], seen: Seen
-) -> None:
-    generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((2500, 1, 2, 2), np.float32), generator.integers(0, 4, 2500)
-    data = fedmpi.ClientArrays(x[:40], y[:40], np.arange(40) // 10, test=(x, y))
-    fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential", **asked}, data=data, model=layers(1))
-    assert seen[False][-2:] == passes

@@ -38,8 +38,6 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mlp": (SMALL_IMAGES, {"hidden": [9], "dropout": 0.5}),
     "cnn": (IMAGES, {}),
     "text-cnn": (TEXTS, {"dimension": 6, "filters": 4}),
-    "bilstm": (TEXTS, {}),
-    "transformer": (TEXTS, {}),
 }
 BFLOAT16 = {"cnn": 6e-2}
 """Relative errors of an update: bfloat16 keeps 8 significant bits, 2**-9 = 2e-3 a rounding; 3e-2 where nothing is said.
@@ -55,9 +53,6 @@ def in_bfloat16(layer: str, **options: Any) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-COMPUTABLE = [name for name in MODELS if name != "bilstm" or in_bfloat16("LSTM")]
 
 
 class Recurrent(nn.Module):
@@ -96,7 +91,7 @@ def chosen(model: FlatModel, source: InMemorySource, **parts: Any) -> LocalEngin
 @pytest.mark.parametrize(
     "kind, rule", [(SequentialEngine, ONE_STEP), (SequentialEngine, SEVERAL), (MergedEngine, ONE_STEP)]
 )
-@pytest.mark.parametrize("name", COMPUTABLE)
+@pytest.mark.parametrize("name", MODELS)
 def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(name: str, kind: type, rule: LocalRule):
     description, options = MODELS[name]
     source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
@@ -109,7 +104,7 @@ def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(na
     assert rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", ["cnn", "transformer"])
+@pytest.mark.parametrize("name", ["cnn"])
 def test_a_gradient_is_that_of_plain_autocast(name: str):
     description, options = MODELS[name]
     source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
@@ -134,12 +129,10 @@ def test_a_gradient_is_that_of_plain_autocast(name: str):
     "layer, options",
     [
         ("LSTM", {}),
-        ("LSTM", {"bidirectional": True}),
-        ("LSTM", {"num_layers": 2, "dropout": 0.3}),
         ("GRU", {}),
         (None, {}),
     ],
-    ids=["lstm", "both ways", "two layers", "gru", "numpy"],
+    ids=["lstm", "gru", "numpy"],
 )
 def test_a_precision_without_gradients_is_rejected_before_the_first_round(
     layer: str | None, options: dict[str, Any], precision: str, tmp_path: Path

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi import ComponentFailure
-from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.acceleration import why_not_batched
+from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
@@ -150,15 +151,15 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
 
 def test_a_loss_that_looks_at_the_whole_batch_is_trained_client_by_client():
     source, model = sources(), model_of(task_loss(own_losses.centred))
-    assert "depends on the other samples" in str(why_not_side_by_side(model, SMALL_IMAGES))
+    assert "depends on the other samples" in str(why_not_batched(model, SMALL_IMAGES))
     assert "depends on the other samples" in str(MergedEngine(model, source, STREAMS).model_refusal())
-    assert why_not_side_by_side(model_of(SQUARED), SMALL_IMAGES) is None
+    assert why_not_batched(model_of(SQUARED), SMALL_IMAGES) is None
     assert MergedEngine(model_of(SQUARED), source, STREAMS).model_refusal() is None
 
 
 def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alone():
     source, model = sources(), model_of(task_loss(own_losses.noisy))
-    assert "draws" in str(why_not_side_by_side(model, SMALL_IMAGES))
+    assert "draws" in str(why_not_batched(model, SMALL_IMAGES))
     assert "draws" in str(MergedEngine(model, source, STREAMS).model_refusal())
     updates, before = [], torch.get_rng_state()
     for order in (1, -1):

@@ -1,1 +1,9 @@
-"""The batched engine: one launch trains many clients, with the layers' weights stacked."""
+"""The batched engine, an accelerator: one launch trains many clients, with the layers' weights stacked.
+
+Only `local.acceleration` imports this package. Without it, clients are trained sequentially, with equal results up to
+floating-point rounding.
+"""
+
+from fedmpi.local.batched.forms import register_layer
+
+__all__ = ["register_layer"]

@@ -1,6 +1,6 @@
 """The batched engine: many clients train together, with their parameters stacked along a client dimension.
 
-It needs a model with a batched form (`models/stacked`). Results equal those of the sequential engine up to
+It needs a model with a batched form (`translation`). Results equal those of the sequential engine up to
 floating-point rounding: batches, masks and updates are the same; only the order of additions differs.
 """
 
@@ -17,21 +17,17 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.apart import pays_off
-from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
+from fedmpi.local.batched.chain import StackedNet
+from fedmpi.local.batched.feed import Feed, Timetable
+from fedmpi.local.batched.first_layer import pays_off, steps_at_once
 from fedmpi.local.batched.stack import BoundNet, Stack
+from fedmpi.local.batched.translation import translate
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
-from fedmpi.local.hooks import ClientHooks, Hooks
-from fedmpi.local.pipeline import deliver
+from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
-from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked.ahead import steps_at_once
-from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
-from fedmpi.tasks.losses import why_loss_alone
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -157,26 +153,26 @@ class BatchedEngine:
         optimizer = stack_optimizer(rule)
         clients = self._open(tasks, labels)
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
-        apart = corrections is not None and pays_off(self.net, rule, timetable.steps)
+        apart = corrections is not None and self._kept_apart(rule, timetable.steps)
         read = stack.open(features, start, optimizer, corrections, apart)
         finishes = optimizer.finishes or corrections is not None
         passes = finishes and stack.apart is None  # every step changes all weights
         by_step = passes or stack.device.type != "cpu"
-        together = 0 if by_step else steps_at_once(self.net.head, rule.batch_size, timetable.steps)
-        products = None if stack.apart is None else stack.apart.products
-        feed = Feed(timetable, read, labels, products, samples=not together)
+        head = self.net.head
+        together = 0
+        if head is not None and not by_step:
+            together = steps_at_once(head.inputs, head.outputs, rule.batch_size, timetable.steps)
         if together:
-            stack.look_ahead(read, feed.order(), int(timetable.counts.max()), together)
-        drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
-        masks = MaskFeed(drawn, timetable)
-        weights = Weights(timetable, stack.dtype, stack.device)
+            stack.look_ahead(read, timetable.orders(stack.device), max(timetable.most), together)
+        products = None if stack.apart is None else stack.apart.products
+        masks = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
+        feed = Feed(timetable, read, labels, stack.dtype, products, not together, masks)
         for step in range(timetable.steps):
-            net = stack.bound(timetable.active(step), timetable.rows(step))
+            net = stack.bound(timetable.active[step], timetable.most[step])
             feed.fill(net, step)
-            masks.fill(net, step)
             stack.begin_step(step)
             try:
-                net.step(*weights.of(step, net.clients, net.rows))
+                net.step(*feed.weights(net, step))
             except ComponentFailure:
                 self._name_failing_client(net, tasks, timetable.counts[step])
                 raise
@@ -254,14 +250,19 @@ class BatchedEngine:
             return (int(self.hooks.corrects) + len(self.hooks.client_state)) * size
         if not self.hooks.corrects:
             return 0
-        return size - self.net.slots[0].size if pays_off(self.net, rule, steps) else size
+        return size - self.net.slots[0].size if self._kept_apart(rule, steps) else size
+
+    def _kept_apart(self, rule: LocalRule, steps: int) -> bool:
+        """Check whether the first layer's weights are stored in two parts while corrections move them."""
+        head = self.net.head
+        return head is not None and pays_off(head.inputs, head.outputs, rule, steps)
 
     def _timetable(self, tasks: list[ClientTask], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
         batches = [
             schedule(rule, n, self._generator(Purpose.BATCH_ORDER, task, round) if needs_order(rule, n) else None)
             for task, n in zip(tasks, sizes, strict=True)
         ]
-        return Timetable.of(batches, sizes)
+        return Timetable(batches, sizes)
 
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
@@ -304,20 +305,12 @@ class BatchedEngine:
         )
 
 
-def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
-    """Return the reason why the batched engine cannot train a model with its loss, None if it can."""
-    traits = forward_traits(model, description)
-    if not model.plain and (traits.keeps or traits.couples or model.hooked):
-        return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
-    return why_not_stackable(model.module, description, model.stacked_forms) or why_loss_alone(traits.loss)
-
-
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:
     """Return the change by a client's correction, over all steps, of values with zero gradients; None without one."""
     optimizer = stack_optimizer(rule)
     if client is None or client.correction is None or not isinstance(optimizer, StackSGD):
         return None
-    return client.correction * optimizer.drift(steps)
+    return client.correction * (optimizer.rate * optimizer.summed(steps))
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:

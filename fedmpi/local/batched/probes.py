@@ -13,33 +13,22 @@ from torch import Tensor
 
 from fedmpi.common.types import Ints
 from fedmpi.local.batched.engine import chunk_size
-from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
+from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.stack import Stack
+from fedmpi.local.batched.translation import translate
+from fedmpi.local.batched.update import StackOptimizer
 from fedmpi.local.failures import named_client
 from fedmpi.local.work import DataSource, LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked.base import Step
-from fedmpi.models.stacked.net import translate
 
 SMALL = 64
 """Most samples of a client that is probed in a batch with others; a larger client fills the device alone."""
 
 
-class _Gradient:
-    """Stand-in for an optimizer: layers write the gradient over the values, and nothing changes it afterwards."""
-
-    fused, finishes = True, False
-    step = Step(keep=0, rate=1)
-
-    def prepare(self, corrections: object, start: object, into: object) -> None:
-        """Do nothing: there are no corrections."""
-
-    def finish(self, block: object, number: int) -> None:
-        """Do nothing: the gradient stays."""
-
-
 class BatchedProbe:
     """Probe of the mean gradients of batched clients."""
+
+    largest = SMALL
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.model, self.source, self.rank = model, source, rank
@@ -75,30 +64,15 @@ class BatchedProbe:
                 x, y = self.source.load(client, rows)
                 features.append(x)
                 labels.append(y)
-        timetable = Timetable.of([[None]] * len(clients), [len(y) for y in labels])
-        feed = Feed(timetable, stack.open(features, w, _Gradient()), labels)
-        net = stack.bound(timetable.active(0), timetable.rows(0))
+        timetable = Timetable([[None]] * len(clients), [len(y) for y in labels])
+        feed = Feed(timetable, stack.open(features, w, StackOptimizer()), labels, stack.dtype)
+        net = stack.bound(timetable.active[0], timetable.most[0])
         feed.fill(net, 0)
-        MaskFeed(None, timetable).fill(net, 0)
-        net.step(*Weights(timetable, stack.dtype, stack.device).of(0, net.clients, net.rows))
-        gradients = self._flat(stack, len(clients))
+        net.step(*feed.weights(net, 0))
+        gradients = stack.flat_gradients()
         if not bool(torch.isfinite(gradients.sum())):
             self._name_the_diverged(clients, gradients)
         return gradients
-
-    def _flat(self, stack: Stack, clients: int) -> Tensor:
-        """Return the contents of the stack as flat vectors on the CPU."""
-        flat = torch.empty(clients, self.net.size, dtype=stack.dtype)
-        for slot in self.net.slots:
-            axes = slot.axes or tuple(range(len(slot.shape)))
-            into = flat[:, slot.offset : slot.offset + slot.size].view(clients, *slot.shape)
-            held = slot.of_stack(stack.values[:clients], tuple(slot.shape[axis] for axis in axes))
-            into.permute(0, *(axis + 1 for axis in axes)).copy_(held)
-        embedding, tables = self.net.embedding, stack.tables
-        if embedding is not None and tables is not None:
-            for row, (begin, end) in zip(flat, zip(tables.bounds, tables.bounds[1:], strict=False), strict=True):
-                embedding.weight.from_flat(row).zero_()[tables.rows[begin:end].cpu()] = tables.values[begin:end].cpu()
-        return flat
 
     def _name_the_diverged(self, clients: list[int], gradients: Tensor) -> None:
         for client, gradient in zip(clients, gradients, strict=True):

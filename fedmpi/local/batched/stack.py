@@ -9,16 +9,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.apart import KeptApart
+from fedmpi.local.batched.base import Layer, Place, Slot, Step, Workspace
+from fedmpi.local.batched.chain import StackedNet
+from fedmpi.local.batched.dense import Linear, StackedDropout
+from fedmpi.local.batched.first_layer import Drift, KeptApart, ProductsAhead
+from fedmpi.local.batched.graph import GraphLayer
+from fedmpi.local.batched.image import ImageColumns
+from fedmpi.local.batched.losses import stacked_loss
+from fedmpi.local.batched.text import Embedding, Tables
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.failures import check_update
-from fedmpi.models.stacked.ahead import ProductsAhead
-from fedmpi.models.stacked.base import Ahead, Drift, Op, Place, Slot, Step, Workspace
-from fedmpi.models.stacked.graph import GraphLayer, GraphOp, dropouts_of
-from fedmpi.models.stacked.image import ColumnsOp, ImageColumns
-from fedmpi.models.stacked.losses import stacked_loss
-from fedmpi.models.stacked.net import StackedNet
-from fedmpi.models.stacked.text import EmbeddingOp, Tables
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 MOST_BINDINGS = 64
@@ -59,7 +59,7 @@ class Stack:
         self.apart: KeptApart | None = None
         self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
         self._table_block: Block | None = None
-        self._corrected = self._block
+        self._corrected, self._first_column = self._block, 0
         self._corrections: Tensor | None = None
         self._blocks: dict[int, list[Block]] = {}
         self._parts = [(slot, slot.size, self._parameter_in(self.start[0], slot)) for slot in net.slots]
@@ -88,9 +88,10 @@ class Stack:
         self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
         if not self.fused:
-            self._block.reset()
-        self.drift.on, self.apart, self._corrected = False, None, self._block
-        self.ahead.on = False
+            self._block.first.zero_()
+            self._block.second.zero_()
+        self.apart, self._corrected, self._first_column = None, self._block, 0
+        self.drift.on = self.ahead.on = False
         self._blocks.clear()
         embedding = self.net.embedding
         if embedding is None:
@@ -98,7 +99,8 @@ class Stack:
             samples = [x.reshape(len(x), -1).to(dtype) for x in features]
             if corrections is not None:
                 if apart and self.net.head is not None and isinstance(optimizer, StackSGD):
-                    self.apart = KeptApart(self.net.head, optimizer, self.drift, samples, self.workspace)
+                    shape = self.net.head.outputs, self.net.head.inputs
+                    self.apart = KeptApart(shape, optimizer, self.drift, samples, self.workspace)
                 self._correct(corrections, optimizer)
             return samples
         if corrections is not None:
@@ -116,7 +118,7 @@ class Stack:
         """Compute the first layer's products with the open clients' samples for so many steps at once."""
         head = self.net.head
         assert head is not None
-        weights = head.weight.of_stack(self.values[: self.clients], (head.outputs, head.inputs))
+        weights = head.slots[0].of_stack(self.values[: self.clients], (head.outputs, head.inputs))
         self.ahead.open(weights, samples, order, rows, steps)
 
     def begin_step(self, number: int) -> None:
@@ -146,8 +148,7 @@ class Stack:
             for own, start, part in parts:
                 optimizer.prepare(part, start, own)
         self._corrected = replace(self._block, correction=self._corrections)
-        if self.apart is not None:
-            self._corrected = self._corrected.columns_from(self.net.slots[0].size)
+        self._first_column = 0 if self.apart is None else self.net.slots[0].size
 
     def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
         """Return the corrections of the word vectors in the open clients' texts, concatenated client after client."""
@@ -174,9 +175,9 @@ class Stack:
     def blocks(self, clients: int) -> list[Block]:
         """Return the blocks that the optimizer changes for the first `clients` clients."""
         if clients not in self._blocks:
-            self._blocks[clients] = blocks = [self._corrected.prefix(clients)]
+            self._blocks[clients] = blocks = [self._corrected.cut(clients, self._first_column)]
             if self.tables is not None and self._table_block is not None:
-                blocks.append(self._table_block.prefix(self.tables.bounds[clients]))
+                blocks.append(self._table_block.cut(self.tables.bounds[clients]))
         return self._blocks[clients]
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
@@ -207,6 +208,18 @@ class Stack:
             check_update(self.values[client] - self.start[0], lr)
         if self.tables is not None:
             check_update((self.tables.values - self.tables.start).flatten(), lr)
+
+    def flat_gradients(self) -> Tensor:
+        """Return the gradients of the open clients as flat vectors (k, d) on the CPU, for `Step(keep=0, rate=1)`."""
+        flat = torch.zeros(self.clients, self.net.size, dtype=self.dtype)
+        tables = self.tables if self.net.embedding is not None else None
+        for client, own in enumerate(flat):
+            for slot in self.net.slots:
+                slot.from_flat(own).copy_(self._parameter_in(self.gradients[client], slot).view(slot.arranged))
+            if tables is not None:
+                words, changed = tables.of_clients[client], tables.values if self.fused else tables.gradient
+                self._table(own)[tables.rows[words].cpu()] = changed[words].cpu()
+        return flat
 
     def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
         """Return the update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last."""
@@ -239,21 +252,6 @@ class Stack:
         return embedding.weight.from_flat(flat)
 
 
-class _Parameters:
-    """A layer's access to the parameters of the first k clients of a stack (`base.Parameters`)."""
-
-    def __init__(self, stack: Stack, clients: int):
-        self.step, self.drift = stack.step, stack.drift
-        self.ahead: Ahead | None = stack.ahead
-        self._values, self._targets = stack.values[:clients], stack.gradients[:clients]
-
-    def value(self, slot: Slot, *shape: int) -> Tensor:
-        return slot.of_stack(self._values, shape)
-
-    def target(self, slot: Slot, *shape: int) -> Tensor:
-        return slot.of_stack(self._targets, shape)
-
-
 class BoundNet:
     """Network on k clients and batches of b samples: call `read` or `read_all`, fill labels and masks, take a step."""
 
@@ -264,25 +262,27 @@ class BoundNet:
         values = math.prod(net.feature_shape)
         turned = isinstance(net.layers[0], ImageColumns) and client_by_client(stack.values.new_empty(0, values))
         self.x = take("x", 1 if turned else clients, rows, values, dtype=dtype).expand(clients, -1, -1)
-        parameters = _Parameters(stack, clients)
-        self.ops: list[Op] = []
-        current = self.x
+        place = Place(stack.values[:clients], stack.gradients[:clients], stack.step, rows, stack.workspace)
+        self.layers: list[Layer] = []
+        self.output = self.x
         for number, layer in enumerate(net.layers):
-            first = number <= net.first_trained
-            op = layer.bind(Place(clients, rows, stack.workspace, parameters, number, first), current)
-            self.ops.append(op)
-            current = op.output
-        self.dropouts = [dropout for op in self.ops for dropout in dropouts_of(op)]
-        self.own_padding = any(isinstance(op, GraphOp) for op in self.ops)
-        place = Place(clients, rows, stack.workspace, parameters, len(self.ops))
-        self.loss = stacked_loss(stack.loss, place, current, net.description)
+            bound = layer.bind(replace(place, number=number, first=number <= net.first_trained), self.output)
+            self.layers.append(bound)
+            self.output = bound.output
+        if isinstance(first := self.layers[0], Linear):
+            first.drift, first.ahead = stack.drift, stack.ahead
+        graphs = [layer for layer in self.layers if isinstance(layer, GraphLayer)]
+        self.dropouts = [layer for layer in self.layers if isinstance(layer, StackedDropout)]
+        self.dropouts += [drop for graph in graphs for drop in graph.drops]
+        self.graph = graphs[0] if graphs else None
+        self.loss = stacked_loss(stack.loss, replace(place, number=len(self.layers)), self.output, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self._clients_x = list(self.x.unbind(0))
         self.flat_labels = self.loss.labels.flatten(0, 1)
-        self.first_output = None if net.head is None else self.ops[0].output.flatten(0, 1)
-        self._columns = self.ops[0] if turned and isinstance(self.ops[0], ColumnsOp) else None
-        self._forward = self.ops[1:] if turned else self.ops
-        self._backward = list(reversed(self.ops[net.first_trained :]))
+        self.first_output = None if net.head is None else self.layers[0].output.flatten(0, 1)
+        self._columns = first if turned and isinstance(first, ImageColumns) else None
+        self._forward = self.layers[1:] if turned else self.layers
+        self._backward = list(reversed(self.layers[net.first_trained :]))
 
     def read_all(self, samples: Tensor, index: Tensor) -> None:
         """Read the batches of all clients: k · b of their samples (n, values), which are in one tensor."""
@@ -292,7 +292,7 @@ class BoundNet:
         """Read a client's batch: some of its samples (n, values), filled up if there are fewer than b."""
         into, count = self._clients_x[client], len(index)
         if count < self.rows:
-            into[count:] = samples[0] if self.own_padding else 0
+            into[count:] = 0 if self.graph is None else samples[0]
             into = into[:count]
         torch.index_select(samples, 0, index, out=into)
         if self._columns is not None:
@@ -300,18 +300,25 @@ class BoundNet:
 
     def attach(self, tables: Tables | None, fused: bool) -> None:
         """Set the word tables of the clients that are trained now."""
-        op = self.ops[0]
-        if isinstance(op, EmbeddingOp) and tables is not None:
+        first = self.layers[0]
+        if isinstance(first, Embedding) and tables is not None:
             count = tables.bounds[self.clients]
-            op.table, op.words = tables.values[:count], tables.rows
-            op.target = op.table if fused else tables.gradient[:count]
-            if isinstance(self.ops[1], GraphOp):
-                self.ops[1].tokens = self.x, tables.rows
+            first.table, first.words = tables.values[:count], tables.rows
+            first.target = first.table if fused else tables.gradient[:count]
+            if self.graph is not None:
+                self.graph.words_of_rows = self.x, tables.rows
+
+    def forward(self) -> None:
+        """Run the forward pass."""
+        for layer in self._forward:
+            layer.forward()
+
+    def backward(self, gradient: Tensor) -> None:
+        """Run the backward pass from the gradient of the outputs, with the layers' part of the update."""
+        for layer in self._backward:
+            gradient = layer.backward(gradient)
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
-        """Run the forward pass, the loss and the backward pass with the layers' part of the update."""
-        for op in self._forward:
-            op.forward()
-        gradient = self.loss.gradient(weights, counted, self._sums)
-        for op in self._backward:
-            gradient = op.backward(gradient)
+        """Run the forward pass, the loss and the backward pass."""
+        self.forward()
+        self.backward(self.loss.gradient(weights, counted, self._sums))

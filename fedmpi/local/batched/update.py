@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedmpi.local.batched.base import Step
 from fedmpi.local.schedule import shrinking_sum
 from fedmpi.local.work import LocalRule
-from fedmpi.models.stacked.base import Step
 
 LEAST_PULL = 1e-15
 """ημ below which the proximal term is smaller than rounding errors."""
@@ -36,40 +36,18 @@ class Block:
         first, second, scratch = (torch.zeros_like(values) if memory else values for _ in range(3))
         return cls(values, gradient, start, first, second, scratch, correction)
 
-    def prefix(self, count: int) -> Block:
-        """Return the part of the first `count` rows."""
-        start = self.start if self.start.shape[0] == 1 else self.start[:count]
-        parts = (self.values, self.gradient, self.first, self.second, self.scratch)
-        values, gradient, first, second, scratch = (part[:count] for part in parts)
-        correction = None if self.correction is None else self.correction[:count]
-        return Block(values, gradient, start, first, second, scratch, correction)
-
-    def columns_from(self, first: int) -> Block:
-        """Return the columns from `first` on."""
-        parts = (self.values, self.gradient, self.start, self.first, self.second, self.scratch)
-        values, gradient, start, moment, square, scratch = (part[:, first:] for part in parts)
-        correction = None if self.correction is None else self.correction[:, first:]
-        return Block(values, gradient, start, moment, square, scratch, correction)
-
-    def reset(self) -> None:
-        """Reset the moments."""
-        self.first.zero_()
-        self.second.zero_()
+    def cut(self, count: int, first: int = 0) -> Block:
+        """Return the first `count` rows, with the columns from `first` on."""
+        given: dict[str, Tensor | None] = vars(self)
+        return replace(self, **{name: one[:count, first:] for name, one in given.items() if one is not None})
 
 
-class StackOptimizer(Protocol):
-    """Interface of the changes to the stack in a step, besides the layers' own part."""
+class StackOptimizer:
+    """Changes of the stack in a step besides the layers' own part: none. Layers write gradients over the values."""
 
-    fused: bool
-    """True if the layers change the values themselves; else they fill the blocks' gradients."""
-
-    @property
-    def finishes(self) -> bool:
-        """Check whether `finish` has any effect without corrections."""
-
-    @property
-    def step(self) -> Step:
-        """Return how the layers use a gradient."""
+    fused: ClassVar[bool] = True  # True if the layers change the values themselves; else they fill the gradients
+    finishes = False  # True if `finish` has any effect without corrections
+    step = Step(keep=0, rate=1)  # how the layers use a gradient
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
         """Write corrections into those of a block in the form that `finish` needs, before the first step."""
@@ -78,7 +56,7 @@ class StackOptimizer(Protocol):
         """Complete step `number` (from 1) after the layers' part."""
 
 
-class StackSGD:
+class StackSGD(StackOptimizer):
     """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c; the layers do two of these terms with their products.
 
     With corrections c the last two terms are one vector v, computed before the first step. For LEAST_PULL < ημ < 1/2
@@ -86,8 +64,6 @@ class StackSGD:
     interpolation towards w_start: one pass over the values instead of two. Otherwise the layers compute (1 − ημ) w − η
     ∇ℓ(w), and `finish` adds the rest.
     """
-
-    fused = True
 
     def __init__(self, rule: LocalRule):
         self._pull = pull = rule.lr * rule.proximal_mu
@@ -111,16 +87,12 @@ class StackSGD:
         elif self._pull:
             block.values.add_(block.start, alpha=self._pull)
 
-    def drift(self, steps: int) -> float:
-        """Return the change of a value with zero gradients by a correction of 1 in so many steps: −η Σ (1 − ημ)^j."""
-        return self.rate * self.summed(steps)
-
     def summed(self, steps: int) -> float:
         """Return Σ (1 − ημ)^j over so many steps j: the total effect of adding 1 in every step."""
         return shrinking_sum(steps, self._pull)
 
 
-class StackAdam:
+class StackAdam(StackOptimizer):
     """Bias-corrected Adam (Kingma & Ba 2015, Algorithm 1); the proximal term is part of the gradient."""
 
     fused = False
@@ -128,7 +100,6 @@ class StackAdam:
 
     def __init__(self, rule: LocalRule):
         self.rule = rule
-        self.step = Step(keep=0, rate=1)
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
         """Copy the corrections, which are added to the gradient itself."""

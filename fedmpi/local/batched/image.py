@@ -9,51 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
+from fedmpi.local.batched.base import Biased, Layer, Place, Slot, copy_strided
 
 BLOCK = 8
 """Multiple of values to which patches are padded in the product of the weights' gradient, which takes up to half as
 long again with patches of 63 values as with 64."""
 
 
-@dataclass(frozen=True)
-class ImageColumns:
-    """Conversion of rows to columns: the images as they are read, before the first convolution."""
+class ImageColumns(Layer):
+    """Conversion of rows to columns before the first convolution: of all clients at once, or client by client."""
 
-    trained: ClassVar[bool] = False
+    def __init__(self, image: tuple[int, int, int]):
+        self.values = math.prod(image)  # of (channels, height, width)
 
-    image: tuple[int, int, int]  # (channels, height, width)
-
-    @property
-    def values(self) -> int:
-        return math.prod(self.image)
-
-    def bind(self, place: Place, x: Tensor) -> ColumnsOp:
-        return ColumnsOp(self, place, x)
-
-
-class ColumnsOp:
-    """`ImageColumns` bound to k clients; converts all at once (`forward`) or client by client (`turn`)."""
-
-    def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
-        self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
+    def attach(self, place: Place, x: Tensor) -> None:
+        self.output = place.take("output", place.clients, self.values, place.rows, guard=place.rows)
         self._arranged, self._rows = self.output.transpose(1, 2), x
 
     def forward(self) -> None:
-        self._turn(slice(None))
+        copy_strided(self._arranged, self._rows)
 
     def turn(self, client: int) -> None:
         """Convert one client's samples, which are in its part of the input."""
-        self._turn(client)
-
-    def _turn(self, which: int | slice) -> None:
-        copy_strided(self._arranged[which], self._rows[which])
+        copy_strided(self._arranged[client], self._rows[client])
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.transpose(1, 2)
@@ -158,57 +142,31 @@ class Patches:
 
     def fold(self) -> Tensor:
         """Return the gradient of the images, (k, units, b), from that of the patches."""
-        return sum_rows(self._gradient_rows, self._members, self._offsets).view(self._folded_shape)
+        folded = embedding_bag(self._members, self._gradient_rows, self._offsets, mode="sum", include_last_offset=True)
+        return folded.view(self._folded_shape)
 
 
-@dataclass(frozen=True)
-class Convolution:
+class Convolution(Biased):
     """Unfolding, one matrix product per client, bias (nn.Conv2d without groups or dilation)."""
 
-    trained: ClassVar[bool] = True
+    def __init__(self, geometry: Geometry, filters: int, weight: Slot, bias: Slot | None):
+        self.geometry, self.filters, self.slots = geometry, filters, (weight, bias)
+        self.maps = Maps(geometry)
+        self.values = geometry.units + (2 * geometry.patch + 2 * filters) * math.prod(geometry.output)
 
-    geometry: Geometry
-    filters: int
-    weight: Slot
-    bias: Slot | None
-
-    @property
-    def patches(self) -> Geometry:
-        """Return the geometry of the unfolded values."""
-        return self.geometry
-
-    @cached_property
-    def maps(self) -> Maps:
-        return Maps(self.geometry)
-
-    @property
-    def values(self) -> int:
-        height, width = self.geometry.output
-        return self.geometry.units + (2 * self.geometry.patch + 2 * self.filters) * height * width
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _ConvolutionOp(self, place, x)
-
-
-class _ConvolutionOp:
-    def __init__(self, layer: Convolution, place: Place, x: Tensor):
-        geometry, parameters, clients, rows = layer.geometry, place.parameters, place.clients, place.rows
-        height, width = geometry.output
-        positions, shape = height * width * rows, (layer.filters, geometry.patch)
-        self.step, self.first = parameters.step, place.first
-        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
+    def attach(self, place: Place, x: Tensor) -> None:
+        clients, rows, patch, filters = place.clients, place.rows, self.geometry.patch, self.filters
+        positions = math.prod(self.geometry.output) * rows
+        self.first = place.first
+        self.weight, self.target = place.parameter(self.slots[0], filters, patch)
         self.transposed = self.weight.transpose(1, 2)
-        self.bias = self.bias_target = None
-        if layer.bias is not None:
-            self.bias = parameters.value(layer.bias, layer.filters, 1)
-            self.bias_target = parameters.target(layer.bias, layer.filters, 1)
-            self.bias_gradient = place.take("bias", clients, layer.filters, 1)
-        self.patches = Patches(layer.maps, place, x)
+        self.attach_bias(place, self.slots[1], filters, 1)
+        self.patches = Patches(self.maps, place, x)
         self.filled = self.patches.filled.transpose(1, 2)
-        self.of_filled = place.take("of_filled", clients, layer.filters, self.filled.shape[2])
-        self.of_weight = self.of_filled[..., : geometry.patch]
-        self.output = place.take("output", clients, layer.filters * height * width, rows, guard=rows)
-        self.product = self.output.view(clients, layer.filters, positions)
+        self.of_filled = place.take("of_filled", clients, filters, self.filled.shape[2])
+        self.of_weight = self.of_filled[..., :patch]
+        self.output = place.take("output", clients, filters * positions // rows, rows, guard=rows)
+        self.product = self.output.view(clients, filters, positions)
 
     def forward(self) -> None:
         self.patches.unfold()
@@ -224,92 +182,63 @@ class _ConvolutionOp:
             folded = self.patches.fold()
         torch.bmm(gradient, self.filled, out=self.of_filled)
         self.step.plain(self.target, self.of_weight)
-        if self.bias_target is not None:
-            self.step.plain(self.bias_target, torch.sum(gradient, 2, keepdim=True, out=self.bias_gradient))
+        self.learn_bias(gradient, 2)
         return folded
 
 
-def sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
-    """Return out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
-    return embedding_bag(members, rows, offsets, mode="sum", include_last_offset=True)
-
-
-@dataclass(frozen=True)
-class _Pool:
+class _Pool(Layer):
     """Pooling by PyTorch's own kernels, which receive the columns as channels-last images of b "channels"."""
 
-    trained: ClassVar[bool] = False
+    def __init__(self, geometry: Geometry, *more: Any):
+        self.geometry, self.window = geometry, [geometry.kernel, geometry.stride, geometry.padding, *more]
+        self.units = geometry.image[0] * math.prod(geometry.output)
+        self.values = 3 * self.units
 
-    image: tuple[int, int, int]  # (channels, height, width) of the input
-    output: tuple[int, int]  # (height, width)
-    kernel: tuple[int, int]  # (vertical, horizontal)
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    @property
-    def values(self) -> int:
-        return 3 * self.image[0] * self.output[0] * self.output[1]
-
-
-@dataclass(frozen=True)
-class MaxPool(_Pool):
-    """Batched nn.MaxPool2d."""
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _MaxPoolOp(self, place, x)
-
-
-@dataclass(frozen=True)
-class MeanPool(_Pool):
-    """Batched nn.AvgPool2d."""
-
-    padding_counts: bool = True  # True if the mean includes the zeros around the image
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _MeanPoolOp(self, place, x)
-
-
-class _PoolOp:
-    def __init__(self, layer: MaxPool | MeanPool, place: Place, x: Tensor):
-        channels, height, width = layer.image
+    def attach(self, place: Place, x: Tensor) -> None:
+        channels, height, width = self.geometry.image
         planes, rows = place.clients * channels, place.rows
-        self.window: list[Any] = [list(layer.kernel), list(layer.stride), list(layer.padding)]
         self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
-        self.output = place.take("output", place.clients, channels * math.prod(layer.output), rows, guard=rows)
-        self.pooled_shape = (planes, *layer.output, rows)
+        self.output = place.take("output", place.clients, self.units, rows, guard=rows)
+        self.pooled_shape = (planes, *self.geometry.output, rows)
         self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
         self.input_shape = (place.clients, channels * height * width, rows)
 
     def backward(self, gradient: Tensor) -> Tensor:
-        spread = self._spread(gradient.view(self.pooled_shape).permute(0, 3, 1, 2))
+        spread = self.spread(gradient.view(self.pooled_shape).permute(0, 3, 1, 2))
         return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
 
-    def _spread(self, gradient: Tensor) -> Tensor:
+    def spread(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the images from that of the pooled ones."""
         raise NotImplementedError
 
 
-class _MaxPoolOp(_PoolOp):
-    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
-        super().__init__(layer, place, x)
-        self.window += [[1, 1], False]
+class MaxPool(_Pool):
+    """Batched nn.MaxPool2d."""
+
+    def __init__(self, geometry: Geometry):
+        super().__init__(geometry, [1, 1], False)
+
+    def attach(self, place: Place, x: Tensor) -> None:
+        super().attach(place, x)
         self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
 
     def forward(self) -> None:
         torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, out=self.pooled, indices=self.where)
 
-    def _spread(self, gradient: Tensor) -> Tensor:
+    def spread(self, gradient: Tensor) -> Tensor:
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(gradient, self.x, *self.window, self.where)
         return found
 
 
-class _MeanPoolOp(_PoolOp):
-    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
-        super().__init__(layer, place, x)
-        self.window += [False, layer.padding_counts, None]
+class MeanPool(_Pool):
+    """Batched nn.AvgPool2d; `padding_counts` if the mean includes the zeros around the image."""
+
+    def __init__(self, geometry: Geometry, padding_counts: bool = True):
+        super().__init__(geometry, False, padding_counts, None)
 
     def forward(self) -> None:
         torch.ops.aten.avg_pool2d.out(self.x, *self.window, out=self.pooled)
 
-    def _spread(self, gradient: Tensor) -> Tensor:
+    def spread(self, gradient: Tensor) -> Tensor:
         found: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
         return found

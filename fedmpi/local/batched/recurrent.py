@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.models.stacked.base import NotStackable
-from fedmpi.models.stacked.forms import Weight, built_in
+from fedmpi.local.batched.base import NotStackable
+from fedmpi.local.batched.forms import Weight, built_in
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 

@@ -8,10 +8,11 @@ the update is fused into its matrix product (`Step`).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,6 +38,11 @@ class Slot:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def aligned_size(self) -> int:
+        """Return the number of values in the stack's row up to the next parameter."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
 
     @property
     def arranged(self) -> tuple[int, ...]:
@@ -78,32 +84,6 @@ class Step:
         target.add_(gradient, alpha=self.rate)
 
 
-class Drift:
-    """First layer's weight as a sum of two parts, if every step adds the same vector v to it.
-
-    The weight is scale · value + shift · v, and its update is value += rate · gradient. The layer's outputs are then
-    scale · (x · value) + shift · (x · v). The products with v are the same in every step, so they are computed for all
-    samples before the first one. No step has to read or write all of weight and v.
-    """
-
-    def __init__(self) -> None:
-        self.on = False
-        self.scale, self.shift, self.rate = 1.0, 0.0, 0.0
-
-
-class Ahead(Protocol):
-    """Interface of a first layer's products with the samples, computed for several steps at once."""
-
-    on: bool
-    """False if the layer computes its products step by step."""
-
-    def forward(self, output: Tensor) -> None:
-        """Write the step's products (k, b, outputs) into `output`."""
-
-    def backward(self, gradient: Tensor) -> None:
-        """Receive the gradient of the step's products."""
-
-
 class Workspace:
     """Named buffers, allocated once and grown for larger shapes. New memory is zero."""
 
@@ -129,40 +109,28 @@ def by_numpy(x: Tensor) -> bool:
 
 
 def copy_strided(target: Tensor, source: Tensor) -> None:
-    """Copy source to target of the same shape; for copies that permute axes.
-
-    On a CPU NumPy does it in two thirds of the time of torch.
-    """
+    """Copy source to target of the same shape, with permuted axes: NumPy takes two thirds of the time of torch."""
     if by_numpy(target) and by_numpy(source):
         np.copyto(target.numpy(), source.numpy())
     else:
         target.copy_(source)
 
 
-class Parameters(Protocol):
-    """Interface of a layer to the parameters of the bound clients."""
-
-    step: Step
-    drift: Drift
-    ahead: Ahead | None
-
-    def value(self, slot: Slot, *shape: int) -> Tensor:
-        """Return the parameter of the bound clients, (k, \\*shape)."""
-
-    def target(self, slot: Slot, *shape: int) -> Tensor:
-        """Return the tensor that its gradient is added to, (k, \\*shape); see `Step`."""
-
-
 @dataclass(frozen=True)
 class Place:
-    """Context that a layer is bound to: the clients, their batches, buffers and parameters."""
+    """Context that a layer is bound to: the clients' parameters, their batches, and buffers."""
 
-    clients: int  # k and b
-    rows: int
+    values: Tensor  # (k, d'), the first k rows of the stack
+    targets: Tensor  # (k, d'): gradients are applied to it; see `Step`
+    step: Step
+    rows: int  # b
     workspace: Workspace
-    parameters: Parameters  # values of the k clients
     number: Hashable = 0  # number of the layer, which names its buffers
     first: bool = False  # True if no earlier layer has parameters: no gradient of the input is needed
+
+    @property
+    def clients(self) -> int:
+        return len(self.values)
 
     def take(self, name: str, *shape: int, guard: int = 0, dtype: torch.dtype | None = None) -> Tensor:
         return self.workspace.take((self.number, name), *shape, guard=guard, dtype=dtype)
@@ -171,31 +139,50 @@ class Place:
         """Return a buffer that all layers share, valid until the next layer runs."""
         return self.workspace.take("scratch", *shape)
 
+    def parameter(self, slot: Slot, *shape: int) -> tuple[Tensor, Tensor]:
+        """Return a parameter of the bound clients and the target of its gradient, (k, \\*shape)."""
+        return slot.of_stack(self.values, shape), slot.of_stack(self.targets, shape)
 
-class Op(Protocol):
-    """Interface of a layer bound to k clients of b rows."""
 
-    @property
-    def output(self) -> Tensor:
-        """Return the layer's output after `forward`; always the same tensor."""
+class Layer:
+    """Layer of a batched network. `bind` returns a copy of it that is bound to k clients of b rows."""
+
+    trained: ClassVar[bool] = False  # True if the layer has parameters
+    values = 0  # floats per row in buffers, for the choice of the chunk
+    output: Tensor  # the output of `forward`; always the same tensor
+
+    def bind(self, place: Place, x: Tensor) -> Self:
+        """Return the layer on the given input buffer."""
+        bound = copy.copy(self)
+        bound.attach(place, x)
+        return bound
+
+    def attach(self, place: Place, x: Tensor) -> None:
+        """Take all buffers and views that steps of the bound layer need."""
+        raise NotImplementedError
 
     def forward(self) -> None:
         """Compute `output` from the bound input."""
 
     def backward(self, gradient: Tensor) -> Tensor:
         """Update the parameters; return the gradient of the input from that of the output, which is overwritten."""
+        return gradient
 
 
-class Layer(Protocol):
-    """Interface of a layer's shape and slots."""
+class Biased(Layer):
+    """Layer with a weight and an optional bias."""
 
-    def bind(self, place: Place, x: Tensor) -> Op:
-        """Return the layer on the given input buffer."""
+    trained: ClassVar[bool] = True
+    bias: Tensor | None
 
-    @property
-    def values(self) -> int:
-        """Return the number of floats per row in buffers, for the choice of the chunk."""
+    def attach_bias(self, place: Place, slot: Slot | None, *shape: int) -> None:
+        """Take the bias of the bound clients, (k, \\*shape); None without one."""
+        self.step, self.bias = place.step, None
+        if slot is not None:
+            self.bias, self.bias_target = place.parameter(slot, *shape)
+            self.bias_gradient = place.take("bias", place.clients, *shape)
 
-    @property
-    def trained(self) -> bool:
-        """Check whether the layer has parameters."""
+    def learn_bias(self, gradient: Tensor, axis: int) -> None:
+        """Update the bias by the sum of a gradient over an axis."""
+        if self.bias is not None:
+            self.step.plain(self.bias_target, torch.sum(gradient, axis, keepdim=True, out=self.bias_gradient))

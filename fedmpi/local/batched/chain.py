@@ -1,28 +1,34 @@
-"""Conversion of sequential layers to hand-written batched forms, the fastest ones."""
+"""Forward passes as torch.fx graphs, and hand-written batched forms, the fastest ones, for those that are a chain."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.base import Layer, NotStackable, Slot
+from fedmpi.local.batched.dense import Flatten, Linear, ReLU, Squash, StackedDropout
+from fedmpi.local.batched.forms import LAYERS
+from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
+from fedmpi.local.batched.pooled import with_pools
+from fedmpi.local.batched.text import Embedding
 from fedmpi.models.dropout import Dropout
-from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
-from fedmpi.models.stacked.dense import Flatten, Linear, ReLU, Squash, StackedDropout
-from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
-from fedmpi.models.stacked.pooled import with_pools
-from fedmpi.models.stacked.text import Embedding
-from fedmpi.models.stacked.trace import Along, Traced
+from fedmpi.models.isolation import Tracer
 
+ROWS = 3
+"""Dummy samples of a batch."""
+DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 LARGEST_UNFOLDED = 100_000
-"""Values of one unfolded image above which torch's own convolution, client by client in a graph, is faster. Measured:
-it is faster with 147,000 and 259,000, equal with 51,000, and takes up to twice as long with 15,000."""
+"""Values of one unfolded image above which torch's own convolution, client by client, is faster. Measured: it is faster
+with 147,000 and 259,000, equal with 51,000, and takes up to twice as long with 15,000."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +72,98 @@ class StackedNet:
         return math.prod(self.feature_shape) + sum(layer.values for layer in self.layers)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """Forward pass of a module, with the value of every node on a few dummy samples, without dropout."""
+
+    module: nn.Module  # the module to be trained
+    copied: nn.Module  # copy of it that is traced, with dropout at 0
+    graph: fx.Graph  # one placeholder: the samples
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+
+    @property
+    def last(self) -> fx.Node:
+        """Return the node of the outputs."""
+        (returned,) = next(reversed(self.graph.nodes)).args
+        if not isinstance(returned, fx.Node) or not isinstance(self.value(returned), Tensor):
+            raise NotStackable("the forward pass does not return one tensor")
+        return returned
+
+    def part(self, node: fx.Node) -> nn.Module:
+        """Return the layer that a node of the kind "call_module" calls."""
+        return self.copied.get_submodule(str(node.target))
+
+    def value(self, node: Any) -> Any:
+        """Return a node's value, or a constant itself."""
+        return self.values[node] if isinstance(node, fx.Node) else node
+
+
+class _Values(fx.Interpreter):
+    """Interpreter of a graph that keeps the value of every node."""
+
+    def __init__(self, traced: Traced):
+        super().__init__(traced.copied, graph=traced.graph)
+        self.found = traced.values
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.found[n] = value = super().run_node(n)
+        return value
+
+
+def trace(module: nn.Module, copied: nn.Module, description: DataDescription) -> Traced:
+    """Return the graph of a module's forward pass in training mode, traced on a copy of it without dropout."""
+    if type(module) in LAYERS:
+        module, copied = nn.Sequential(module), nn.Sequential(copied)
+    for part in copied.modules():
+        if isinstance(part, DROPOUTS):
+            part.p = 0.0
+    try:
+        tracer = Tracer(LAYERS)
+        traced = Traced(module, copied, tracer.trace(copied))
+        tracer.root, tracer.tensor_attrs = nn.Module(), {}  # torch's remaining reference cycle then contains no values
+        with torch.no_grad():
+            _Values(traced).run(made_up(copied, description, ROWS))
+    except Exception as error:
+        raise NotStackable(f"torch.fx cannot trace {type(module).__name__}: {raised(error)}") from error
+    return traced
+
+
+def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
+    """Return dummy samples as the module reads them: (rows, …).
+
+    Texts resemble real ones: from the second one on they end with padding (0), and half of the other tokens are among
+    the first few ids, which often have a special meaning.
+    """
+    parameter = next(module.parameters())
+    generator = np.random.Generator(np.random.Philox(rows))
+    shape = (rows, *description.feature_shape)
+    if description.task != "text":
+        return torch.from_numpy(generator.standard_normal(shape)).to(device=parameter.device, dtype=parameter.dtype)
+    words = max(description.vocabulary, 1)
+    tokens = generator.integers(0, words, shape, dtype=np.int32)
+    few = np.array([0, 1, 2, 3, words - 1], np.int32) % words
+    tokens = np.where(generator.random(shape) < 0.5, few[generator.integers(0, len(few), shape)], tokens)
+    tokens[..., 0] = generator.integers(min(1, words - 1), words, shape[:-1])
+    for row in range(1, len(tokens)):
+        tokens[row, ..., max(1, tokens.shape[-1] // (row + 1)) :] = 0
+    return torch.from_numpy(tokens).to(parameter.device)
+
+
 def by_hand(traced: Traced, description: DataDescription) -> StackedNet:
     """Return the batched form of a graph that is a chain of known layers, as modules or as functions."""
     translation = _Translation(traced, description)
     nodes = list(traced.graph.nodes)
     current = nodes[0]
     for node in nodes[1:-1]:
-        if not isinstance(traced.value(node), Tensor):
+        value = traced.value(node)
+        if not isinstance(value, Tensor):
             continue  # a shape; its reader is examined
         read = [given for given in node.all_input_nodes if isinstance(traced.value(given), Tensor)]
-        if read != [current] or traced.along(node) != Along(0, 1):
+        if read != [current] or value.shape[:1] != (ROWS,):
             raise NotStackable("layers do not follow one another")
         translation.add(node, current)
         current = node
-    if nodes[-1].args[0] is not current:
+    if traced.last is not current:
         raise NotStackable("the outputs are not those of the last layer")
     return translation.finish()
 
@@ -95,7 +179,7 @@ class _Translation:
         self.offsets: dict[int, int] = {}
         if description.task == "text":
             raise NotStackable("texts")
-        for parameter in traced.module.parameters():
+        for parameter in traced.copied.parameters():
             if not parameter.requires_grad:
                 raise NotStackable("some parameters are frozen")
             self.offsets[id(parameter)] = self.size
@@ -108,6 +192,8 @@ class _Translation:
     def add(self, node: fx.Node, before: fx.Node) -> None:
         """Add the layer that a node calls; a function becomes the equivalent layer."""
         part = self.traced.part(node) if node.op == "call_module" else None
+        if isinstance(part, DROPOUTS):
+            part = self.traced.module.get_submodule(str(node.target))
         if part is None and node.op != "get_attr":
             make = _FUNCTIONS.get(node.target)
             part = None if make is None else make(self.traced, node, before)
@@ -130,7 +216,7 @@ class _Translation:
             raise NotStackable("a parameter is shared by two layers")
         slot = Slot(offset, tuple(parameter.shape), self.start)
         self.slots.append(slot)
-        self.start += -(-slot.size // ALIGNMENT) * ALIGNMENT
+        self.start += slot.aligned_size
         return slot
 
     def optional(self, parameter: Tensor | None) -> Slot | None:
@@ -193,16 +279,12 @@ class _Translation:
     def pool(self, part: nn.MaxPool2d) -> None:
         if part.ceil_mode or part.return_indices or _pair(part.dilation) != (1, 1):
             raise NotStackable("MaxPool2d with ceil_mode, indices or dilation")
-        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
-        window = geometry.kernel, geometry.stride, geometry.padding
-        self.layers.append(MaxPool(geometry.image, geometry.output, *window))
-        self.shape = (self.shape[0], *geometry.output)
+        self._pool(MaxPool(self._window(part)))
 
     def mean_pool(self, part: nn.AvgPool2d) -> None:
         if part.ceil_mode or part.divisor_override is not None:
             raise NotStackable("AvgPool2d with ceil_mode or a divisor of its own")
-        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
-        self._means(geometry, part.count_include_pad)
+        self._pool(MeanPool(self._window(part), part.count_include_pad))
 
     def adaptive_mean_pool(self, part: nn.AdaptiveAvgPool2d) -> None:
         _, *sizes = self.shape
@@ -211,12 +293,14 @@ class _Translation:
         if any(size % one for one, size in zip(wanted, sizes, strict=True)):
             raise NotStackable("AdaptiveAvgPool2d to sizes that do not divide the image's")
         kernel = sizes[0] // wanted[0], sizes[1] // wanted[1]
-        self._means(Geometry(self._image(), kernel, kernel, (0, 0)), True)
+        self._pool(MeanPool(Geometry(self._image(), kernel, kernel, (0, 0))))
 
-    def _means(self, geometry: Geometry, padding_counts: bool) -> None:
-        window = geometry.kernel, geometry.stride, geometry.padding
-        self.layers.append(MeanPool(geometry.image, geometry.output, *window, padding_counts))
-        self.shape = (self.shape[0], *geometry.output)
+    def _window(self, part: Any) -> Geometry:
+        return Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
+
+    def _pool(self, layer: MaxPool | MeanPool) -> None:
+        self.layers.append(layer)
+        self.shape = (self.shape[0], *layer.geometry.output)
 
     def _image(self) -> tuple[int, int, int]:
         """Return channels, height and width; from here on the images are columns."""

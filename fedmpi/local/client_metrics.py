@@ -1,5 +1,4 @@
-"""Numbers about single clients at a given model, for samplers and records: mean loss and accuracy on their own samples,
-norm of their gradient, norm of the update that they would make.
+"""Numbers of single clients at given models: losses, accuracy, norms of gradients and updates; distance to a reference.
 
 The module is a separate copy, so measuring never changes anything that an engine has bound. A client's numbers depend
 only on the model and its own samples, not on the rank or the clients measured with it.
@@ -9,22 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
-from fedmpi.common.errors import ClientFailure
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import read_plain
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.local.failures import check_update, named_client
+from fedmpi.local.diagnostics import weight_divergence
+from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import evaluating
 from fedmpi.local.probes import client_gradients
-from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
-from fedmpi.local.work import ClientTask, DataSource, LocalRule
+from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
@@ -50,6 +53,8 @@ class ClientMeasures:
         measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
+        self.start = self.model.initial  # the model of the round, set by its owner
+        self._own = torch.empty_like(self.start)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
         """Return the clients' numbers at the model w (d,), float64 (k, names); NaN for clients without samples."""
@@ -69,44 +74,51 @@ class ClientMeasures:
                 columns["gradient_norm"][place] = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
         return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
 
-    def _evaluated(self, round: int, w: Tensor, client: int, judged: bool) -> tuple[float, float]:
+    def gain(self, client: int, update: Tensor, round: int) -> float:
+        """Return F_k(w) − F_k(w + Δ_k), mean losses over a client in evaluation mode; 0 without samples."""
+        torch.add(self.start, update, out=self._own)
+        return self.loss(client, self.start, round) - self.loss(client, self._own, round)
+
+    def loss(self, client: int, w: Tensor, round: int) -> float:
+        """Return F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
+        return self._evaluated(round, w, client, False, finite=False)[0]
+
+    def _evaluated(self, round: int, w: Tensor, client: int, judged: bool, finite: bool = True) -> tuple[float, float]:
         """Return a client's mean loss over all its samples in evaluation mode, and its accuracy.
 
         The accuracy is NaN if the task has none, no position counts, or it is not requested.
         """
-        loss, evaluated = (
-            self.model.loss,
-            evaluating(self.model, w, self.streams, Purpose.CLIENT_EVALUATION, round, client),
-        )
-        with named_client(client, self.rank), evaluated as module:
+        model, total = self.model, 0.0
+        tally = MetricTally(self._metrics if judged else (), model.loss.kind)
+        evaluated = evaluating(model, w, self.streams, Purpose.CLIENT_EVALUATION, round, client)
+        with named_client(client, self.rank), evaluated as module, torch.no_grad():
             x, y = self.data.load(client)
-            total, tally = 0.0, MetricTally(self._metrics if judged else (), loss.kind)
-            with torch.no_grad():
-                for first in range(0, len(y), self._rows):
-                    part = slice(first, first + self._rows)
-                    outputs = module(x[part]).detach()
-                    total += float(loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
-                    tally.add(outputs, y[part])
-            if not np.isfinite(total):
+            for first in range(0, len(y), self._rows):
+                part = slice(first, first + self._rows)
+                outputs = module(x[part]).detach()
+                total += float(model.loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
+                tally.add(outputs, y[part])
+            if finite and not math.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
-        return total / len(y), tally.numbers().get("accuracy", math.nan)
+        return total / max(len(y), 1), tally.numbers().get("accuracy", math.nan)
 
 
-def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
-    """Return ‖w_k − w‖ of clients (k,) that train from w = `start` (d,) on all their samples, float64 (k,).
+class Reference:
+    """Model that the run is compared with, e.g. that of centralised training."""
 
-    Batches and dropout masks are those of the round: a selected client makes exactly this update before compression,
-    clipping or attacks. NaN for clients with too few samples to train on, and for diverged clients if rounds leave
-    these out.
-    """
-    norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
-    for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
-        task = ClientTask(int(clients[place]), None, 1.0)
+    def __init__(self, path: str, model: FlatModel):
         try:
-            engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
-            with named_client(task.client, engine.rank):
-                check_update(w.sub_(start), rule.lr)
-            norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
-        except ClientFailure as failure:
-            engine.on_divergence.leave_out(failure, round)
-    return norms
+            held = load(read_plain(Path(path)))
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"logging.reference = {path!r} cannot be read as safetensors: {error}") from error
+        values = model.initial.clone()
+        model.begin(values)
+        try:
+            model.module.load_state_dict(held)
+        except RuntimeError as error:
+            raise UserError(f"logging.reference = {path!r} is no model of this run: {error}") from error
+        self.values = values[: model.trainable].cpu().numpy().astype(np.float64)
+
+    def distance(self, w: Tensor) -> float:
+        """Return ‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
+        return weight_divergence(w[: len(self.values)].cpu().numpy(), self.values)

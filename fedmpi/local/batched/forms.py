@@ -1,21 +1,21 @@
 """Batched forms of layers with parameters; the client is the first axis of all values.
 
 A form is called as form(layer, weights, *inputs). `weights` maps the layer's parameters to `Weight`s (k, …). Inputs and
-outputs are (k, …); the remaining axes are those of a single client. Autograd differentiates it. A layer without a form
-is computed client by client (`of_one`).
+outputs are (k, …); the remaining axes are those of a single client. Autograd differentiates it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.stacked.base import NotStackable, Parameters, Slot, Step
+from fedmpi.local.batched.base import NotStackable, Step
+from fedmpi.models.lora import LoraLinear
+from fedmpi.models.text_models import FIRST_WORD, BagOfWords
 
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}
@@ -39,12 +39,6 @@ class Weight:
         self.owner = self
 
     @classmethod
-    def of(cls, slot: Slot, parameters: Parameters, alone: bool) -> Weight:
-        """Return the parameter in the slot, in the order of the stack."""
-        value, target = parameters.value(slot, *slot.arranged), parameters.target(slot, *slot.arranged)
-        return cls(value.data.requires_grad_(), target, parameters.step, alone, slot.axes)
-
-    @classmethod
     def constant(cls, value: Tensor, clients: int) -> Weight:
         """Return a parameter that is not trained, the same for all clients."""
         return cls(value.detach().expand(clients, *value.shape), value, Step(1, 0), False)
@@ -56,21 +50,15 @@ class Weight:
         return seen
 
     @property
-    def natural(self) -> Weight:
-        """Return the same weight with the axes in the parameter's own order."""
+    def natural(self) -> Tensor:
+        """Return the values with the axes in the parameter's own order."""
         if self.axes is None:
-            return self
-        back = [0, *(1 + self.axes.index(axis) for axis in range(len(self.axes)))]
-        return self.seen_as(lambda tensor: tensor.permute(back))
-
-    @property
-    def trained(self) -> bool:
-        """Check whether the weight has a gradient."""
-        return self.value.requires_grad
+            return self.value
+        return self.value.permute(0, *(1 + self.axes.index(axis) for axis in range(len(self.axes))))
 
     def product(self, left: Tensor, right: Tensor) -> Tensor | None:
         """Apply a gradient left @ right, (k, m, n): return it for autograd, or None after updating the target."""
-        if not self.trained:
+        if not self.value.requires_grad:
             return None
         if not self.alone:
             return torch.bmm(left, right)
@@ -80,7 +68,7 @@ class Weight:
 
     def plain(self, gradient: Tensor) -> Tensor | None:
         """Apply a given gradient: return it for autograd, or None after updating the target."""
-        if not self.trained:
+        if not self.value.requires_grad:
             return None
         gradient = gradient.view(self.value.shape)
         if not self.alone:
@@ -100,14 +88,11 @@ def finish(weights: Sequence[Weight], gradients: Sequence[Tensor | None]) -> Non
         elif not weight.done and weight.step.keep != 1:
             weight.target.mul_(weight.step.keep)
         weight.done = False
-    if not targets:
-        return
-    step = weights[0].step
-    if step.keep == 1:
-        torch._foreach_add_(targets, given, alpha=step.rate)
+    if targets and weights[0].step.keep == 1:
+        torch._foreach_add_(targets, given, alpha=weights[0].step.rate)
         return
     for target, gradient in zip(targets, given, strict=True):
-        step.plain(target, gradient)
+        weights[0].step.plain(target, gradient)
 
 
 def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -115,7 +100,7 @@ def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Call
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def form(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
-            return function(layer, {name: weight.natural.value for name, weight in weights.items()}, *inputs, **named)
+            return function(layer, {name: weight.natural for name, weight in weights.items()}, *inputs, **named)
 
         LAYERS[kind] = form
         return function
@@ -131,33 +116,6 @@ def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
         return form
 
     return decorate
-
-
-def of_one(layer: nn.Module, weights: Mapping[str, Weight]) -> Sequence[Callable[..., Any]]:
-    """Return the layer of every single client, computed by torch itself."""
-    values = {name: weight.natural.value.unbind(0) for name, weight in weights.items()}
-    clients = len(next(iter(values.values())))
-    own = [{name: parts[client] for name, parts in values.items()} for client in range(clients)]
-    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        conv: Any = layer._conv_forward
-        return [partial(conv, weight=one["weight"], bias=one.get("bias")) for one in own]
-    if isinstance(layer, nn.LSTM):
-        return [partial(_lstm, layer, [one[name] for name in layer._flat_weights_names]) for one in own]
-    return [lambda *args, one=one, **more: torch.func.functional_call(layer, one, args, more) for one in own]
-
-
-def _lstm(layer: nn.LSTM, values: list[Tensor], x: Tensor, hx: Any = None) -> Any:
-    """Call torch's LSTM without the side effects of nn.LSTM when its parameters are replaced."""
-    if x.dim() != 3:
-        raise NotStackable("LSTM of sequences without samples")
-    if hx is None:
-        places, rows = layer.num_layers * (1 + layer.bidirectional), x.shape[0 if layer.batch_first else 1]
-        hx = tuple(
-            x.new_zeros(places, rows, size) for size in (layer.proj_size or layer.hidden_size, layer.hidden_size)
-        )
-    ways = layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first
-    states, *lasts = torch.lstm(x, list(hx), values, *ways)
-    return states, tuple(lasts)
 
 
 class Product(torch.autograd.Function):
@@ -181,7 +139,7 @@ class Product(torch.autograd.Function):
         return before, of_weight, of_bias, None, None
 
 
-def product(x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
+def product(x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
     """Map x (k, …, inputs) through a dense layer."""
     value = weight.value
     rows = x.reshape(x.shape[0], -1, x.shape[-1])
@@ -194,36 +152,48 @@ def linear(layer: nn.Linear, weights: Mapping[str, Weight], x: Tensor) -> Tensor
     return product(x, weights["weight"], weights.get("bias"))
 
 
-def _scaled(x: Tensor, weights: Mapping[str, Weight], shape: tuple[int, ...]) -> Tensor:
-    """Return x · weight + bias, with the parameters reshaped to `shape`."""
-    weight, bias = (weights[name].value.reshape(shape) if name in weights else None for name in ("weight", "bias"))
-    if weight is not None and bias is not None:
-        return torch.addcmul(bias, x, weight)
-    return x if weight is None else x * weight
-
-
-@built_in(nn.GroupNorm)
-def group_norm(layer: nn.GroupNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    normed = functional.group_norm(x.flatten(0, 1), layer.num_groups, None, None, layer.eps)
-    return _scaled(normed.view(x.shape), weights, (x.shape[0], 1, x.shape[2], *[1] * (x.dim() - 3)))
-
-
-@built_in(nn.LayerNorm, nn.RMSNorm)
-def last_norm(layer: nn.LayerNorm | nn.RMSNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    if isinstance(layer, nn.LayerNorm):
-        normed = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-    else:
-        normed = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
-    between = x.dim() - 1 - len(layer.normalized_shape)
-    return _scaled(normed, weights, (x.shape[0], *[1] * between, *layer.normalized_shape))
+@built_in(LoraLinear)
+def lora_linear(layer: LoraLinear, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    small = product(product(x, weights["lora_a"]), weights["lora_b"])
+    return functional.linear(x, layer.weight, layer.bias) + layer.scale * small
 
 
 @built_in(nn.Embedding)
 def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -> Tensor:
     if layer.max_norm is not None or layer.scale_grad_by_freq:
         raise NotStackable("Embedding with max_norm or scale_grad_by_freq")
-    client = torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
-    found = weights["weight"].value[client, ids.long()]
+    found = _rows_of(weights["weight"].value, ids)
     if layer.padding_idx is None:
         return found
     return torch.where((ids == layer.padding_idx).unsqueeze(-1), found.detach(), found)
+
+
+@built_in(BagOfWords)
+def stacked_bag_of_words(layer: BagOfWords, weights: Mapping[str, Weight], tokens: Tensor) -> Tensor:
+    words, known = (tokens > 0).sum(2, keepdim=True).clamp(min=1), tokens >= FIRST_WORD
+    weight, bias = weights["weight"].value, weights["bias"].value
+    rows = _rows_of(weight, (tokens - FIRST_WORD).clamp(min=0))
+    share = known.to(weight.dtype) / words
+    return (share.unsqueeze(2) @ rows).squeeze(2) + bias.unsqueeze(1)
+
+
+def _rows_of(tables: Tensor, ids: Tensor) -> Tensor:
+    """Return the rows (k, …, E) of every client's table (k, V, E)."""
+    return tables[torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1)), ids.long()]
+
+
+@built_in(nn.LSTM)
+def each_lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = None) -> Any:
+    """Call torch's LSTM, client by client; nn.LSTM itself has side effects when its parameters are replaced."""
+    if x.dim() != 4:
+        raise NotStackable("LSTM of sequences without samples")
+    if hx is None:
+        places, rows = layer.num_layers * (1 + layer.bidirectional), x.shape[1 if layer.batch_first else 2]
+        sizes = layer.proj_size or layer.hidden_size, layer.hidden_size
+        hx = tuple(x.new_zeros(len(x), places, rows, size) for size in sizes)
+    ways = layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first
+    each = zip(*(weights[name].value.unbind(0) for name in layer._flat_weights_names), strict=True)
+    own = zip(x.unbind(0), *(one.unbind(0) for one in hx), each, strict=True)
+    found = [torch.lstm(given, [state, cell], list(values), *ways) for given, state, cell, values in own]
+    states, last, cells = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return states, (last, cells)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.stacked.base import Place
+from fedmpi.local.batched.base import Place
 from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
 
 

@@ -18,16 +18,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedmpi.models.stacked.base import Layer, Op, Place, Slot
-from fedmpi.models.stacked.dense import ReLU, Squash
-from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
+from fedmpi.local.batched.base import Biased, Layer, Place
+from fedmpi.local.batched.dense import ReLU, Squash
+from fedmpi.local.batched.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
 
-PAIR = (2, 2)
 FEW_FILTERS = 8
 """Number of filters below which each is written four times."""
 MANY_FILTERS = 64
@@ -49,78 +47,47 @@ class EvenColumnsFirst(Geometry):
         return index.reshape(self.patch, height, width // 2, 2).permute(0, 3, 1, 2).reshape(-1)
 
 
-@dataclass(frozen=True)
-class PooledConvolution:
+class PooledConvolution(Biased):
     """nn.Conv2d and nn.MaxPool2d(2) or nn.AvgPool2d(2), with or without ReLU between the two."""
 
-    trained: ClassVar[bool] = True
+    def __init__(self, convolution: Convolution, largest: bool, cut: bool = False):
+        self.geometry, self.filters, self.slots = convolution.geometry, convolution.filters, convolution.slots
+        self.largest, self.cut = largest, cut  # the largest of four values, or their mean; ReLU before the mean
+        # rows and columns of a window for which each filter is written: (1, 1) = used unchanged
+        few, many = self.filters < FEW_FILTERS, self.filters >= MANY_FILTERS
+        self.copies = (1, 1) if many else (2, 2) if few else (1, 2)
+        self.read = self._geometry_read()
+        self.maps = Maps(self.read)
+        copies = math.prod(self.copies)
+        made = 2 * self.filters if many else -(-7 * copies * self.filters // 4)
+        self.values = self.geometry.units + (2 * self.read.patch + made) * math.prod(self.read.output)
 
-    geometry: Geometry  # geometry of the convolution without pooling
-    filters: int
-    weight: Slot
-    bias: Slot | None
-    largest: bool  # True takes the largest of four values, False their mean
-    cut: bool = False  # True applies ReLU before the mean
-
-    @property
-    def copies(self) -> tuple[int, int]:
-        """Return the rows and columns of a window for which each filter is written: (1, 1) = used unchanged."""
-        if self.filters >= MANY_FILTERS:
-            return 1, 1
-        return (2, 2) if self.filters < FEW_FILTERS else (1, 2)
-
-    @property
-    def writes_filters(self) -> bool:
-        """Check whether filters are written into larger kernels."""
-        return self.copies != (1, 1)
-
-    @cached_property
-    def patches(self) -> Geometry:
+    def _geometry_read(self) -> Geometry:
         """Return the geometry read by each output, or by the adjacent outputs for which filters are written."""
         one, (lines, sides) = self.geometry, self.copies
         height = one.output[0] // 2 * 2 // lines
-        if not self.writes_filters:
+        if self.copies == (1, 1):
             return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, height)
         (down, right), (below, across) = one.kernel, one.stride
         kernel = down + (lines - 1) * below, right + (sides - 1) * across
         stride = lines * below, sides * across
         return Geometry(one.image, kernel, stride, one.padding, height)
 
-    @cached_property
-    def maps(self) -> Maps:
-        return Maps(self.patches)
-
-    @property
-    def values(self) -> int:
-        size, copies = math.prod(self.patches.output), math.prod(self.copies)
-        made = -(-7 * copies * self.filters // 4) if self.writes_filters else 2 * self.filters
-        return self.geometry.units + (2 * self.patches.patch + made) * size
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _PooledOp(self, place, x)
-
-
-class _PooledOp:
-    def __init__(self, layer: PooledConvolution, place: Place, x: Tensor):
-        at, parameters, clients, rows = layer.patches, place.parameters, place.clients, place.rows
-        height, filters, run = at.output[0], layer.filters, math.prod(at.output) * rows
-        self.step, self.first, self.largest, self.cut = parameters.step, place.first, layer.largest, layer.cut
-        self.bias = self.bias_target = None
-        if layer.bias is not None:
-            self.bias = parameters.value(layer.bias, filters, 1)
-            self.bias_target = parameters.target(layer.bias, filters, 1)
-
-        self.patches = Patches(layer.maps, place, x)
-        copies = math.prod(layer.copies)
+    def attach(self, place: Place, x: Tensor) -> None:
+        clients, rows, height, filters = place.clients, place.rows, self.read.output[0], self.filters
+        run, copies = math.prod(self.read.output) * rows, math.prod(self.copies)
+        self.first = place.first
+        self.attach_bias(place, self.slots[1], filters, 1)
+        self.patches = Patches(self.maps, place, x)
         self.product = place.take("product", clients, copies * filters, run)
-        self.filters: _WrittenFilters | _PlainFilters
-        if layer.writes_filters:
-            self.filters = _WrittenFilters(layer, place, self.patches.filled.transpose(1, 2))
+        self.kernels: _WrittenFilters | _PlainFilters
+        if copies > 1:
+            self.kernels = _WrittenFilters(self, place, self.patches.filled.transpose(1, 2))
             self.by_filter = self.product.view(clients, copies, filters, run)
         else:
-            self.filters = _PlainFilters(layer, place, self.patches.of_clients.transpose(1, 2))
+            self.kernels = _PlainFilters(self, place, self.patches.of_clients.transpose(1, 2))
             self.by_filter = self.product.view(clients, filters, 2, run // 2).transpose(1, 2)
-        if layer.copies == (2, 2):
+        if copies == 4:
             self.windows = torch.unflatten(self.by_filter, 1, (2, 2))
             self.left, self.right = self.windows.unbind(2)
             self.row = place.take("row", *self.left.shape)
@@ -139,7 +106,7 @@ class _PooledOp:
 
     def forward(self) -> None:
         self.patches.unfold()
-        torch.bmm(self.filters.arranged(), self.patches.of_clients, out=self.product)
+        torch.bmm(self.kernels.arranged(), self.patches.of_clients, out=self.product)
         if self.largest:
             torch.maximum(self.left, self.right, out=self.row)
             torch.maximum(self.upper, self.lower, out=self.pooled)
@@ -158,10 +125,10 @@ class _PooledOp:
         of_bias = self._of_largest(of_pooled) if self.largest else self._of_mean(of_pooled)
         folded = gradient
         if not self.first:
-            torch.bmm(self.filters.transposed, self.product, out=self.patches.gradient)
+            torch.bmm(self.kernels.transposed, self.product, out=self.patches.gradient)
             folded = self.patches.fold()
-        self.filters.learn(self.product)
-        if self.bias_target is not None:
+        self.kernels.learn(self.product)
+        if self.bias is not None:
             self.step.plain(self.bias_target, of_bias)
         return folded
 
@@ -184,11 +151,11 @@ class _WrittenFilters:
     """Filters written several times, for outputs of one window, into kernels on all the values that these read."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
-        one, at, clients, parameters = layer.geometry, layer.patches, place.clients, place.parameters
+        one, at, clients = layer.geometry, layer.read, place.clients
         (channels, *_), (down, right), (below, across), copies = one.image, one.kernel, one.stride, layer.copies
         shape = layer.filters, channels, down, right
-        self.step, self.patches = parameters.step, patches
-        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
+        self.step, self.patches = place.step, patches
+        self.weight, self.target = place.parameter(layer.slots[0], *shape)
         kernels = place.take("kernels", clients, *copies, *shape[:2], *at.kernel)  # zero where no filter is written
         self.all = kernels.view(clients, -1, at.patch)
         self.transposed = self.all.transpose(1, 2)
@@ -220,10 +187,8 @@ class _PlainFilters:
     """Filters in the layout of the stack, on patches of one output each."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
-        shape = layer.filters, layer.geometry.patch
-        self.step, self.patches = place.parameters.step, patches
-        self.weight = place.parameters.value(layer.weight, *shape)
-        self.target = place.parameters.target(layer.weight, *shape)
+        self.step, self.patches = place.step, patches
+        self.weight, self.target = place.parameter(layer.slots[0], layer.filters, layer.geometry.patch)
         self.transposed = self.weight.transpose(1, 2)
 
     def arranged(self) -> Tensor:
@@ -261,14 +226,14 @@ def with_pools(layers: Iterable[Layer]) -> tuple[Layer, ...]:
             joined.append(layer)
             continue
         del given[: len(between) + 1]
-        shape = layer.geometry, layer.filters, layer.weight, layer.bias
         if isinstance(pool, MaxPool):
-            joined += [PooledConvolution(*shape, largest=True), *between]
+            joined += [PooledConvolution(layer, largest=True), *between]
         else:
-            joined.append(PooledConvolution(*shape, largest=False, cut=bool(between)))
+            joined.append(PooledConvolution(layer, largest=False, cut=bool(between)))
     return tuple(joined)
 
 
 def _of_four(pool: MaxPool | MeanPool) -> bool:
     """Check whether windows have 2 × 2 values, do not overlap and have no zeros around the image."""
-    return pool.kernel == pool.stride == PAIR and pool.padding == (0, 0)
+    at = pool.geometry
+    return at.kernel == at.stride == (2, 2) and at.padding == (0, 0)
