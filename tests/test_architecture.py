@@ -38,7 +38,7 @@ DOORS = {"mpi4py": ("fedmpi.mpi",), "h5py": ("fedmpi.data", "data_prep")}
 """Who alone may import a library."""
 
 
-TWICE = {"Adam", "Strata", "bernoulli", "stratified", "uniform"}
+TWICE = {"Adam", "Strata", "stratified", "uniform"}
 """Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
 SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}

@@ -233,7 +233,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_
         assert run.finished and not Path("run/plugins/own_study/limits.py").exists()
         assert all(Path("run/plugins", name).is_file() for name in run.summary["plugins"])
         edit(home / "own_study/late.py", "FACTOR = 1", "FACTOR = 5")
-    with forgotten(), pytest.raises(fedmpi.UserError, match="late.py is not the file that this run was started with"):
+    with forgotten(), pytest.raises(fedmpi.UserError, match="late.py differs from the file that this run started with"):
         fedmpi.run("fedavg", {**OWN, "rounds": 2}, out="run", resume=True)
 
 

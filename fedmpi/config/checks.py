@@ -74,8 +74,9 @@ def _local_steps(c: ConfigTables) -> Checks:
     """Local steps that leave single precision, or that a merged gradient cannot replace."""
     yield (
         not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
-        f"local.lr = {c.local.lr:g} with local.schedule = {c.local.schedule!r} leaves what single precision can hold "
-        f"within {c.rounds} rounds: choose a factor nearer 1, or a larger local.schedule.every",
+        f"local.lr = {c.local.lr:g} leaves the range of single precision within {c.rounds} rounds of "
+        f'local.schedule = "{c.local.schedule.name}": choose a local.schedule.factor nearer 1, or a larger '
+        "local.schedule.every",
     )
     yield (
         _merged(c) and (c.local.optimizer.name != "sgd" or _mediators(c)),

@@ -53,13 +53,19 @@ class LoraTable(Table):
     none named = all."""
 
 
+class ModelOptions(Table):
+    """Options that every model has."""
+
+    lora: LoraTable
+
+
 def _model(value: Any) -> Chosen:
     """Return the chosen model; its options are checked when it is built, except for those of LoRA."""
     chosen = Chosen.read("model", value, "mlp")
-    lora = chosen.given.get("lora")
-    if lora is None:
+    if chosen.given.get("lora") is None:
         return chosen
-    return Chosen("model", chosen.choice, {**chosen.given, "lora": LoraTable.model_validate(lora).model_dump()})
+    common = ModelOptions.model_validate({"lora": chosen.given["lora"]})
+    return Chosen("model", chosen.choice, chosen.given | common.model_dump())
 
 
 Model = Annotated[Chosen, BeforeValidator(_model)]

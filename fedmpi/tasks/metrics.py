@@ -106,7 +106,7 @@ def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
         Number of outputs; 1 is accuracy.
     """
     if k < 1:
-        raise UserError(f"task.metrics.k_XXX = {k}: at least the one largest output is looked at")
+        raise UserError(f"task.metrics.k = {k}: choose at least 1")
     largest = outputs.topk(min(k, outputs.shape[1]), dim=1).indices
     return {f"top_{k}_accuracy": (largest == targets[:, None]).any(1).sum()}
 
@@ -137,7 +137,7 @@ class CalibrationError:
 
     def __init__(self, *, bins: int = 15):
         if not 1 <= bins <= MOST_BINS:
-            raise UserError(f"task.metrics.bins_XXX = {bins}: the probabilities fall into 1 to {MOST_BINS:,} bins")
+            raise UserError(f"task.metrics.bins = {bins}: choose 1 to {MOST_BINS:,}")
         self.bins = bins
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:

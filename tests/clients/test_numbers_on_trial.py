@@ -83,7 +83,7 @@ def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
         {},
         {"local__algorithm": "scaffold"},
         {"local__optimizer": "adam", "local__schedule": "inverse"},
-        {"local__algorithm": "feddyn", "aggregation__weights": "uniform"},
+        {"local__algorithm": "feddyn", "server__weights": "uniform"},
         {"local__proximal_mu": 0.5, "local__schedule": "step", "local__schedule__every": 1},
         {"model__name": "tests.end_to_end.user_models:unhurried_mlp"},
     ],
@@ -104,6 +104,6 @@ def test_only_candidates_have_numbers() -> None:
 
 @pytest.mark.parametrize("algorithm", ["plain", "scaffold"])
 def test_nothing_of_a_trial_is_kept(algorithm: str) -> None:
-    [measured, plain] = [tried(local__algorithm=algorithm, participation__clients=who) for who in (Trying, untried)]
+    [measured, plain] = [tried(local__algorithm=algorithm, clients__sampler=who) for who in (Trying, untried)]
     for one, other in zip(measured.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)

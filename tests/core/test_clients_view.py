@@ -315,7 +315,7 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
         run_into(tmp_path, *VIEWED, resume=True)
     path.write_bytes(whole)
-    with pytest.raises(UserError, match=re.escape("how often clients were used is counted from round 0")):
+    with pytest.raises(UserError, match=re.escape("it counts from round 0")):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
 
 

@@ -58,12 +58,12 @@ def test_counted_traffic_is_that_of_the_papers_formula(tmp_path: Path, epochs: i
     assert link_bytes(first) - link_bytes(second) == 2 * 4 * run.clients * run.classes
 
 
-def test_random_groups_are_drawn_for_every_round_and_static_ones_once_also_after_a_resume(tmp_path: Path) -> None:
+def test_random_groups_are_drawn_for_every_round_and_fixed_ones_once_also_after_a_resume(tmp_path: Path) -> None:
     base = ["data.source=digits:clients=12,alpha=0.5", "model.hidden=[6]", "clients.sampler=all", "rounds=2"]
     base += ["topology=mediators", "topology.clients_per_mediator=5", "topology.scheduling=random"]
-    for reschedule, rounds in (("static", (0, 0)), ("every-round", (0, 1))):
-        config = load_config(None, [*QUIET, *base, f"topology.regroup={reschedule}"])
-        trace = traced(config, tmp_path / reschedule, cut=True)
+    for regroup, rounds in (("once", (0, 0)), ("every-round", (0, 1))):
+        config = load_config(None, [*QUIET, *base, f"topology.regroup={regroup}"])
+        trace = traced(config, tmp_path / regroup, cut=True)
         assert trace is not None
         for found, t in zip(_by_round(trace["groups"]), rounds, strict=True):
             assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == (np.arange(12) // 5).tolist()

@@ -83,8 +83,8 @@ def test_show_prints_the_complete_configuration_as_toml(tmp_path: Path):
     assert (shown.returncode, shown.stderr) == (0, "")
     table = tomllib.loads(shown.stdout)
     assert (table["preset"], table["rounds"]) == ("fedsampling", 7)
-    assert (table["samples"]["wanted"], table["samples"]["epsilon"]) == (100, 1.5)
-    assert table["aggregation"]["weights"] == "gradient-sum"
+    assert (table["samples"]["budget"], table["samples"]["size"]["epsilon"]) == (100, 1.5)
+    assert table["server"]["weights"] == "gradient-sum"
     (tmp_path / "again.toml").write_text(shown.stdout)
     assert fedmpi("config", tmp_path / "again.toml").stdout == shown.stdout
 

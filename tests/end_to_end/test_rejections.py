@@ -76,7 +76,7 @@ REJECTED: dict[str, list[str]] = {
         "clients.attack_fraction=0.2",
     ],
     "samples.sampler": [f"samples.sampler={OWN}rare_first devices=true"],
-    "samples.sampler.share": [f"samples.sampler={OWN}rare_first samples.sampler.shrae=0.2"],
+    "samples.sampler.shrae is unknown": [f"samples.sampler={OWN}rare_first samples.sampler.shrae=0.2"],
     "task.kind": [
         *(
             f"{preset} task.kind={kind}"
@@ -99,8 +99,8 @@ REJECTED: dict[str, list[str]] = {
     "task.loss": ["task.loss=cross-entrpy"],
     "task.scale": [f"task.loss={LOSSES}squared task.scale=wide"],
     "task.": ["task.loss=focal task.gama=1", "task.loss=cross-entropy task.loss.smoothing=0.1"],
-    "task.metrics": ["task.metrics=top-q", 'task.metrics=["top-k","top-k"]', "task.metrics.k_XXX=3"],
-    "task.metrics.k_XXX": ["task.metrics=top-k task.kk=3"],
+    "task.metrics": ["task.metrics=top-q", 'task.metrics=["top-k","top-k"]', 'task.metrics=[{name="top-k",kk=3}]'],
+    "task.metrics.kk": ['task.metrics=[{name="top-k",kk=3}]'],
     "task.of": [f'task.metrics=["{METRICS}Recall"] task.of=x'],
 }
 ROWS = [(settings, named) for named, rows in REJECTED.items() for settings in rows]

@@ -84,7 +84,7 @@ STRATA = ("clients.sampler=stratified", "clients.count=2")
 def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
-    assert found is None or found.all_clients == named.startswith("participation")  # else of the participants only
+    assert found is None or found.all_clients == named.startswith("clients.sampler")  # else of the participants only
 
 
 def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedmpi import Cohort, UserError
-from fedmpi.clients.availability import LabelGroup, TimeOfDay, bernoulli
+from fedmpi.clients.availability import LabelGroup, TimeOfDay, with_probability
 from fedmpi.clients.cohort import cohort_size, full_participation, size_proportional_inclusion, uniform, weighted
 from fedmpi.clients.devices import survivors
 from fedmpi.clients.view import View
@@ -105,7 +105,7 @@ STREAMS = Streams(5)
 @pytest.mark.parametrize(
     ("law", "named"),
     [
-        (partial(bernoulli, probability=0.3), "bernoulli clients.availability.probability=0.3"),
+        (partial(with_probability, probability=0.3), "bernoulli clients.availability.probability=0.3"),
         (
             TimeOfDay(probability=0.9, lowest=0.2, period=24),
             "time-of-day clients.availability.probability=0.9 clients.availability.lowest=0.2 "
