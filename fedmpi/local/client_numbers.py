@@ -1,5 +1,5 @@
-"""Numbers about single clients at a given model, for samplers and records: mean loss and accuracy on their own samples,
-norm of their gradient, norm of the update that they would make.
+"""Numbers about single clients at a given model, for samplers and records: mean loss and accuracy on the client's
+samples, norm of its gradient, norm of the update that it would make.
 
 The module is a separate copy, so measuring never changes anything that an engine has bound. A client's numbers depend
 only on the model and its own samples, not on the rank or the clients measured with it.

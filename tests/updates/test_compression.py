@@ -240,7 +240,7 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
     [
         (["preset=astraea", "compression=int8"], "mediators"),
         (["preset=fedavg", "local.engine=merged", "compression=int8"], "compression"),
-        (["preset=fedavg", "compression.fraction=0.1"], "means nothing here"),
+        (["preset=fedavg", "compression.fraction=0.1"], "has no effect here"),
         (
             ["preset=fedavg", "compression=top-k", "compression.error_feedback=true", "cluster.placement=shared"],
             "moves clients between ranks",

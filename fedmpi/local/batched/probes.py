@@ -26,7 +26,7 @@ SMALL = 64
 
 
 class _Gradient:
-    """Stand-in for an optimizer: layers write the gradient over the values, and nothing changes it afterwards."""
+    """Placeholder for an optimizer: layers write the gradient over the values, and nothing changes it afterwards."""
 
     fused, finishes = True, False
     step = Step(keep=0, rate=1)
