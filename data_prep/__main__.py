@@ -64,7 +64,7 @@ def run(words: list[str]) -> int:
         advice = "make room there" if error.errno in FULL else "check the path and its permissions"
         raise UserError(f"{where}: {error.strerror or error}; {advice}") from error
     except CommandLineError as error:
-        message = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
+        message = " ".join(error.format_message().split()).rstrip(".")  # names the option, error.message does not
         raise UserError(f"{message or 'no command'} (try --help)") from error
     if code in (INTERRUPTED, signal_code()):  # some versions of typer raise, others return 130
         code = signal_code()
@@ -112,7 +112,7 @@ def prepare_command(
     label_noise: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make clients' labels noisy: uniform, pair, or your own.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that cannot be read.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Reject rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,

@@ -232,7 +232,7 @@ def _agreed(words: str) -> bool:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
-    by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that tell groups apart.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that distinguish groups.")] = None,
     metric: Annotated[
         str | None, typer.Option("--metric", metavar="KEY", help="Of the records [test_accuracy].")
     ] = None,
@@ -371,7 +371,7 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
     clients: Annotated[bool, typer.Option("--clients", help="Of a run: how its clients are served.")] = False,
 ) -> None:
-    """Show clients, sizes, class balance and heterogeneity of shards; of a run, how well it tells classes, or clients.
+    """Show clients, sizes, class balance and heterogeneity of shards. For a run, show its confusion matrix or clients.
 
     Example: fedmpi inspect digits
     """

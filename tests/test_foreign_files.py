@@ -294,7 +294,7 @@ class FailsAtOnce(FailsLate):
 def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, asked: dict[str, Any]) -> None:
     words = (
         r"^the model .*FailsAtOnce \(.*test_foreign_files.py:\d+\) failed: it cannot read image samples of shape "
-        rf"\(1, 8, 8\), made up before the first round: ZeroDivisionError: {when}$"
+        rf"\(1, 8, 8\) \(synthetic, before the first round\): ZeroDivisionError: {when}$"
     )
     keys = {"rounds": 1, "clients.count": 4, "model.name": FailsAtOnce, "model.when": when, **asked}
     with pytest.raises(fedmpi.ComponentFailure, match=words) as caught:

@@ -255,7 +255,7 @@ def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_el
     sentence = f"{key} was given as an object with values of its own"
     assert caplog.text.count(sentence) == 1 and sentence in (tmp_path / "run" / "run.log").read_text()
     assert stored(run, key) == f"{HERE}:{name}"
-    with pytest.raises(fedmpi.UserError, match=rf"{key} = .*\(\.\.\.\)' stands for an object that Python code gave"):
+    with pytest.raises(fedmpi.UserError, match=rf"{key} = .*\(\.\.\.\)' names an object that Python code gave"):
         fedmpi.run(tmp_path / "run" / "config.toml")
     assert len(fedmpi.run("fedavg", {**FEW, "rounds": 3, key: given}, out=tmp_path / "run", resume=True).records) == 3
     assert len(fedmpi.load_run(tmp_path / "run").records) == 3
@@ -318,7 +318,7 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
         return blobs
 
     fedmpi.run("fedavg", {"rounds": 1, "clients.count": 4}, data=made_within(3), out=tmp_path)
-    with pytest.raises(fedmpi.UserError, match="data.source = .*stands for an object that Python code gave"):
+    with pytest.raises(fedmpi.UserError, match="data.source = .*names an object that Python code gave"):
         fedmpi.run(tmp_path / "config.toml")
 
 

@@ -1,1 +1,1 @@
-"""Drivers of other simulators: the same clients, cohorts, network and initial weights, with each one's own FedAvg."""
+"""Drivers of other simulators: the same clients, cohorts, network and initial weights, with each simulator's FedAvg."""

@@ -42,7 +42,7 @@ READINGS = ("ratio", "ratio-minus-one")
 class Population:
     """Partition scheme of the clients: classes, clients' mixes and sizes."""
 
-    named: bool = True  # Classes named after letters, with their own frequencies; otherwise the ranked curve
+    named: bool = True  # Classes named after letters, with the letters' frequencies; otherwise the ranked curve
     concentration: float = 1.0  # Concentration of the clients' class mixes
     clients_kl: float | None = None  # Divergence of the clients from which the concentration is computed
     digit_weight: float = 1.0  # Frequency of a digit in units of a mean letter's

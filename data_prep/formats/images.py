@@ -274,7 +274,7 @@ def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
                     remedy = "call parts train and test, or put the images of each class directly into its folder"
                 raise UserError(
                     f"the folders {name} and {other} of {folder} hold the same sub-folders ({_listed(shared)}), so "
-                    f"nobody can tell which are the classes. Point --raw at one of the two, or {remedy}"
+                    f"the classes are ambiguous. Point --raw at one of the two, or {remedy}"
                 )
 
 
@@ -296,7 +296,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
             if size[0] * size[1] > MOST_PIXELS:
                 problem = f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all"
             elif image.mode in UNRANGED and not deep:
-                problem = "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits"
+                problem = "pixels of 32 bits with unknown values of black and white; convert it to 8 bits"
             elif image.format == "PNG" and not deep and image.mode != "P":
                 image.verify()
             else:
@@ -344,7 +344,7 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
     groups = _sub_folders_of_classes(train.paths, trained)
     if options.split == "folders" and groups is None and len(rows) == 1:
         raise UserError(
-            f"--split folders needs every image in one of several folders below its class, unlike {raw}. Choose rows."
+            f"--split folders needs every image in one of several folders below its class. {raw} has none. Choose rows."
         )
     names = train_part.names
     if len(names) == 1:

@@ -91,7 +91,7 @@ def checked_owners(part: Component, given: Any, rows: int, clients: int | None) 
         raise refuse_result(
             part,
             f"returned {found.dtype} of shape {found.shape}: return the client of each of the {rows} rows, -1 for rows "
-            "that nobody gets",
+            "without a client",
         )
     if clients is not None and found.max(initial=-1) >= clients:
         raise refuse_result(part, f"gave rows to client {found.max()}, but --clients {clients} was asked for")

@@ -204,7 +204,7 @@ def draw_pathological(
     if len(unused):
         listed = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
         notes = (
-            f"nobody drew {len(unused)} of the classes ({listed}): their {stock[unused].sum()} samples are unused",
+            f"no client drew {len(unused)} of the classes ({listed}): their {stock[unused].sum()} samples are unused",
         )
     counts = share_out(holds, stock, holders, request.generator)
     return Partition(*take_counts(request.labels, counts, request.generator), notes=notes)

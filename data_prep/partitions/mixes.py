@@ -55,7 +55,7 @@ def random_turns(sizes: Ints, generator: np.random.Generator) -> Ints:
 def draw_pachinko(
     request: Request, *, alpha: Positive = 0.1, beta: Positive = 10.0, size: CountOrZero = 0
 ) -> Partition:
-    """Each client's mix of superclasses ~ Dir(alpha), of classes within ~ Dir(beta); clients draw one after another.
+    """Each client's mix of superclasses ~ Dir(alpha), of classes within ~ Dir(beta); clients draw in turn.
 
     S. Reddi et al., Adaptive federated optimization (ICLR 2021), appendix F, after W. Li and A. McCallum (ICML 2006).
     Each sample draws a superclass, then a class, then a row without replacement. A class that has run out is removed

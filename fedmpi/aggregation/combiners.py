@@ -1,7 +1,7 @@
 """Robust aggregation rules instead of a weighted sum of updates: median, trimmed mean, Krum, norm clipping.
 
-A combiner receives the updates of all m selected clients of a round, in client order, one slice of s coordinates at a
-time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough if each coordinate is combined by itself.
+An aggregator receives the updates of all m selected clients of a round, in client order, one slice of s coordinates at
+a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough if each coordinate is combined by itself.
 Otherwise a class has two methods: `measure` (updates) -> any shape, whose results are summed over all slices in
 float64, and `combine` (updates, coefficients, measured) -> (s,), which receives that sum.
 
@@ -84,7 +84,7 @@ class Krum:
     def measure(self, updates: Tensor) -> Tensor:
         """Compute inner products of the updates' deviations from their median, float64 (m, m), for the distances.
 
-        Unlike the mean, a median stays near the honest updates, so small distances are not differences of huge numbers.
+        A median stays near the honest updates, so small distances are not differences of huge numbers.
         """
         self.check(len(updates))
         middle = torch.from_numpy(np.partition(updates.numpy(), len(updates) // 2, axis=0)[len(updates) // 2])
@@ -149,7 +149,7 @@ class NormClip:
 
 
 class Combiner:
-    """Combiner of a run: a function, or an object with `combine` and optionally `measure`."""
+    """Aggregator of a run: a function, or an object with `combine` and optionally `measure`."""
 
     def __init__(self, part: Component, options: Mapping[str, Any]):
         with calling(part):
@@ -168,7 +168,7 @@ class Combiner:
         return self._measure is not None
 
     def check(self, participants: int, round: int) -> None:
-        """Let the combiner's optional method `check` reject a round of so many updates.
+        """Let the aggregator's optional method `check` reject a round with this number of updates.
 
         Every rank calls this, also one without coordinates to combine: all end with the same message.
         """

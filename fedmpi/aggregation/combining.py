@@ -1,4 +1,4 @@
-"""Updates kept for a combiner: every rank combines its share of the coordinates.
+"""Updates kept for an aggregator: every rank combines its share of the coordinates.
 
 The coordinates are cut into blocks, and all ranks, including the server, are assigned neighbouring blocks. A rank keeps
 the updates of its own clients. At the end of a round the ranks exchange them row by row: each receives its coordinates
@@ -130,7 +130,7 @@ class CombinedSum:
             )
 
     def _measured(self) -> Tensor:
-        """Return the sum of the combiner's measurements over all blocks of all ranks; collective.
+        """Return the sum of the aggregator's measurements over all blocks of all ranks; collective.
 
         They are added up in the order of the blocks: each rank adds its own to the sum of the previous ranks. Until
         that arrives, it stores some of its own and then waits.

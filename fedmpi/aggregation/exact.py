@@ -108,7 +108,7 @@ class FloatSum:
         return squared
 
     def reset(self) -> None:
-        if not self._zeros:  # nothing to reset on a server that trains nobody
+        if not self._zeros:  # nothing to reset on a server that trains no clients
             self._empty()
 
     def _empty(self) -> None:

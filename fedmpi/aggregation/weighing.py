@@ -174,8 +174,8 @@ def _with_reason(failure: ComponentFailure, cohort: Cohort, sizes: Ints) -> Comp
     cause, problem = failure.__cause__, failure.problem
     if isinstance(cause, TypeError) and "None" in problem and cohort.inclusion is None:
         problem += (
-            ": cohort.inclusion is None, since clients.sampler does not tell the probabilities of its draw: "
-            "choose a sampler that does, or other weights"
+            ": cohort.inclusion is None, since clients.sampler does not return the probabilities of its draw. "
+            "Choose a sampler that does, or other weights"
         )
     elif isinstance(cause, ValueError) and f"({len(sizes)},)" in problem:
         problem = (

@@ -91,7 +91,7 @@ def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
         The factor of one sample.
     """
     if not cohort.wanted:
-        raise ValueError("the gradient sum needs Cohort.wanted, the number of samples wanted")
+        raise ValueError("the gradient sum needs Cohort.wanted, the sample budget")
     return cohort.multiplicity / cohort.wanted
 
 
@@ -172,7 +172,7 @@ def _inclusion(cohort: Cohort, name: str) -> Floats:
     if cohort.inclusion is None:
         raise UserError(
             f'server.weights = "{name}" divides by inclusion probabilities, which the sampler of '
-            'clients.sampler does not tell: have it return them in its Cohort, or choose "samples" or "uniform"'
+            'clients.sampler does not return. Return them in its Cohort, or choose "samples" or "uniform"'
         )
     return cohort.inclusion
 
@@ -226,7 +226,7 @@ def _stratum_weights(cohort: Cohort) -> Floats:
     """Return N_h / (N m_h P_h) of each selected client's stratum, m_h counted in the cohort itself."""
     if cohort.stratum is None or cohort.strata is None:
         raise UserError(
-            'server.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
+            'server.weights = "stratified" needs a cohort drawn from strata. This sampler returns no strata'
         )
     sizes, represented = cohort.strata.sizes, cohort.strata.represented
     represented = np.ones(sizes.size) if represented is None else represented

@@ -142,9 +142,9 @@ class ClientSampler:
                 worst = int(np.flatnonzero(impossible)[0])
                 raise self._refused(
                     view,
-                    f"returned the inclusion probability {inclusion[worst]:g} for client {clients[worst]}: it lies in "
-                    "(0, 1]; expected numbers of draws, which may be more, need a multiplicity beside them in every "
-                    "round, also where all draws differ",
+                    f"returned the inclusion probability {inclusion[worst]:g} for client {clients[worst]}, which is "
+                    "not in (0, 1]. Expected numbers of draws may exceed 1. They need a multiplicity in every round, "
+                    "also if all draws differ",
                 )
         wrong = [name for name, value in cohort.numbers.items() if not _is_finite(value)]
         if wrong:

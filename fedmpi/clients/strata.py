@@ -245,7 +245,7 @@ def stratified(
     Quotas m_h follow from all clients of a stratum, but only its available clients are drawn: the rest of a cluster
     substitutes for the unavailable ones (FedSSO, §2.2). Only the places that a stratum cannot fill go to other strata.
 
-    With `over_selection`, ⌈m_h · over_selection⌉ clients are invited in every stratum, of which the server takes the
+    With `over_selection`, ⌈m_h · over_selection⌉ clients are invited in every stratum, and the server takes the
     first m_h to arrive. The cohort's `inclusion` is the probability, over allocation and draw and given the available
     clients, of being among these, if arrival within a stratum is independent of the draw.
     """

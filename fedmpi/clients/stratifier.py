@@ -250,8 +250,8 @@ class Stratifier:
             self._warned = True
             log.warning(
                 "round %d: OPTICS puts %d of %d clients in no cluster. If availability depends on the data, the mean "
-                'update is biased: no client of the same kind stands in for them. Set server.weights = "unbiased" '
-                "(said once)",
+                'update is biased, since no similar client replaces them. Set server.weights = "unbiased" '
+                "(logged once)",
                 *(t, noise, self.clients),
             )
 

@@ -135,11 +135,10 @@ class CohortDraw:
         seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
         if (seconds != seconds[0]).any():
             raise UserError(
-                'server.weights = "unbiased" divides by the probability to count, but with clients.over_selection '
-                "the first to arrive count, and here some clients always arrive before others (speeds, bandwidths or "
-                "numbers of samples differ), so that nobody knows how likely each is to count: set "
-                'clients.over_selection = 1, or server.weights = "normalized", which then estimates over those who '
-                "arrive"
+                'server.weights = "unbiased" needs the probability that a client counts. With clients.over_selection, '
+                "the first to arrive count, and some clients always arrive before others (speeds, bandwidths or "
+                "numbers of samples differ). Their probabilities are unknown. Set clients.over_selection = 1, or "
+                'server.weights = "normalized", which estimates over the clients that arrive'
             )
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:

@@ -129,7 +129,7 @@ def writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFailure(
-            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy(error)}, then go on with "
+            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy(error)}, then continue with "
             f"--resume --out {run}"
         ) from error
 

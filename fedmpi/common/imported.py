@@ -20,7 +20,7 @@ def load(path: str, key: str) -> Any:
     module_name, _, name = path.partition(":")
     if name.endswith(OBJECT):
         raise UserError(
-            f"{key} = {path!r} stands for an object that Python code gave, with values that no file holds: give it "
+            f"{key} = {path!r} names an object that Python code gave, with values that no file stores. Give it "
             f"again in Python, or choose {path.removesuffix(OBJECT)!r} with its options as keys"
         )
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Later:
-    """Stand-in for a module until one of its names is used.
+    """Placeholder for a module until one of its names is used.
 
     If a type checker also needs the module:
 

@@ -120,9 +120,9 @@ def holds_values(chosen: Any) -> bool:
 
 
 def found_by_name(chosen: Any) -> bool:
-    """Check whether the name of a function leads to it, unlike a lambda's; a partial has the name of its function.
+    """Check whether the name of a function leads to it. The name of a lambda does not.
 
-    For objects, the name of the class counts.
+    A partial has the name of its function. For objects, the name of the class counts.
     """
     named = chosen.func if isinstance(chosen, partial) else chosen
     return not hasattr(named, "__code__") or _leads_to(named)

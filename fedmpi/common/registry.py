@@ -102,7 +102,7 @@ KINDS = {
 """All kinds by name."""
 
 SERVICES: dict[str, type[BaseModel]] = {}
-"""What a client sampler can need of the server, by name → its options, which stand beside the sampler's own."""
+"""Services that a client sampler can request from the server: name → options, keys of the sampler's table."""
 
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
 
@@ -208,7 +208,7 @@ class Component:
             return partial(made, **bound) if bound else made
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
-            advice = f"options stand after a star, def __init__(self, *, {', '.join(unset)})"
+            advice = f"write options after a star, def __init__(self, *, {', '.join(unset)})"
             if self._installed:
                 advice = "write a class of your own that uses it"
             raise UserError(

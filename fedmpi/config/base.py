@@ -17,7 +17,7 @@ Values = dict[str, Any]
 """Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "oort"}."""
 
 ALTERNATIVES = (("clients.count", "clients.fraction"), ("local.epochs", "local.steps"))
-"""Keys with the same meaning, of which one is set."""
+"""Pairs of keys with the same meaning. Only one of each pair is set."""
 
 
 def limits(least: float, most: float, why: str) -> AfterValidator:
@@ -78,7 +78,7 @@ def chooses_several(kind: str) -> BeforeValidator:
 
 
 def named(default: str) -> BeforeValidator:
-    """Return the reader of a table with variants: a name stands for the table with only that name."""
+    """Return the reader of a table with variants. It reads a name alone as a table with only this name."""
 
     def read(value: Any) -> Any:
         if isinstance(value, str):

@@ -24,7 +24,7 @@ Checks = Iterator[tuple[bool, str]]
 DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
 CALLED_THEMSELVES = ("model", "local optimizer", "data source")
-"""Kinds whose chosen object is called itself; no instance exists that could refuse a configuration."""
+"""Kinds that call the chosen object itself. No instance exists that could reject a configuration."""
 DRAWN_BY = {
     "all": "",
     "uniform": "",
@@ -184,11 +184,11 @@ def _numbers(c: ConfigTables) -> Checks:
     yield (
         c.devices is not None and data.foreign,
         "devices (simulated time) counts the samples of every selected client before it trains, which "
-        f"{rule} does not tell: switch it off, or choose a built-in data sampler",
+        f"{rule} does not report. Switch devices off, or choose a built-in data sampler",
     )
     yield (
         "seconds" in {*_needs(c), *_measures(c)} and c.devices is None,
-        f"{sampler} draws by the seconds of clients, which nobody counts: set devices = true",
+        f"{sampler} draws by the seconds of clients, which are counted only in simulated time. Set devices = true",
     )
     yield (
         "seconds" in _measures(c) and (data.name == "exact" or c.samples.size.query == "selected"),
@@ -240,7 +240,7 @@ def _private(c: ConfigTables) -> Checks:
     yield (
         bool(drawn_by),
         f'clients.sampler = "{sampler.name}" {"may draw" if sampler.foreign else "draws"} clients by {drawn_by}: one '
-        f'client changes who else takes part, {why} set it to "uniform" or "all"',
+        f'client changes which others are selected, {why} set it to "uniform" or "all"',
     )
     yield (
         law.foreign,
@@ -259,7 +259,7 @@ def _private(c: ConfigTables) -> Checks:
     )
     yield (
         data.foreign and c.samples.budget is not None,
-        f"samples.budget tells {rule} how many samples are expected of a client, its share of the exact size of the "
+        f"samples.budget gives {rule} the expected number of samples of a client, its share of the exact size of the "
         f"whole cohort, so that one client can change the samples of others, {why} leave it out, or set "
         'samples.sampler = "bernoulli" with a private samples.size.estimate',
     )
@@ -345,8 +345,8 @@ def _algorithm(c: ConfigTables) -> Checks:
     )
     yield (
         sends and c.attack.name in ("sign-flip", "noise"),
-        f'{name} sends more than the update, of which attack = "{c.attack.name}" would change the update alone: set '
-        'attack = "label-flip", whose attackers train on wrong labels',
+        f'{name} sends more than the update, but attack = "{c.attack.name}" changes only the update. Set '
+        'attack = "label-flip": its attackers train on wrong labels',
     )
 
 
@@ -363,7 +363,7 @@ def _refused_by_components(c: ConfigTables) -> Checks:
             takes(part, judge.refuses, "config", method="refuses")
             reason = judge.refuses(c)
         if reason is not None and not isinstance(reason, str):
-            problem = f"refuses returned {shown(reason, repr)}: return None, or a sentence that says why"
+            problem = f"refuses() returned {shown(reason, repr)}: return None, or a sentence that says why"
             raise refuse_result(part, problem)
         yield bool(reason), f'{key} = "{part.name}" is not possible here: {reason}'
 

@@ -42,15 +42,15 @@ class DataTable(Table):
 
 
 class LoraTable(Table):
-    """Small matrices that are trained in place of a model's values."""
+    """Small matrices that are trained instead of a model's parameters."""
 
     rank: Annotated[Count, limits(1, 65_536, "no layer is that wide")] = 4
     """r, rows of A and columns of B."""
     alpha: Positive = 8.0
     """α: what the matrices add is multiplied by α / r."""
     targets: tuple[str, ...] = ()
-    """Linear layers beside which they stand: names as in the state dict, last parts of them, or patterns (* and ?);
-    none named = all."""
+    """Linear layers that get such matrices: names as in the state dict, the ends of such names, or patterns (* and ?).
+    No names = all."""
 
 
 class ModelOptions(Table):
@@ -209,11 +209,11 @@ class LocalTable(Table):
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
     on_divergence: Literal["stop", "drop"] = "stop"
-    """What is done about a client whose loss or update is not finite, or too large for anything to be learned. stop:
-    the run ends and names it; drop: the round goes on without its update, and the record counts it as `diverged`. Such
-    a client does not count where weights are normalized, and counts as unchanged where they are not (stratified)."""
+    """What to do if a client's loss or update is not finite, or too large to learn from. stop: the run ends and names
+    the client. drop: the round continues without its update, and the record counts it as `diverged`. A dropped client
+    does not count if weights are normalized. Otherwise (stratified) it counts as unchanged."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
-    """Which of the engines trains: auto chooses, the run log says which and why."""
+    """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
     stay float32, as do evaluation and the gradients that strata and importance draws look at. Rejected before the first

@@ -1,7 +1,7 @@
 """Preset, file and --set merged: texts read, keys with their tables, the later ones before the earlier ones.
 
 Values are kept flat: {"local.lr": 0.1, "clients.sampler": "oort", "clients.sampler.explore": 0.5}. The name of a
-component stands at the component's own key, whether it was written as a text or as `name` in its table.
+component is the value of the component's own key, whether it was written as a text or as `name` in its table.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def _pairs(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             value = {inner: getattr(value, inner) for inner in value.model_fields_set}
         if isinstance(value, Chosen):
             value = {"name": value.choice, **value.given}
-        found += _pairs(value, f"{key}.") if isinstance(value, Mapping) and value else [(key, value)]
+        deeper = isinstance(value, Mapping) and value and key.count(".") < DEEPEST
+        found += _pairs(value, f"{key}.") if deeper else [(key, value)]
     return found
 
 

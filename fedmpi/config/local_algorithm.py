@@ -38,7 +38,7 @@ def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
 
 
 def names_in(part: Component, algorithm: Any, field: str) -> tuple[str, ...]:
-    """The names that an algorithm declares in a field; a single one may stand without a tuple."""
+    """Return the names that an algorithm declares in a field. A single name needs no tuple."""
     declared = getattr(algorithm, field)
     if isinstance(declared, str):
         return (declared,)

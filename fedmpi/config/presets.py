@@ -1,4 +1,4 @@
-"""The published systems: one TOML file each, in fedmpi/presets."""
+"""Published methods: one TOML file each, in fedmpi/presets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A published system; equal ones are equal in all they hold, and have one hash, for sets and keys of dicts.
+    """A published method. Presets with equal fields are equal and have the same hash, for sets and keys of dicts.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Preset:
 
 
 def presets() -> list[Preset]:
-    """Every published system, by name."""
+    """Return every published method, in order of name."""
     return [_read(name) for name in _names()]
 
 

@@ -109,7 +109,7 @@ class ServerTable(Table):
     optimizer: Annotated[Chosen, chooses("server optimizer", "sgd")] = Chosen("server optimizer", "sgd")
     """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
     exact: bool = False
-    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like CPUs, slower."""
+    """Order-independent sums (64-bit fixed point): bit-identical on any number of ranks with equal CPUs, but slower."""
 
 
 class NoAttack(Table):
@@ -267,8 +267,8 @@ class ClusterTable(Table):
         Literal["planned", "measured"], only_with("topology", "star"), only_with("placement", "auto", "shared")
     ] = "planned"
     """How a shared cohort is spread over the ranks. planned: equal samples and steps; measured: the cost of a step and
-    the speed of every worker are learned from the seconds of past rounds. Two runs with "measured" agree to rounding
-    only (to the bit with server.exact), since other workers may train other clients."""
+    the speed of every worker are learned from the seconds of past rounds. Two runs with "measured" agree only up to
+    floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""
@@ -288,8 +288,8 @@ class EvaluationTable(Table):
     validation samples, else test. The best round is the one with the highest accuracy on val where that is evaluated,
     else on test."""
     batch_size: Count | Literal["auto"] = "auto"
-    """Samples evaluated at once. auto: 2,000, and on a processor fewer where the model's widest layer makes more than 8
-    MiB of so many: those passes would leave the caches."""
+    """Samples evaluated at once. auto: 2,000. On a CPU auto takes fewer if the outputs of the model's widest layer
+    exceed 8 MiB, since larger passes do not fit into the caches."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
     clients: Annotated[int | str | None, BeforeValidator(_viewed)] = None
@@ -329,6 +329,6 @@ class LoggingTable(Table):
     """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
     update is then needed: no merging; two more passes over a participant's data)."""
     participants: bool = False
-    """Record who took part in each round (key `clients`, numbers in ascending order, "0-9 12 15" for runs of them)."""
+    """Record the clients that participate in each round (key `clients`: ascending numbers and ranges, "0-9 12 15")."""
     reference: str | None = None
-    """A model.safetensors, e.g. of centralised training: records tell the distance from it, ‖w − w_ref‖/‖w_ref‖."""
+    """A model.safetensors, e.g. of centralized training. Records contain the distance from it, ‖w − w_ref‖/‖w_ref‖."""

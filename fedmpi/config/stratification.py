@@ -55,8 +55,8 @@ class OpticsClustering(Table):
     xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """Steepness that bounds a cluster."""
     outliers: Literal["nearest", "singletons", "stratum", "drop"] = "nearest"
-    """Clients in no cluster join the stratum of the nearest client in one, become strata of their own, one common
-    stratum, or are left out (β and the mean are then those of the others)."""
+    """Clients in no cluster join the stratum of the nearest clustered client, become single-client strata, form one
+    common stratum, or are left out (β and the mean are then those of the others)."""
 
 
 Features = Annotated[

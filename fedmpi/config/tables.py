@@ -1,6 +1,6 @@
 """A complete run as typed tables: what a user can choose, in the words of the configuration file.
 
-Every published system is a choice of these (a preset); any other choice is legal unless it contradicts itself.
+Every published method is a choice of these (a preset). Any other choice is valid unless its keys contradict each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConfigTables(Table):
     """All tables of a configuration, each value in its range; whether they go together is `loading.Config`'s affair."""
 
     preset: str | None = None
-    """A published system that fills the parts below; the file and --set override it."""
+    """A published method that chooses the components below. The file and --set override it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Every random number of the run follows from it."""
     rounds: Annotated[Count, limits(0, 99_999_999, "checkpoints number rounds with eight digits")] = 50

@@ -123,7 +123,7 @@ def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str
 
 
 def is_default(config: ConfigTables, key: str) -> bool:
-    """Check whether a key has the value that it has if nobody sets it."""
+    """Check whether a key has its default value."""
     above, _, name = key.rpartition(".")
     table: Any = value_of(config, above) if above else config
     if isinstance(table, Chosen):

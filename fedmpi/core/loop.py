@@ -221,7 +221,7 @@ class Simulation:
         return every > 0 and (next_round % every == 0 or last)
 
     def _finish(self, ending: Ending) -> None:
-        """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
+        """Write model and summary of a finished run, or only the files to resume a stopped run."""
         if self.recorder is None:
             self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
         else:

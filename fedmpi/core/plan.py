@@ -97,7 +97,7 @@ class Accounts:
         return facts
 
     def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
-        """Return the clients whose exact size this round reveals; None for nobody."""
+        """Return the clients that reveal their exact size in this round; None if there are none."""
         if self.exposure is not None and self.exposure.all_clients:
             return np.arange(len(self.sizes), dtype=np.int64)
         exposed = np.empty(0, np.int64)
@@ -145,7 +145,7 @@ class Accounts:
         if missing:
             raise UserError(
                 f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
-                "run cannot go on from it: resume with the version of fedmpi that wrote it, or choose another --out"
+                "run cannot resume from it. Use the version of fedmpi that wrote it, or choose another --out"
             )
         if self.ledger is not None:
             self.ledger.load(_section(state, "ledger."))
@@ -170,7 +170,7 @@ def rate_of(config: Config, t: int) -> float:
 class DataSampling:
     """Probability with which a selected client's sample is used, and the size estimate behind it, if any.
 
-    `asked` int64 (a,) are the clients whose size was queried; None stands for all.
+    `asked` int64 (a,) are the queried clients; None for all.
     """
 
     probability: float

@@ -326,5 +326,5 @@ def check_models(
         asked = f"does a part of your own ({', '.join(parts)}) give different results on different ranks, or "
         raise RanksDisagree(
             f"the ranks hold different models after round {round}: not that of rank 0 have ranks {others}; "
-            f"{asked if parts else ''}are the nodes' processors, or torch versions, unlike?"
+            f"{asked if parts else ''}do the CPUs or torch versions of the nodes differ?"
         )

@@ -63,7 +63,7 @@ class Homes:
     def bring(self, clients: Ints, ranks: Ints) -> None:
         """Move the records of these clients to the ranks that train them now; collective, with the same arguments.
 
-        A negative rank trains nobody: the record is not moved.
+        A negative rank means that no rank trains the client. Its record is not moved.
         """
         clients, ranks = clients[ranks >= 0], ranks[ranks >= 0]
         homes = self._rank[clients]

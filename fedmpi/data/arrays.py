@@ -217,7 +217,8 @@ class ClientArrays:
         self.val_offsets: Ints | None = None
         if val is not None:
             _need(
-                _is_tuple(val, (2, 3)), "val must be features and labels, and their owners where clients have their own"
+                _is_tuple(val, (2, 3)),
+                "val must be features and labels, with owners if each sample belongs to a client",
             )
             self._hold_out(val)
         self.classes = self._classes(classes, vocabulary)
@@ -229,7 +230,7 @@ class ClientArrays:
         self.description = self._describe(vocabulary, mean, std)
 
     def __call__(self) -> ClientArrays:
-        """Return itself, so that it can be given in place of a function that makes such arrays."""
+        """Return itself, so that it can be given instead of a function that makes such arrays."""
         return self
 
     def __repr__(self) -> str:

@@ -159,7 +159,7 @@ def dirichlet_by_client(labels: Ints, classes: int, sizes: Ints, alpha: float, g
 
 
 def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator) -> Ints:
-    """Class counts of clients that draw their samples from their own class mixes, out of a finite stock.
+    """Return the class counts of clients with different class mixes that draw samples from a finite stock.
 
     All clients ask at once: client k asks for ``sizes[k]`` samples, multinomial from ``mixes[k]``. A class asked for
     beyond its stock is given to a uniformly random choice of the requests; who got nothing asks again, from its mix

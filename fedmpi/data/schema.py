@@ -53,7 +53,7 @@ def shard_name(index: int) -> str:
 
 
 def scales_of(feature_shape: tuple[int, ...]) -> int:
-    """How many values may have their own mean and std: the channels of an image, else the last axis of a sample."""
+    """Return how many values have a separate mean and std: the channels of an image, else a sample's last axis."""
     return feature_shape[0] if len(feature_shape) == 3 else feature_shape[-1]
 
 
@@ -361,8 +361,8 @@ def _check(manifest: Manifest) -> None:
 def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, str] | None:
     """Return the first row with an invalid target and the reason, or None.
 
-    A class lies in 0 … C − 1 (or is -1 at a position that counts nowhere), the value of a label in 0 … 1, and a number
-    is finite in single precision.
+    A class must be in 0 … C − 1 (or -1 at a position that is not counted) and the value of a label in 0 … 1. A number
+    must be finite in single precision.
     """
     if not targets.size or targets.dtype.kind == "b":
         return None

@@ -153,7 +153,7 @@ class ClientData:
         return local + np.repeat(self.store.offsets[clients], counts)
 
     def load_positions(self, positions: Ints) -> Tensors:
-        """Samples at global positions: client k's row i lies at sizes[:k].sum() + i."""
+        """Return the samples at global positions: row i of client k is at sizes[:k].sum() + i."""
         return self._tensors(*self.store.rows(positions))
 
     def load_sorted(self, positions: Ints, held_out: bool = False) -> Tensors:

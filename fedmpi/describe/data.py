@@ -111,7 +111,7 @@ class Inspection:
         """Print the table."""
         table = Table(show_header=False, title=Text(str(self.store.folder or "embedded")), title_justify="left")
         for name, value in self.lines():
-            table.add_row(name, Text(value))  # as it stands: brackets are no markup
+            table.add_row(name, Text(value))  # plain text: brackets are no markup
         console.print(table)
 
     def lines(self) -> list[tuple[str, str]]:
@@ -183,7 +183,7 @@ _SMALLEST = 2.0  # square points: one sample among thousands is still seen
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything else is done."""
+    """Reject a figure that cannot be written, before any other work."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:

@@ -39,7 +39,7 @@ class Assessment:
     relative_error: float  # Root mean square error of Ñ before the floor, divided by n
     floor_probability: float  # Chance that Ñ falls below N and is floored
     saturation_probability: float  # Chance that p = K/Ñ is capped at 1, so that every sample is used
-    drawn_low: float  # 5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ); K is wanted
+    drawn_low: float  # 5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ), with budget K
     drawn_high: float
 
 
@@ -52,7 +52,7 @@ def assess(
     if participants is not None and not 1 <= participants <= sizes.size:
         raise UserError(f"{participants} of {sizes.size} clients cannot be asked: choose 1 to {sizes.size}")
     if wanted < 1:
-        raise UserError(f"{wanted} samples a round cannot be wanted: choose 1 or more")
+        raise UserError(f"the sample budget per round is {wanted}. Choose 1 or more")
     distinct, counts = np.unique(sizes, return_counts=True)
     weights = np.asarray(counts * (1.0 if participants is None else participants / sizes.size), np.float64)
     found = [_assess_one(name, distinct, weights, epsilon, threshold, wanted) for name in MECHANISMS]

@@ -211,8 +211,8 @@ def inspect_clients(folder: Path) -> ClientsOfRun:
     table = read_clients(folder)
     if not table:
         raise UserError(
-            f"{folder} tells nothing about its clients: run with evaluation.clients, as --set evaluation.clients=all; "
-            "a run writes it with its checkpoints and in the end"
+            f"{folder} has no table of clients. Run with --set evaluation.clients=all. A run writes it with its "
+            "checkpoints and at the end"
         )
     rows = str(read_summary(folder / "summary.json").get("clients_evaluated_on", ""))
     return ClientsOfRun(folder, table, last_evaluation(table), rows)

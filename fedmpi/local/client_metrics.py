@@ -1,4 +1,4 @@
-"""Numbers of single clients at given models: losses, accuracy, norms of gradients and updates; distance to a reference.
+"""Metrics of single clients at given models: loss, accuracy, norms of gradient and update; distance to a reference.
 
 The module is a separate copy, so measuring never changes anything that an engine has bound. A client's numbers depend
 only on the model and its own samples, not on the rank or the clients measured with it.

@@ -59,7 +59,7 @@ class OnDivergence:
             raise failure
         if not self._warned:
             self._warned = True
-            log.warning("round %d goes on without a client that diverged: %s (said once a rank)", round, failure)
+            log.warning("round %d continues without a client that diverged: %s (logged once per rank)", round, failure)
 
 
 def check_loss(loss_sum: float, lr: float) -> None:
@@ -100,5 +100,5 @@ def halved(count: int, what: str) -> int:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     fewer = max(1, count // 2)
-    log.warning("out of memory on the device with %d %s at once: goes on with %d", count, what, fewer)
+    log.warning("out of memory on the device with %d %s at once; continuing with %d", count, what, fewer)
     return fewer

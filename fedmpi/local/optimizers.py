@@ -163,7 +163,7 @@ class Adam:
 
 
 class Foreign:
-    """Custom optimizer on the model's parameters, which meanwhile have their own memory, as in a plain training loop.
+    """Custom optimizer on the model's parameters, in separate memory as in a plain training loop.
 
     It may replace that memory, or put all of it into one vector. Every step is copied into the working vector.
     """

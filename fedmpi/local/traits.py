@@ -82,8 +82,8 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
             x = x.sigmoid()  # some models need positive numbers (a logarithm)
         if modes := _modes_of_nan(model, x, description):
             raise UserError(
-                f"the model returns NaN in {modes[0]} for samples made up before the first round. Check its layers and "
-                "initial values"
+                f"the model returns NaN in {modes[0]} for synthetic samples before the first round. Check its layers "
+                "and initial values"
             )
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
@@ -114,7 +114,7 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
         samples = f"{description.task} samples of shape {tuple(description.feature_shape)}{mode}"
         if model.part is None:
             raise UserError(f"the model cannot read {samples}: {raised(error)}") from error
-        problem = f"it cannot read {samples}, made up before the first round: {raised(error)}"
+        problem = f"it cannot read {samples} (synthetic, before the first round): {raised(error)}"
         raise failure_of(model.part, error, problem) from error
 
 

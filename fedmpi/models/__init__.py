@@ -71,7 +71,7 @@ def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]
     if not isinstance(name, nn.Module):
         return resolve("model", name).checked(own)
     if own:
-        raise UserError(f"model.{next(iter(own))} means nothing here: the model is given as a module")
+        raise UserError(f"model.{next(iter(own))} has no effect on a model that is given as a module. Remove it")
     return {}
 
 

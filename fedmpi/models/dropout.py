@@ -134,7 +134,7 @@ def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor
     if torch.compiler.is_compiling() and getattr(masks.source, "drops", True):  # torch.compile cannot follow a stream
         return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
     if masks.source is None:
-        raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
+        raise RuntimeError("dropout in training mode outside an engine: it has no source of masks")
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape
     rows, *others = shape or (1,)
     mask = masks.source.mask(rows, math.prod(others), p)

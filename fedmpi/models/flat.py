@@ -153,7 +153,7 @@ class FlatModel:
         self._bound, self._loose = flat, False
 
     def loosen(self) -> None:
-        """Give the parameters their own memory until the next `bind`. Code that keeps, joins or replaces this memory
+        """Give the parameters separate memory until the next `bind`. Code that keeps, joins or replaces this memory
         then keeps no part of the bound vector, into which `collect` copies the values."""
         for value, view in zip(self.parameters, self._views, strict=False):
             value.data = view.clone()

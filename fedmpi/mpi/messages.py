@@ -1,6 +1,6 @@
 """Messages from rank to rank: the models that mediators relay (Astraea, Algorithm 1), and sums in rank order.
 
-All messages use one communicator of their own and are identified by sender and tag, such as the mediator's number.
+All messages use a separate communicator and are identified by sender and tag, such as the mediator's number.
 Sending never blocks, so no order of sends and receives can deadlock if each receive has its send. Receiving waits
 politely.
 

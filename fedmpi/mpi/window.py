@@ -8,7 +8,7 @@ barriers at the node's shared-memory barrier if there is one:
 3. barrier B: the result is complete, and the slots are no longer read: their owners may overwrite them;
 4. with several nodes: one leader per node sums the results in place by Allreduce; barrier C releases the others.
 
-Nobody writes the result before barrier A of the next call, so it may be read until the reader itself calls `reduce`
+No rank writes the result before barrier A of the next call, so it may be read until the reader itself calls `reduce`
 again. On a node with fewer cores than ranks, a server that only serves does not sum, because it would take a core from
 the ranks that it waits for. It marks both barriers at once and sleeps until the result is complete.
 

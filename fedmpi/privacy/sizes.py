@@ -330,7 +330,7 @@ def sampling_probability(wanted: int, total: float) -> float:
 def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tuple[Saturation, ...]:
     """Return reasons why this round's data-level sampling is ineffective or biased; empty if there are none."""
     found = []
-    if size_estimate.true_total and wanted >= size_estimate.total:  # otherwise there is nobody to sample from
+    if size_estimate.true_total and wanted >= size_estimate.total:  # otherwise there are no clients to sample from
         found.append(
             Saturation(
                 "probability",
@@ -396,7 +396,7 @@ class Exposure:
         """One sentence for the log."""
         whose = "every client" if self.all_clients else "every participant"
         return (
-            f"{self.setting} tells the server the size of {whose} as it is, so that samples.size.estimate does not "
+            f"{self.setting} reveals the exact size of {whose} to the server, so that samples.size.estimate does not "
             f"protect them and their size_epsilon is infinite; {self.remedy}"
         )
 

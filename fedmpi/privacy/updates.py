@@ -186,7 +186,7 @@ def planned_participants(config: Config, clients: int) -> int:
 
 
 def draws_in_secret(config: Config) -> bool:
-    """Return whether a round's cohort is a secret uniform sample that depends on nobody's data.
+    """Check whether a round's cohort is a secret uniform sample that is independent of the clients' data.
 
     Only the sum may reveal it. Otherwise a round is charged as if all clients were selected. That is so if
 

@@ -2,7 +2,7 @@
 
 A checkpoint holds the global model, the state of the server optimizer and of the planner as tensors, and a JSON header
 with the next round and the record that still waits for its evaluation. Its checksum is the SHA-256 of the whole file,
-taken with zeros in the place of the checksum itself. The newest few are kept.
+with zeros instead of the checksum itself. The newest few are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedmpi.models import check_values
 
 log = logging.getLogger("fedmpi")
 
-MOST_ROUNDS = 10**8  # as many as the eight digits of a checkpoint's name tell apart
+MOST_ROUNDS = 10**8  # the eight digits of a checkpoint's name distinguish this many
 DIGITS = 64  # of a SHA-256
 LENGTH_BYTES = 8  # of the safetensors header's length, at the start of the file
 SET_ASIDE = ".damaged"
@@ -138,7 +138,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         settled, record = facts.get("settled", 0), facts.get("unsettled")
         counts = all(type(number) is int and 0 <= number < MOST_ROUNDS for number in (next_round, settled))
         if not counts or not isinstance(record, dict | None):
-            raise ValueError(f"it goes on at round {next_round!r} after {settled!r} records")
+            raise ValueError(f"it resumes at round {next_round!r} after {settled!r} records")
         return Checkpoint(next_round, load(whole), facts)
     except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"it was not written by this version: {error!r}") from None

@@ -62,7 +62,7 @@ class ClientTable:
                 )
             self._replace(fresh)
         except UserError as error:
-            raise RunFailure(f"{error}, then go on with --resume --out {self.folder}") from None
+            raise RunFailure(f"{error}, then continue with --resume --out {self.folder}") from None
         self._in_file += sum(len(table["round"]) for table in fresh)
 
     def go_on(self, next_round: int, rows: int) -> None:

@@ -26,8 +26,7 @@ class Confusion:
     names: tuple[str, ...]  # C names
 
     def classes(self) -> list[dict[str, Any]]:
-        """Of each class the samples, how often it was predicted, precision, recall and F1; these are 0 where nothing
-        can be told."""
+        """Return the samples, predictions, precision, recall and F1 of each class. Undefined values are 0."""
         right, held, guessed = np.diag(self.counts), self.counts.sum(1), self.counts.sum(0)
         numbers = {
             "samples": held,

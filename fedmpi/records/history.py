@@ -44,7 +44,7 @@ class History:
         self.clients: list[Columns] = []
         self._started = time.perf_counter()
         self._lines: list[bytes] | None = [] if keeps else None
-        self._judge = "test"  # until a record tells a score on validation samples
+        self._judge = "test"  # until a record has a score on validation samples
         self._best: Record = {}
         self._last: Record = {}
         self._accuracies: list[float | None] = []
@@ -230,7 +230,7 @@ def _summary(read: Any) -> Record:
 
 
 def _check(table: Record, where: str = "") -> None:
-    """Require numbers where reports expect some; None stands for no number."""
+    """Require numbers where reports expect them. None means no number."""
     for key, value in table.items():
         if value is None:
             continue

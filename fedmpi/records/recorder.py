@@ -157,7 +157,7 @@ class Recorder:
                 f"rounds = {next_round} or more, or choose another --out"
             )
         if next_round < self.config.rounds:
-            for name in FINAL:  # the summary tells that there is a final model
+            for name in FINAL:  # a summary implies a final model
                 (self.folder / name).unlink(missing_ok=True)
         if self.changes.keys:
             write_whole(self.folder / "config.toml", self._mark, self.changes.text(self.config, next_round))
@@ -168,7 +168,7 @@ class Recorder:
     def _begin_again(self) -> None:
         """Warn that records without a checkpoint are dropped; reject a finished run."""
         if (self.folder / "summary.json").exists():
-            raise UserError(f"{self.folder} holds a finished run and no checkpoint to go on from: choose another --out")
+            raise UserError(f"{self.folder} holds a finished run and no checkpoint to resume. Choose another --out")
         path = self.folder / "metrics.jsonl"
         if path.exists() and (count := len(path.read_bytes().splitlines())):
             log.warning("no checkpoint yet in %s: begins again at round 0, %d records are dropped", self.folder, count)

@@ -51,7 +51,7 @@ class RunLog(logging.FileHandler):
         """Write fedmpi's records from now on."""
         self._before = log.level, log.propagate
         log.addHandler(self)
-        if log.propagate:  # not within another run, or where nobody above shall hear
+        if log.propagate:  # False within another run, or if the user has switched propagation off
             _onwards.setLevel(log.getEffectiveLevel())
             log.addHandler(_onwards)
         log.setLevel(logging.INFO)

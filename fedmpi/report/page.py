@@ -536,7 +536,7 @@ def _participation(shown: dict[str, Any]) -> list[Item]:
     scale = {"scheme": "viridis", "domain": [0, 1]}
     found = [run for run in shown["runs"] if "participation" in run]
     if all(len(run["participation"]["counts"]) == run["participation"]["clients"][-1] for run in found):
-        scale = {"range": ["#dde2e8", OKABE_ITO[0]], "domain": [0, 1]}  # single clients take part or not
+        scale = {"range": ["#dde2e8", OKABE_ITO[0]], "domain": [0, 1]}  # one client per row
     value = {"field": "share", "scale": scale, "title": "share that participated"}
     fields = ("client", "below", "round", "next", "times", "share")
     heat = _heat_map(shown, "participation", [], cells, "client", value, fields)

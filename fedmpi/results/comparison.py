@@ -73,7 +73,7 @@ def judged(records: Sequence[Record]) -> str:
 
 
 def better(key: str) -> Literal["more", "less"] | None:
-    """Which of two values of what a record tells is the better one; None where neither is, as of participants."""
+    """Return whether more or less of a recorded value is better; None if neither is, as for participants."""
     if key.endswith("_jain"):
         return "more"
     if key.endswith(LESS_IS_BETTER[0]) or key.startswith(LESS_IS_BETTER[1]) or "epsilon" in key:
@@ -172,7 +172,7 @@ def corrected(found: Sequence[Difference], rate: float = 1 - LEVEL) -> list[Diff
 
 
 def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
-    """Return the mean of `values - reference` with Student's interval: mean ± t_{n - 1} s/√n.
+    """Return the mean of `values - reference` with its confidence interval (paired t): mean ± t_{n - 1} s/√n.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def _named(group: SeedGroup) -> list[str]:
 
 
 def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], Sequence[SeedGroup | None]]]) -> None:
-    """Refuse a name that no group has, and a part of a name that leaves all others without anything to compare with."""
+    """Reject a name that no group has, and a part of a name that leaves no other group to compare."""
     pairs = [one for groups, others in compared for one in zip(groups, others, strict=True)]
     labels = "; ".join(group.label for group, _ in pairs)
     if not any(other for _, other in pairs):

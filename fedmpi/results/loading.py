@@ -114,7 +114,7 @@ def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
 
 
 def _below(folder: Path, planned: bool) -> Iterable[Path]:
-    """Folders of runs in a folder; what lies among the plugins that a run keeps is none."""
+    """Yield the run folders in a folder, except folders among the plugins that a run keeps."""
     for name in (CONFIGURATION, PLANNED):
         for found in (path.parent for path in folder.rglob(name)):
             way = found.relative_to(folder).parts
@@ -151,7 +151,7 @@ def _read_run(folder: Path) -> OneRun:
 
 
 def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
-    """Refuse a file in which something that reports count on is of another kind."""
+    """Reject a file if a value that reports need has another type."""
     for key, kind in kinds.items():
         if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
             raise UserError(f"{path} cannot be read ({key} = {table[key]!r}): it is damaged")
@@ -192,7 +192,7 @@ def plain(name: str) -> str:
 class SeedGroup:
     """Runs that differ in nothing but the seed."""
 
-    # What tells it from the others of its block, by key; None of a key that it does not have
+    # Values that distinguish it from the others of its block, by key; None for a key that it does not have
     values: dict[str, str | None]
     runs: dict[int, OneRun]  # The runs by seed
 
@@ -283,7 +283,7 @@ def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
 def _what_sets_apart(
     groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
 ) -> list[dict[str, str | None]]:
-    """The values of each group that set it apart: of the keys wanted, what its sweep names, or as few keys as do."""
+    """Return the values that distinguish each group: of the keys `by`, its sweep's keys, or as few keys as suffice."""
 
     def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
         return [{key: value(group[0], key) for key in chosen} for group in groups]
@@ -393,8 +393,8 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
     """What differs in runs of one block and would be overlooked."""
     notes = source_notes(runs)
     for key, why in (
-        ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
-        ("rounds", "finals are those of unlike rounds"),
+        ("evaluation.every", "best rounds and rounds to a target depend on the number of evaluations"),
+        ("rounds", "final values are from different rounds"),
     ):
         settings = [str(len(run.records)) if key == "rounds" else _value(run, key, {}) for run in runs]
         values = [value for value in dict.fromkeys(settings) if value is not None]
@@ -453,7 +453,7 @@ def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
 
 
 def _name_of(choice: Any) -> str:
-    """Return the name of a component; of one in a list, its options stand beside it."""
+    """Return the name of a component. In a list, a component is a table with its name and options."""
     return str(choice["name"] if isinstance(choice, Mapping) and "name" in choice else choice)
 
 

@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison, screen: Console) -> None:
     for line in _without_reference(comparison):
         print(paragraph(line, "note  ", "    "))
     if len(comparison.blocks) > 1:
-        words = "runs on other data, or evaluated on another part, have tables of their own and are not compared"
+        words = "runs on other data, or evaluated on another part, are in separate tables and are not compared"
         print(paragraph(words, "note  ", "    "))
     for line in _left_out(comparison):
         print(paragraph(line, "left out: ", "    "))
@@ -105,9 +105,9 @@ def _left_out(comparison: Comparison) -> list[str]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One line a group, numbers with all their digits; the metric as it is recorded, not in per cent.
+    """Return one line per group: numbers with all digits, the metric as recorded and not in per cent.
 
-    What tells the groups apart has a column each, empty where a group has none of it.
+    Each key that distinguishes groups has a column, which is empty for groups without the key.
     """
     parts = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.values))
     costs = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.costs))

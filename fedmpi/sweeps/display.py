@@ -44,7 +44,7 @@ def show_plan(
 
 def _state(run: PlannedRun, standing: Standing) -> str:
     if standing.state == "begun":
-        return f"goes on at round {standing.rounds} of {run.config.rounds}"
+        return f"continues at round {standing.rounds} of {run.config.rounds}"
     if standing.state == "busy":
         return f"in use by {standing.owner}"
     return standing.state

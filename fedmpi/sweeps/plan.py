@@ -31,7 +31,7 @@ from fedmpi.sweeps.shards import Preparation, words_of
 MOST_RUNS = 100_000
 MOST_RANKS = 4096
 SEED = "{seed}"
-"""What stands for a run's seed in the texts of [prepare]."""
+"""Placeholder for a run's seed in the texts of [prepare]."""
 SHARDS, PREPARE = "data.source", "prepare."
 
 
@@ -276,7 +276,7 @@ def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
 
 
 def _preparations(table: Values, origin: str) -> dict[str, Values]:
-    """[prepare] tables by name, "" where there is just one; what stands in [prepare] itself holds for all."""
+    """Return the [prepare] tables by name, "" if there is just one. Keys of [prepare] itself apply to all."""
     named = {name: value for name, value in table.items() if isinstance(value, Mapping)}
     common = {name: value for name, value in table.items() if name not in named}
     if DIGITS in named:
@@ -335,7 +335,7 @@ def _refuse_shared_folders(runs: Sequence[PlannedRun], origin: str) -> None:
     there: dict[Path, Preparation] = {}
     for data in (run.data for run in runs if run.data is not None):
         if there.setdefault(data.folder, data).words != data.words:
-            raise UserError(f"{origin}: unlike shards would share the folder {data.folder}: give each its own out")
+            raise UserError(f"{origin}: different shards would share the folder {data.folder}. Give each its own out")
 
 
 def _ranks(given: Any, origin: str) -> int:
@@ -379,7 +379,7 @@ def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
 
 
 def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
-    """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard."""
+    """Reject a layer's single value for a key with a list in [sweep] of a lower layer: the list would override it."""
     listed: set[str] = set()
     for layer in layers:
         swept = layer.get("sweep")
@@ -411,8 +411,8 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
     for names in ([table["name"] for table in tables] for tables in (below, above)):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(
-                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}: where one file lies over another names "
-                "tell them apart, so give each its own"
+                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}. A file over another one finds "
+                "its tables by name, so give each its own"
             )
     places = {table["name"]: table for table in below}
     for table in above:
@@ -430,7 +430,7 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
 def _drop(kind: str, places: Values, table: Values) -> None:
     name = table["name"]
     if table[DROP] is not True or len(table) > 2:
-        raise UserError(f"[[sweep.{kind}]] {shown(name, repr)}: drop = true stands alone beside the name")
+        raise UserError(f"[[sweep.{kind}]] {shown(name, repr)}: drop = true allows no other key except name")
     if name not in places:
         raise UserError(
             f"[[sweep.{kind}]] {shown(name, repr)} cannot be dropped: the file below has {shown(list(places))}"

@@ -76,7 +76,7 @@ class Started:
 
 
 def look(run: PlannedRun) -> Standing:
-    """How far a run is; a folder that holds another run is refused."""
+    """Return the progress of a run; reject a folder that contains another run."""
     path, rounds = run.folder / "config.toml", recorded(run.folder)
     try:
         changed = {key for key, _, _ in changes_since(path, run.config).keys} if path.exists() else set()
@@ -149,7 +149,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
-    """How far each run is; whatever can be refused is refused here, before anything is started."""
+    """Return the progress of each run; reject every error that can be found before a run starts."""
     standings, missing = look_over(sweep, runs)
     if missing:
         raise missing[0]
@@ -157,7 +157,7 @@ def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
 
 
 def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing], list[MissingFiles]]:
-    """How far each run is, and which files of data sets are missing; all else is refused as in `check_runs`."""
+    """Return the progress of each run and the missing files of data sets; reject other errors as `check_runs` does."""
     standings = check_folders(sweep, runs)
     missing = []
     for data in _shards(run for run, now in zip(runs, standings, strict=True) if now.state != "finished"):
@@ -204,7 +204,7 @@ def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Calla
 
 
 def refuse_unprepared(run: PlannedRun, sweep: Sweep) -> None:
-    """Refuse a run whose shards are missing where they cannot be prepared: in a job of several ranks."""
+    """Reject a run with missing shards in a job of several ranks, which cannot prepare them."""
     if run.data is not None and not run.data.ready():
         raise UserError(
             f"{run.data.folder} is not prepared, which one process has to do: fedmpi sweep {sweep.origin} --out "
@@ -325,7 +325,7 @@ def _shards(runs: Iterable[PlannedRun]) -> list[Preparation]:
 
 
 def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> PlannedRun | None:
-    """Take the first run that nobody works on; those that others have finished meanwhile are settled."""
+    """Take the first run that no process works on; settle the runs that others have finished meanwhile."""
     for _ in range(len(waiting)):
         run = waiting.popleft()
         try:
@@ -368,10 +368,10 @@ def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
 
 
 def _ended(one: Started) -> Outcome | None:
-    """What became of a run whose process has ended; None where another process has its folder, to be waited for.
+    """Return the outcome of a run after its process ends; None to wait for another process that uses its folder.
 
-    Two sweeps of one file start the same run at almost the same time: the later one is refused, or comes when the
-    earlier one is done, and locks the finished run's folder for a moment while that is looked at here.
+    Two sweeps of one file may start the same run at almost the same time. Then the later one is rejected, or it starts
+    after the earlier one and locks the finished run's folder for a moment, which this function may observe.
     """
     code, seconds = one.process.returncode, time.monotonic() - one.since
     standing, why = _glance(one.run), last_words(one.run.folder / OUTPUT, one.begin, any_line=True)

@@ -53,7 +53,7 @@ class Preparation:
         return [*self.words, "--out", str(self.folder)]
 
     def check(self) -> None:
-        """Refuse what can be seen to be wrong before any data are read."""
+        """Reject errors that can be found before any data are read."""
         if self.ready():
             return
         from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare

@@ -72,7 +72,7 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1)
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
     if not 0 <= smoothing <= 1:
-        raise UserError(f"task.loss.smoothing = {smoothing:g}: a share of the weight lies in [0, 1]")
+        raise UserError(f"task.loss.smoothing = {smoothing:g} is not in [0, 1]. Choose a share of the weight")
     return _over_positions(functional.cross_entropy, outputs, targets, label_smoothing=smoothing)
 
 

@@ -173,7 +173,7 @@ CONTRACTS = {
             Alike(
                 "samples do not depend on the order of reading",
                 ({"order": -1}, {"batch": 17}),
-                "read(rows) must give the features of row i for i in rows, in any order: ranks read their own rows",
+                "read(rows) must give the features of row i for i in rows, in any order: each rank reads other rows",
             ),
         ),
     ),

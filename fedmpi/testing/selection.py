@@ -1,4 +1,4 @@
-"""Contracts of components that plan a round: client and data samplers, availability, mediators, weights, combiners."""
+"""Checks of components that plan a round: client and data samplers, availability, mediators, weights, aggregators."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ CONTRACTS = {
             Alike(
                 "samples do not depend on the order of clients",
                 ({"order": (*range(1, len(SIZES)), 0), "cuts": (9, 60, 61)},),
-                "ranks draw their own part. Keep nothing between calls, and draw from client.generator, or from "
+                "each rank draws one part. Keep nothing between calls, and draw from client.generator, or from "
                 "pool.generator(block) for every block of the axis",
             ),
         ),
@@ -289,8 +289,8 @@ CONTRACTS = {
             Alike(
                 "slices of the coordinates agree with the whole",
                 ({"slices": 2}, {"slices": 7}, {"slices": COORDINATES}),
-                "a coordinate's result may not depend on the others of its slice. Give the combiner measure(updates), "
-                "whose results are summed over all slices, and combine(updates, coefficients, measured)",
+                "a coordinate's result may not depend on the others of its slice. Define measure(updates), to be "
+                "summed over all slices, and combine(updates, coefficients, measured)",
                 1e-5,
             ),
         ),

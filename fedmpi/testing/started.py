@@ -145,7 +145,7 @@ def startable(part: Component) -> str | None:
         tasks = part.marks.get("tasks", (CLASSIFICATION.name,))
         return None if CLASSIFICATION.name in tasks else f"the runs tried are classifications, and it is for {tasks[0]}"
     if part.source is None or "<" in part.name:
-        return "runs in processes of their own need the part at the top level of a file"
+        return "runs in separate processes need the component at the top level of a file"
     return None
 
 

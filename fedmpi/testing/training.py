@@ -48,7 +48,7 @@ def _rates(subject: Subject) -> list[AnyArray]:
 
 
 def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
-    """Run rounds of clients with their own parabolas as losses; return the updates (d,) for the server optimizer."""
+    """Run rounds of clients with different parabolas as losses; return the updates (d,) for the server optimizer."""
     model, rule = FlatModel(build("mlp", {"hidden": [3]}, DESCRIPTIONS[-1], 5)), LocalRule(lr=0.1)
     d, hooks = model.size, Hooks(subject.part, subject.made(), model, POPULATION)
     for name, meant in misnamed(hooks.algorithm).items():

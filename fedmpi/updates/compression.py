@@ -142,6 +142,6 @@ def check_residuals(clients: int, values: int) -> None:
     if needed > RESIDUAL_BYTES:
         raise UserError(
             f"compression.error_feedback keeps a vector of {values} values for each of {clients} clients "
-            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}): switch it off, or let fewer clients "
-            "take part"
+            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}): switch it off, or use fewer "
+            "clients"
         )

@@ -62,5 +62,5 @@ def test_what_tells_nothing_about_clients_is_refused(folder: Path, tmp_path: Pat
     with pytest.raises(UserError, match="holds no run"):
         inspect_clients(tmp_path)
     assert run_into(tmp_path / "plain", "preset=fedavg", "rounds=1", "model.hidden=[6]") == 0
-    with pytest.raises(UserError, match="tells nothing about its clients: run with evaluation.clients"):
+    with pytest.raises(UserError, match="has no table of clients. Run with --set evaluation.clients=all"):
         inspect_clients(tmp_path / "plain")

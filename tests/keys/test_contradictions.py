@@ -176,7 +176,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ["devices=true", f"samples.sampler={OWN}:own_rows"],
     ),
     (
-        "which nobody counts",
+        "which are counted only in simulated time",
         [f"clients.sampler={OWN}:by_seconds", f"clients.sampler={OWN}:SecondsOnTrial"],
         [
             f"clients.sampler={OWN}:by_seconds devices=true",
@@ -239,7 +239,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ),
     ("weighs updates as planned", [f"{LEARNS} logging.diagnostics=true"], ["logging.diagnostics=true", LEARNS]),
     (
-        "changes who else takes part",
+        "changes which others are selected",
         [f"{NOISED} {WEIGHTED}", f"{NOISED} {STRATA}", f"{NOISED} clients.sampler={OWN}:by_norms"],
         [NOISED, f"preset=fedavg {ALL} {NOISED}", f"{CLIPPED} {WEIGHTED}", f"{WEIGHTED} {SAME}"],
     ),
@@ -323,7 +323,7 @@ def test_a_part_that_fails_to_say_what_it_refuses_is_named():
 def test_a_part_refuses_in_a_sentence_or_not_at_all():
     configured(f"samples.sampler={OWN}:SaysNothing")
     named = (
-        f"^the data sampler {OWN}:SaysFalse .*contrary.py:[0-9]+.* failed: refuses returned False: return None, or a"
+        rf"^the data sampler {OWN}:SaysFalse .*contrary.py:\d+.* failed: refuses\(\) returned False: return None, or a"
     )
     with pytest.raises(ComponentFailure, match=named):
         configured(f"samples.sampler={OWN}:SaysFalse")

@@ -77,7 +77,7 @@ def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(
     for fact in ("clients", "steps", "samples", "loss_count"):
         assert getattr(report, fact) == getattr(plain, fact), fact
     assert report.weight == pytest.approx(plain.weight) and report.loss_sum == pytest.approx(plain.loss_sum, rel=1e-5)
-    assert sum("goes on without a client that diverged: client" in message for message in caplog.messages) == 1
+    assert sum("continues without a client that diverged: client" in message for message in caplog.messages) == 1
 
 
 KEYS = {"rounds": 3, "model.name": "mlp", "model.hidden": [6], "clients.sampler": "all", "cluster.threads": 1}

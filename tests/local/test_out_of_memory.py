@@ -39,8 +39,8 @@ def with_room_for(most: int, function, count):
     ("engine", "rule", "owner", "name", "count", "most", "said"),
     [
         (MergedEngine, ONE_STEP, FlatModel, "weighted_gradient", lambda _, x, *rest: len(x), 8, "samples in a pass"),
-        (BatchedEngine, EPOCHS, Stack, "open", lambda _, features, *rest: len(features), 1, "clients side by side"),
-        (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "clients side by side"),
+        (BatchedEngine, EPOCHS, Stack, "open", lambda _, features, *rest: len(features), 1, "batched clients"),
+        (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "batched clients"),
     ],
 )
 def test_training_goes_on_with_less_at_once(
@@ -112,7 +112,7 @@ def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(
     with caplog.at_level(logging.WARNING, logger="fedmpi"):
         parts.scores(model, model.initial, 0)
     assert [one for one in caplog.messages if "samples evaluated" in one] == [
-        "out of memory on the device with 50 samples evaluated at once: goes on with 25"
+        "out of memory on the device with 50 samples evaluated at once; continuing with 25"
     ]
 
 

@@ -72,7 +72,7 @@ def test_a_first_axis_that_is_not_the_samples_is_noticed():
 def test_dropout_masks_in_training_mode_only():
     masks = Masks()
     layer, x = Dropout(0.5, masks), torch.ones(6, 2, 3)
-    with pytest.raises(RuntimeError, match="nobody gave it a source"):
+    with pytest.raises(RuntimeError, match="it has no source"):
         layer(x)
     masks.source = ClientMasks(lambda: stream(0))
     assert set(layer(x).unique().tolist()) == {0.0, 2.0}

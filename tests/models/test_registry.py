@@ -117,7 +117,7 @@ def test_what_a_built_in_model_cannot_be_built_with_is_the_users_to_change():
 
 
 def test_a_module_takes_no_options() -> None:
-    with pytest.raises(UserError, match="model.hidden means nothing here: the model is given as a module"):
+    with pytest.raises(UserError, match="model.hidden has no effect on a model that is given as a module"):
         check_model_options(torch.nn.Linear(2, 2), {"hidden": [3], "lora": None})
     assert check_model_options(torch.nn.Linear(2, 2), {"lora": None}) == {}
 

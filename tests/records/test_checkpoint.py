@@ -155,7 +155,7 @@ def test_counts_and_records_that_are_none_are_refused_under_a_right_checksum(tmp
         path = save_checkpoint(tmp_path / str(last), Checkpoint(last, {"model": torch.ones(3)}, right), keep=1)
         assert read_checkpoint(path).next_round == last
     path = save_checkpoint(tmp_path, Checkpoint(0, {"model": torch.ones(3)}, right | header), keep=1)
-    with pytest.raises(ValueError, match="it goes on at round"):
+    with pytest.raises(ValueError, match="it resumes at round"):
         read_checkpoint(path)
 
 

@@ -207,7 +207,7 @@ def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_i
         ]
     )
     assert made["notes"] == [
-        "rounds differs (3, 2): finals are those of unlike rounds",
+        "rounds differs (3, 2): final values are from different rounds",
         "partial results of unfinished runs: half (2 of 3 rounds)",
         "the last test loss is not finite in lost",
     ]

@@ -372,7 +372,7 @@ def test_a_run_that_ended_early_is_noted_beside_longer_ones(tmp_path: Path) -> N
     write_run(tmp_path / "a", [0.1, 0.2, 0.3], {"seed": 0})
     write_run(tmp_path / "b", [0.1, 0.2], {"seed": 1, "rounds": 3})
     [(block, [row])] = compared(tmp_path).blocks
-    assert row.final.n == 2 and block.notes == ["rounds differs (3, 2): finals are those of unlike rounds"]
+    assert row.final.n == 2 and block.notes == ["rounds differs (3, 2): final values are from different rounds"]
 
 
 def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> None:

@@ -140,7 +140,10 @@ def test_another_component_of_a_variant_drops_the_options_of_the_one_below(folde
             "[[sweep.run]] 'B' cannot be dropped: the file below has ['A', 'P']",
         ),
         *(
-            (f'base = "whole.toml"\n[[sweep.run]]\nname = "A"\n{more}', "'A': drop = true stands alone beside the name")
+            (
+                f'base = "whole.toml"\n[[sweep.run]]\nname = "A"\n{more}',
+                "'A': drop = true allows no other key except name",
+            )
             for more in ("drop = false", "drop = 1", 'drop = true\npreset = "fedyogi"')
         ),
         (

@@ -213,7 +213,7 @@ def test_unlike_shards_in_one_folder_are_refused(tmp_path: Path) -> None:
         "prepare": {"dataset": "digits", "partition": "iid", "out": "here", "seed": "{seed}"},
         "sweep": {"seed": [0, 1]},
     }
-    with pytest.raises(UserError, match="unlike shards would share the folder .*/here"):
+    with pytest.raises(UserError, match="different shards would share the folder .*/here"):
         plan_sweep(tables, tmp_path)
 
 

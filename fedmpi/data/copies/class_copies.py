@@ -43,7 +43,7 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
     alpha : float
         α in [0, 2].
     reading : {"ratio", "ratio-minus-one"}
-        How many copies the ratio stands for.
+        Number of copies: the ratio, or the ratio minus one.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
     Raises
     ------
     ValueError
-        If α lies outside [0, 2], or the reading is unknown.
+        If α is outside [0, 2], or the reading is unknown.
     """
     if not 0 <= alpha <= MOST_ALPHA:
         raise ValueError(f"alpha must be a number from 0 to {MOST_ALPHA:g}, not {alpha}")

@@ -75,7 +75,7 @@ def warps_of(count: int, height: int, width: int, ranges: WarpRanges, streams: S
 
 
 def warp(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Warp every image by its own affine map, bilinearly; what lies outside repeats the border."""
+    """Warp every image by its own affine map, bilinearly. Points outside the image repeat its border."""
     warped = torch.empty_like(images)
     for start in range(0, len(images), IMAGES_AT_ONCE):
         part = images[start : start + IMAGES_AT_ONCE].to(torch.float32)

@@ -238,7 +238,7 @@ class _Translation:
         if not self.layers:
             raise NotStackable(f"{type(part).__name__} on the samples themselves")
         if isinstance(part, nn.Sigmoid) and self._cut():
-            raise NotStackable("Sigmoid in the place of ReLU's outputs, which tell ReLU where they were cut")
+            raise NotStackable("Sigmoid that overwrites ReLU's outputs, which ReLU's backward pass needs")
         self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid", self.units))
 
     def _cut(self) -> bool:

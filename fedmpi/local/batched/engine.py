@@ -123,7 +123,7 @@ class BatchedEngine:
             if not ran_out(error) or self._summing or together == 1:
                 raise
         self._stack = stack = None
-        self.chunk = halved(together, "clients side by side")
+        self.chunk = halved(together, "batched clients")
         return done, self.chunk
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:

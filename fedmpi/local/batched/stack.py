@@ -242,7 +242,7 @@ class Stack:
 
     @staticmethod
     def _parameter_in(row: Tensor, slot: Slot) -> Tensor:
-        """Return a view of one parameter in a row (d',), with a single axis if its axes are in their own order."""
+        """Return a view of one parameter in a row (d',), flat if the slot has no order of axes."""
         own = row.narrow(0, slot.start, slot.size)
         return own if slot.axes is None else own.view(slot.arranged)
 

@@ -1,0 +1,78 @@
+"""The glossary: words that no page, help text, message, docstring or comment contains, with the right words.
+
+The field's terms are easier to read than private ones (docs/dev/decisions.md). A pattern has no exceptions.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+GLOSSARY = {
+    r"processors?": "CPU",
+    r"made[- ]up": "synthetic",
+    r"row rules?": "data sampler",
+    r"combiners?": "aggregator",
+    r"means? nothing": "has no effect",
+    r"side by side": "batched, or at the same time",
+    r"one after (?:another|the other)": "sequentially, in turn",
+    r"Student's": "95 % confidence interval (paired t)",
+    r"in (?:the )?place of": "instead of",
+    r"(?:one's|their|his) own": "custom",
+    r"published systems?": "published method",
+    r"refus(?:e|es|ed|al|als)(?!\()": "reject",
+    r"to the bit|the same bits": "bit for bit, bit-identical",
+    r"goes on|go on|begins? anew": "continues, resumes, restarts",
+    r"tells?|told": "reports, prints; distinguishable",
+    r"who (?:is|are) there|takes? part": "available; is selected",
+    r"nobody|somebody|everybody": "no client, all clients",
+    r"(?<!\.)wanted(?! :)": "requested, budget",
+    r"\w+, of which": "split the sentence",
+    r"lies|stands?": "is",
+    r"unlike": "different",
+    r"seldom|heeded|henceforth|thereof|whereof|therein": "plain words",
+}
+"""Pattern → what to write instead."""
+PATTERN = re.compile(rf"\b(?:{'|'.join(GLOSSARY)})\b", re.IGNORECASE)
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "jobs", "benchmarks")]
+SOURCES = [ROOT / name for name in ("fedmpi", "data_prep", "benchmarks")]
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield the text of every page without its code blocks."""
+    for place in PAGES:
+        for page in [place] if place.is_file() else sorted(place.rglob("*.md")):
+            yield (
+                page,
+                re.sub(
+                    r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
+                ),
+            )
+
+
+def sources() -> Iterator[tuple[Path, str]]:
+    """Yield every docstring, message and comment."""
+    for place in SOURCES:
+        for path in sorted(place.rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                    yield path, re.sub(r"`[^`\n]*`", " ", node.value)
+            for line in text.splitlines():
+                if found := re.search(r"(?:^|\s)# (.*)", line):
+                    yield path, found[1]
+
+
+@pytest.mark.parametrize("texts", [pages, sources])
+def test_the_field_s_words_are_used(texts: object) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {' '.join(text[max(0, match.start() - 40) : match.end() + 30].split())}"
+        for path, text in texts()  # type: ignore[operator]
+        for match in PATTERN.finditer(text)
+    ]
+    assert not found, "\n".join(found)
