@@ -65,7 +65,7 @@ def _model(value: Any) -> Chosen:
     if chosen.given.get("lora") is None:
         return chosen
     common = ModelOptions.model_validate({"lora": chosen.given["lora"]})
-    return Chosen("model", chosen.choice, chosen.given | common.model_dump())
+    return Chosen("model", chosen.choice, {**chosen.given, **common.model_dump()})
 
 
 Model = Annotated[Chosen, BeforeValidator(_model)]

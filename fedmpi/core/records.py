@@ -325,6 +325,6 @@ def check_models(
     if others:
         asked = f"does a part of your own ({', '.join(parts)}) give different results on different ranks, or "
         raise RanksDisagree(
-            f"the ranks hold different models after round {round}: not that of rank 0 have ranks {others}; "
+            f"the models of ranks {others} differ from that of rank 0 after round {round}; "
             f"{asked if parts else ''}do the CPUs or torch versions of the nodes differ?"
         )

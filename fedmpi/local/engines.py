@@ -45,7 +45,7 @@ class LocalEngine:
         Reason for `rest`; empty if it is the batched engine of "auto".
     merged : MergedEngine, optional
         None if the user chose one engine for all clients.
-    refusal : str, optional
+    not_merged : str, optional
         Reason why nothing is merged.
     """
 
@@ -55,16 +55,16 @@ class LocalEngine:
         rest: Engine,
         why: str = "",
         merged: MergedEngine | None = None,
-        refusal: str | None = None,
+        not_merged: str | None = None,
     ):
-        self.sequential, self.rest, self.why, self.merged, self.refusal = sequential, rest, why, merged, refusal
+        self.sequential, self.rest, self.why, self.merged, self.not_merged = sequential, rest, why, merged, not_merged
         self.name = rest.name if merged is None else "auto"
         self.merged_clients = self.other_clients = 0
 
     @property
     def merging(self) -> bool:
         """Check whether one-step clients may be merged."""
-        return self.merged is not None and self.refusal is None
+        return self.merged is not None and self.not_merged is None
 
     @property
     def description(self) -> str:
@@ -72,8 +72,8 @@ class LocalEngine:
         if self.merged is None:
             return f'{self.name}: as local.engine = "{self.name}" says'
         others = f"{self.rest.name} ({self.why})" if self.why else self.rest.name
-        if self.refusal is not None:
-            return f"auto: {others}; nothing is merged: {self.refusal}"
+        if self.not_merged is not None:
+            return f"auto: {others}; nothing is merged: {self.not_merged}"
         counts = ""
         if self.merged_clients or self.other_clients:
             counts = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
@@ -118,7 +118,7 @@ class LocalEngine:
         return report
 
     def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
-        return self.merged is not None and self.refusal is None and self.merged.refusal(rule, total) is None
+        return self.merged is not None and self.not_merged is None and self.merged.refusal(rule, total) is None
 
 
 def choose_engine(

@@ -56,7 +56,7 @@ def test_wrong_settings_are_refused_in_one_sentence() -> None:
 
 def test_no_samples_no_participants_and_a_picture_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     wrong = {
-        "--wanted=0": r"\b0 samples",
+        "--wanted=0": "budget per round is 0",
         "--participants=0": "choose 1 to 20",
         f"--plot={tmp_path / 'errors.abc'}": r"\.png",
         f"--plot={tmp_path / 'missing' / 'errors.png'}": "does not exist",

@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ),
     ("needs samples.budget", ["samples.sampler=bernoulli", "samples.sampler=exact"], [f"{PARTLY}=exact"]),
     (
-        "leaves what single precision can hold",
+        "leaves the range of single precision",
         [
             f"local.lr=0.1 local.schedule.factor=0.1 {STEPS}=1 rounds=31",
             f"local.lr=0.1 local.schedule.factor=1e-16 {STEPS}=5 rounds=11",

@@ -102,6 +102,11 @@ LABELS = np.arange(CLIENTS) % 4
 STREAMS = Streams(5)
 
 
+def view(round: int) -> View:
+    counts = np.eye(4, dtype=np.int64)[LABELS]
+    return View(round, CLIENTS, np.ones(CLIENTS, np.int64), CLIENTS, STREAMS, counts=lambda: counts)
+
+
 @pytest.mark.parametrize(
     ("law", "named"),
     [
@@ -117,11 +122,6 @@ STREAMS = Streams(5)
         ),
     ],
 )
-def view(round: int) -> View:
-    counts = np.eye(4, dtype=np.int64)[LABELS]
-    return View(round, CLIENTS, np.ones(CLIENTS, np.int64), CLIENTS, STREAMS, counts=lambda: counts)
-
-
 def test_clients_are_available_as_often_as_their_law_says(law: Any, named: str) -> None:
     """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
     hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
