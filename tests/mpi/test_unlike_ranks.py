@@ -177,7 +177,7 @@ def test_all_ranks_say_the_same(scenario: Scenario, kind: str, words: str, job) 
 
 def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
     assert job[1].returncode == 1 and "Traceback" not in job[1].stderr
-    assert "error: the ranks hold different models after round 0" in job[1].stderr
+    assert "error: the models of ranks [2] differ from that of rank 0 after round 0" in job[1].stderr
 
 
 def said(scenario: Scenario, rank: int) -> dict[str, Any]:
