@@ -57,6 +57,13 @@ class RelayPlan:
         """Return the legs of one worker in running order; none for a rank that only serves."""
         return [leg for leg in self.legs if leg.worker == worker]
 
+    def members(self) -> dict[int, tuple[int, ...]]:
+        """Return the workers that the model of each mediator visits, ascending."""
+        found: dict[int, set[int]] = {}
+        for leg in self.legs:
+            found.setdefault(leg.mediator, set()).add(leg.worker)
+        return {mediator: tuple(sorted(found[mediator])) for mediator in sorted(found)}
+
     @property
     def hops(self) -> int:
         """Number of moves of a model between workers."""
@@ -200,7 +207,7 @@ def run_relay(
     relay. `keep_optimizer` hands Adam's state over with the model; otherwise it is reset at every visit.
     """
     began = time.perf_counter()
-    relay = _Relay(cluster, engine, start, keep_optimizer)
+    relay = _Relay(cluster, engine, plan, start, keep_optimizer)
     report = RelayReport(WorkReport())
     for leg in plan.of(cluster.worker):
         relay.take_over(leg)
@@ -220,9 +227,14 @@ def run_relay(
 class _Relay:
     """Model of a mediator: taken from the previous worker, trained, given to the next."""
 
-    def __init__(self, cluster: Cluster, engine: SequentialEngine, start: Tensor, keep_optimizer: bool):
+    def __init__(
+        self, cluster: Cluster, engine: SequentialEngine, plan: RelayPlan, start: Tensor, keep_optimizer: bool
+    ):
         self.cluster, self.engine, self.start = cluster, engine, start
         self.messages = cluster.messages() if cluster.size > 1 else None
+        self.groups = {m: tuple(map(cluster.worker_rank, workers)) for m, workers in plan.members().items()}
+        if self.messages is not None:
+            self.messages.use_groups(group for group in self.groups.values() if len(group) > 1)
         self.model = torch.empty_like(start)
         self.weight = 0.0
         self.state = AdamState.fresh(engine.model) if keep_optimizer else None
@@ -236,12 +248,12 @@ class _Relay:
                 self.state.reset()
             return
         assert self.messages is not None
-        source = self.cluster.worker_rank(leg.previous)
-        header = self.messages.recv(np.empty(2), source, leg.mediator)
+        sender = self.cluster.worker_rank(leg.previous), leg.mediator, self.groups[leg.mediator]
+        header = self.messages.recv(np.empty(2), *sender)
         self.weight = float(header[0])
         for tensor in self._travelling():
             host = tensor if tensor.device.type == "cpu" else torch.empty(tensor.shape, dtype=tensor.dtype)
-            self.messages.recv(host.numpy(), source, leg.mediator)
+            self.messages.recv(host.numpy(), *sender)
             if host is not tensor:
                 tensor.copy_(host)
         if self.state is not None:
@@ -250,10 +262,10 @@ class _Relay:
     def hand_over(self, leg: Leg) -> None:
         """Send the mediator's model, its weight so far and, if it persists, the optimizer's state, without waiting."""
         assert leg.following is not None and self.messages is not None
-        receiver = self.cluster.worker_rank(leg.following)
+        receiver = self.cluster.worker_rank(leg.following), leg.mediator, self.groups[leg.mediator]
         steps = 0 if self.state is None else self.state.steps
         for values in (np.array([self.weight, steps], np.float64), *(t.numpy(force=True) for t in self._travelling())):
-            self.messages.send(values, receiver, leg.mediator)
+            self.messages.send(values, *receiver)
 
     def visit(
         self, leg: Leg, tasks: Mapping[int, ClientTask], rule: LocalRule, round: int, report: RelayReport

@@ -1,6 +1,9 @@
 """Messages from rank to rank: the models that mediators relay (Astraea, Algorithm 1), and sums in rank order.
 
-All messages use a separate communicator and are identified by sender and tag, such as the mediator's number.
+Every group of ranks that a mediator's model visits has a sub-communicator. Messages are identified by sender and tag,
+such as the mediator's number. MPI supports a limited number of communicators (MPICH: about 2,000 in a process), so
+groups beyond `MOST_GROUPS` use the communicator of all ranks, where the tag keeps their messages apart.
+
 Sending never blocks, so no order of sends and receives can deadlock if each receive has its send. Receiving waits
 politely.
 
@@ -14,8 +17,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -32,6 +36,13 @@ SLEEP_BESIDE_WORK = 1e-3
 """Seconds between two pushes while the sender computes: 1.5 to 4.4 % of a core (MPICH, 2 busy cores)."""
 
 
+MOST_GROUPS = 500
+"""Largest number of sub-communicators."""
+
+Ranks = tuple[int, ...]
+"""Members of a group, ascending."""
+
+
 def calls_from_threads() -> bool:
     """Check whether MPI allows calls from several threads at the same time."""
     from mpi4py import MPI
@@ -44,6 +55,7 @@ class Messages:
 
     def __init__(self, world: MPI.Intracomm, moved: BytesMoved):
         self._comm, self._moved = world.Dup(), moved
+        self._groups: dict[Ranks, MPI.Intracomm] = {}  # Sub-communicators, null for those without this rank
         self._sending: list[tuple[MPI.Request, Bytes]] = []
         self._open_round = threading.Event()
         self._lock = threading.Lock()
@@ -51,22 +63,33 @@ class Messages:
         if calls_from_threads():
             threading.Thread(target=self._push_along, name="fedmpi-sends", daemon=True).start()
 
-    def send(self, array: AnyArray, to: int, tag: int = 0) -> None:
+    def use_groups(self, groups: Iterable[Ranks]) -> None:
+        """Make the missing sub-communicators of a round; collective, with the same groups on all ranks."""
+        wanted = dict.fromkeys(groups)
+        if len(self._groups.keys() | wanted.keys()) > MOST_GROUPS:
+            self._free_groups()
+        with self._lock:
+            for ranks in wanted:
+                if ranks not in self._groups and len(self._groups) < MOST_GROUPS:
+                    self._groups[ranks] = self._made(ranks)
+
+    def send(self, array: AnyArray, to: int, tag: int = 0, group: Ranks = ()) -> None:
         """Start to send a copy of the array and return at once; the caller may overwrite the array."""
+        comm, to = self._line(group, to)
         payload = as_bytes(array).copy()
         pieces = [payload[start : start + CHUNK] for start in range(0, max(len(payload), 1), CHUNK)]
         with self._lock:
-            self._sending += [(self._comm.Isend(piece, dest=to, tag=tag), piece) for piece in pieces]
+            self._sending += [(comm.Isend(piece, dest=to, tag=tag), piece) for piece in pieces]
         self._moved.relay += len(payload)
         self._open_round.set()
 
-    def recv(self, array: AnyArray, source: int, tag: int = 0) -> AnyArray:
+    def recv(self, array: AnyArray, source: int, tag: int = 0, group: Ranks = ()) -> AnyArray:
         """Wait politely for a rank's array and write it into the given one."""
         if not array.flags.c_contiguous:
             raise ValueError("a receive needs a contiguous array")
         buffer = array.reshape(-1).view(np.uint8)
         for start in range(0, max(len(buffer), 1), CHUNK):
-            self._receive(buffer[start : start + CHUNK], source, tag)
+            self._receive(buffer[start : start + CHUNK], source, tag, group)
         return array
 
     def end_round(self) -> None:
@@ -75,22 +98,46 @@ class Messages:
         self._open_round.clear()
 
     def close(self) -> None:
-        """Free the communicator; collective."""
+        """Free the communicators; collective."""
         self.end_round()
         self._closed = True
         self._open_round.set()
+        self._free_groups()
         with self._lock:
             self._comm.Free()
 
-    def _receive(self, buffer: Bytes, source: int, tag: int) -> None:
+    def _made(self, ranks: Ranks) -> MPI.Intracomm:
+        from mpi4py import MPI
+
+        if self._comm.rank not in ranks:
+            return cast("MPI.Intracomm", MPI.COMM_NULL)
+        members = self._comm.Get_group().Incl(ranks)
+        made = self._comm.Create_group(members)
+        members.Free()
+        return made
+
+    def _free_groups(self) -> None:
+        with self._lock:
+            for comm in self._groups.values():
+                if comm:
+                    comm.Free()
+            self._groups.clear()
+
+    def _line(self, group: Ranks, rank: int) -> tuple[MPI.Intracomm, int]:
+        """Return the communicator of a group and the place of a rank in it."""
+        comm = self._groups.get(group)
+        return (self._comm, rank) if comm is None else (comm, group.index(rank))
+
+    def _receive(self, buffer: Bytes, rank: int, tag: int, group: Ranks) -> None:
         from mpi4py import MPI
 
         status = MPI.Status()
-        wait_until(partial(self._comm.Iprobe, source=source, tag=tag, status=status))
+        comm, source = self._line(group, rank)
+        wait_until(partial(comm.Iprobe, source=source, tag=tag, status=status))
         length = status.Get_count(MPI.BYTE)
         if length != len(buffer):
-            raise ValueError(f"rank {source} sent {length} bytes where {len(buffer)} were expected")
-        wait_until(self._comm.Irecv(buffer, source=source, tag=tag).Test, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
+            raise ValueError(f"rank {rank} sent {length} bytes where {len(buffer)} were expected")
+        wait_until(comm.Irecv(buffer, source=source, tag=tag).Test, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
 
     def _sent(self) -> bool:
         with self._lock:

@@ -17,11 +17,13 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pytest
 
 from fedmpi import ClientFailure, UserError
 from fedmpi.mpi import Cluster, board, collectives, messages, ranks, window
 from fedmpi.mpi.board import Board
 from fedmpi.mpi.collectives import Communicators
+from fedmpi.mpi.messages import Messages
 from fedmpi.mpi.window import agree_on_device, cuda_aware
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
@@ -289,6 +291,27 @@ def relay_between_all(cluster: Cluster) -> None:
     else:
         raise AssertionError("a message of the wrong length was accepted")
     mail.recv(np.zeros(3), before)
+    if cluster.size > 2:
+        relay_in_groups(mail, cluster)
+
+
+def relay_in_groups(mail: Messages, cluster: Cluster) -> None:
+    """Groups that overlap have a sub-communicator each; those beyond the limit use the communicator of all ranks."""
+    everybody, pairs = tuple(range(cluster.size)), [(0, rank) for rank in range(1, cluster.size)]
+    for most in (cluster.size, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(messages, "MOST_GROUPS", most)
+            mail.use_groups([everybody, *pairs])
+        sizes = [comm.size for comm in mail._groups.values() if comm]
+        assert sizes == [cluster.size, *([2] * (len(pairs) if cluster.is_server else 1) if most > 1 else [])]
+        for pair in pairs:
+            if cluster.is_server:
+                mail.send(np.array([2.0]), pair[1], 7, everybody)
+                mail.send(np.array([1.0]), pair[1], 7, pair)
+            elif cluster.rank in pair:
+                assert mail.recv(np.empty(1), 0, 7, pair) == 1
+                assert mail.recv(np.empty(1), 0, 7, everybody) == 2
+        mail.end_round()
 
 
 def hand_over(folder: str) -> None:
