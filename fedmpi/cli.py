@@ -22,7 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, names_a_file, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.layers import assignments, remarks
+from fedmpi.config.layers import assignments, dotted, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
@@ -292,8 +292,7 @@ def list_presets() -> None:
 
 
 def _listed(table: dict[str, Any]) -> str:
-    tables = {part: keys for part, keys in table.items() if isinstance(keys, dict)}
-    return ", ".join(f"{part}.{key} = {value}" for part, keys in tables.items() for key, value in keys.items())
+    return ", ".join(f"{key} = {value}" for key, value in dotted(table).items())
 
 
 @app.command("components")

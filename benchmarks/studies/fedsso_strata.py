@@ -26,6 +26,7 @@ from fedmpi.clients.features import gradient_features
 from fedmpi.clients.stratifier import DROPPED, optics
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
+from fedmpi.config.stratification import stratification
 from fedmpi.core.experiment import Experiment
 
 COLUMNS = 3
@@ -48,11 +49,11 @@ def look(folder: Path) -> Found:
     """Probe and cluster the clients of a run as before its first round."""
     config = load_config(folder / "config.toml")
     experiment = Experiment.connect(config)
-    stratifier, part = experiment.decisions.stratifier, config.participation
+    stratifier, clustering = experiment.decisions.stratifier, stratification(config).clustering
     clients = np.arange(stratifier.clients, dtype=np.int64)
     probes = stratifier.probe(0, experiment.model.initial, clients)
     matrix = gradient_features(stratifier.plan, probes).matrix
-    labels = optics(matrix, part.min_samples, part.xi)
+    labels = optics(matrix, clustering.min_samples, clustering.xi)
     recorded = int(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["strata"])
     held = stratifier.class_counts(clients) > 0
     experiment.close()

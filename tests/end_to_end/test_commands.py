@@ -13,6 +13,7 @@ import pytest
 
 from fedmpi import api, presets
 from fedmpi.config import Preset
+from fedmpi.config.layers import dotted
 from tests.end_to_end.runs import SECONDS, records
 from tests.mpi.launch import run_alone
 
@@ -73,7 +74,7 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
         run = api.run(preset.name, {"rounds": 20, "evaluation.every": 20, "cluster.threads": 1})
     assert run.summary["final"]["test_accuracy"] > 0.6
     messages = [record.message for record in caplog.records if "on the embedded digits" in record.message]
-    keys = [f"{table}.{key} = {value}" for table, values in preset.digits.items() for key, value in values.items()]
+    keys = [f"{key} = {value}" for key, value in dotted(preset.digits).items()]
     assert len(messages) == bool(keys) and all(key in messages[0] for key in keys)
 
 

@@ -19,9 +19,9 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 WIDTHS = (40, 60, 80, 200)
 COMMANDS = {
     "presets": ["presets"],
-    "parts": ["parts", "--kind", "client sampler"],
-    "part": ["parts", "oort"],
-    "keys": ["show", "--help-keys"],
+    "components": ["components", "--kind", "client sampler"],
+    "component": ["components", "oort"],
+    "keys": ["config", "--help-keys"],
     "shards": ["inspect", "digits"],
     "sizes": ["estimate", "--sizes", "digits", "--epsilon", "3", "--threshold", "150"],
 }
@@ -97,7 +97,13 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
 @pytest.mark.slow
 def test_light_commands_do_not_import_torch(tmp_path: Path) -> None:
     """Loading torch takes seconds; the interpreter itself tells what it has imported."""
-    for command in (["show", "--set", "preset=scaffold"], ["presets"], ["parts", "--help"], ["--version"], ["--help"]):
+    for command in (
+        ["config", "--set", "preset=scaffold"],
+        ["presets"],
+        ["components", "--help"],
+        ["--version"],
+        ["--help"],
+    ):
         done = run_alone(["-X", "importtime", "-m", "fedmpi", *command], timeout=SECONDS)
         assert done.returncode == 0 and done.stdout
         loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
