@@ -28,6 +28,7 @@ from fedmpi import load_run
 from fedmpi.clients.features import compress, norms, restore
 from fedmpi.clients.stratifier import kmeans
 from fedmpi.common.types import Floats, Ints
+from fedmpi.config.stratification import CompressedGradient, stratification
 from fedmpi.data.opening import open_store
 from fedmpi.results.comparison import paired
 
@@ -50,8 +51,10 @@ def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> t
 def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     """Return updates (N, d), strata (N,) and norms (N,) at a run's last model."""
     run = load_run(folder)
-    part, local, network = run.config.participation, run.config.local, run.model
-    assert part.strata == part.count and part.draw == "importance", "one client per stratum, drawn by norm"
+    clients, local, network = run.config.clients, run.config.local, run.model
+    grouping, draw = stratification(run.config), clients.sampler.options["within_stratum"]
+    assert grouping.strata == clients.count and draw == "importance", "one client per stratum, drawn by norm"
+    assert isinstance(grouping.features, CompressedGradient)
     assert local.steps is not None and isinstance(local.batch_size, int), "a number of steps on whole batches"
     store, start = (
         open_store(run.config.data.source.choice, run.config.data.source.options),
@@ -73,9 +76,9 @@ def measured(folder: str) -> tuple[Floats, Ints, Floats]:
                 for value, gradient in zip(network.parameters(), slope, strict=True):
                     value.sub_(local.lr * gradient)
         updates.append((parameters_to_vector(network.parameters()).detach() - start).double().numpy())
-    codes = compress(np.stack(gradients), part.levels)
-    strata = kmeans(restore(codes), part.strata, generator)
-    assert strata.max() + 1 == part.count, f"{folder}: {strata.max() + 1} strata at the last model"
+    codes = compress(np.stack(gradients), grouping.features.codebook_size)
+    strata = kmeans(restore(codes), grouping.strata, generator)
+    assert strata.max() + 1 == clients.count, f"{folder}: {strata.max() + 1} strata at the last model"
     return np.stack(updates), strata, norms(codes)
 
 

@@ -176,6 +176,8 @@ def _adapted(flat: dict[str, Any], seed: int, algorithm: str) -> Any:
         yield {"server.optimizer": ["sgd", "momentum"][seed % 2]}
     if flat["compression"] == "top-k":  # few samples, and dark pixels, have gradients that are exactly equal
         yield {"data.source": IID, "samples.sampler": "all"}
+        if "clients.sampler.features.probe" in flat:
+            yield {"clients.sampler.features.probe": "full"}
     if flat["server.optimizer"] == "yogi" or flat["compression"] == "top-k":
         # Rounding in float32 can turn Yogi's sign, and the order of two values at the border of the largest ones.
         yield {"model": DOUBLE, "data.normalize": False}

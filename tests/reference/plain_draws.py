@@ -284,7 +284,9 @@ class Stratification:
         """The rows that a client's probe sees; None for all."""
         n = int(self.population.sizes[k])
         batch = self.config.local.batch_size
-        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[self.part.features.probe]
+        count = {"full": n, "sample": 1, "batch": n if batch == "all" else batch}[
+            getattr(self.part.features, "probe", "full")
+        ]
         if count >= n:
             return None
         purpose = BATCH_ORDER if self.opens(t) else PROBE
