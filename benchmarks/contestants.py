@@ -18,7 +18,7 @@ from fedmpi import UserError
 REPOSITORY = Path(__file__).resolve().parents[1]
 Result = dict[str, Any]
 Module = Literal["layers", "own", "one by one"]
-"""Form of the network: as layers that fedmpi can analyse, as a user's module, or as a module without merged clients."""
+"""Form of the network: as layers that fedmpi can analyze, as a user's module, or as a module without merged clients."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from fedmpi.data.schema import MANIFEST, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.models import build
 
-PIXELS, COLOURED = (1, 28, 28), (3, 32, 32)
+PIXELS, COLORED = (1, 28, 28), (3, 32, 32)
 WORDS, VOCABULARY = 30, 5000
 TOPIC_WORDS = 40
 WARM_UP = 2
@@ -121,18 +121,18 @@ MODELS = {
     for w in (
         _model("mlp", "image", 10, 100, 42),
         _model("cnn", "image", 10, 100, 22),
-        _model("cifar-cnn", "image", 5, 100, 7, shape=COLOURED),
+        _model("cifar-cnn", "image", 5, 100, 7, shape=COLORED),
         _model("image-cnn", "image", 5, 100, 12),
-        _model("resnet18", "image", 2, 40, 5, shape=COLOURED),
+        _model("resnet18", "image", 2, 40, 5, shape=COLORED),
         _model("text-cnn", "text", 10, 60, 22),
         _model("fedsampling-text-cnn", "text", 10, 60, 9),
         _model("transformer", "text", 10, 60, 8),
         _model("lstm", "text", 10, 60, 17),
         _model("bilstm", "text", 10, 60, 7),
         _model("OddCNN", "image", 12, 0, 12, 32, largest=900, epochs=3),
-        _model("Residual", "image", 4, 96, 9, 16, shape=COLOURED),
+        _model("Residual", "image", 4, 96, 9, 16, shape=COLORED),
         _model("LeNet", "image", 10, 100, 22),
-        _model("VGGLike", "image", 4, 100, 12, shape=COLOURED),
+        _model("VGGLike", "image", 4, 100, 12, shape=COLORED),
         _model("GRUClassifier", "text", 10, 60, 17),
         _model("TextCNN", "text", 10, 60, 22),
     )

@@ -25,7 +25,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.data.opening import load_digits_split
 
-OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabelled", "numbers_are_classes", "split"})
+OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabeled", "numbers_are_classes", "split"})
 """Fields of ReadOptions that describe arrays."""
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

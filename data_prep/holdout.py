@@ -19,7 +19,7 @@ TEST_SHARE = 0.2
 def hold_out_test(raw: RawDataset, split: str, tally: Tally) -> RawDataset:
     """Hold out a fifth of the training samples for testing if there is no test part; the same for every seed.
 
-    Normalisation and vocabulary are then fitted to the remaining samples (`RawDataset.refit`).
+    Normalization and vocabulary are then fitted to the remaining samples (`RawDataset.refit`).
     """
     groups = raw.users if split == "users" else raw.groups
     if len(raw.test_y):

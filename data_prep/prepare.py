@@ -130,7 +130,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         raw.class_names if raw.has_classes else (),
         raw.superclasses,
         raw.attribute,
-        raw.labelled,
+        raw.labeled,
         **given[law],
     )
     noted = (*tally.notes, *drawn.notes)

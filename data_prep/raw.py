@@ -41,7 +41,7 @@ class RawDataset:
     # (1, 28, 28)), (length,) for tokens and vectors
     feature_shape: tuple[int, ...]
     dtype: Literal["uint8", "float32", "int32"]  # Smallest dtype that represents the features faithfully
-    # Normalisation, one value for each channel or column, or for all, of x / 255 (uint8) or x (float32); empty for text
+    # Normalization, one value for each channel or column, or for all, of x / 255 (uint8) or x (float32); empty for text
     mean: tuple[float, ...]
     std: tuple[float, ...]
     # (n,): Labels of the training rows. For targets that are not classes: the values that partition schemes may use
@@ -89,7 +89,7 @@ class RawDataset:
         return self.targets == "classification"
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """True if partition schemes may use the labels."""
         return self.has_classes or bool(np.any(self.labels))
 
@@ -199,7 +199,7 @@ class ReadOptions:
         Arrays, tables: what a sample is, if its values do not determine it.
     channels : {"first", "last"}
         Arrays: channel axis of images, (n, C, h, w) or (n, h, w, C), if their shape does not determine it.
-    skip_unlabelled : bool
+    skip_unlabeled : bool
         Arrays, tables: leave out rows without a label.
     numbers_are_classes : bool
         Arrays, tables: labels may be fractions, each a class.
@@ -224,7 +224,7 @@ class ReadOptions:
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     task: Modality | None = None
     channels: Literal["first", "last"] | None = None
-    skip_unlabelled: bool = False
+    skip_unlabeled: bool = False
     numbers_are_classes: bool = False
     image_size: Pixels | None = None
     skip_odd_sizes: bool = False

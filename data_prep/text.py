@@ -138,7 +138,7 @@ def text_data_set(
     tally: Tally,
     **facts: Any,
 ) -> RawDataset:
-    """Return the data set of labelled texts; features (length,) int32 token ids.
+    """Return the data set of labeled texts; features (length,) int32 token ids.
 
     Users are kept if every training row has one; `facts` may give them and other fields of `RawDataset`.
     """

@@ -35,6 +35,8 @@ GLOSSARY = {
     r"\w+, of which": "split the sentence",
     r"lies|stands?": "is",
     r"unlike": "different",
+    r"(?:central|normal|random|standard|summar|initial|regular)is(?:e|es|ed|ing|ation)": "US spelling",
+    r"neighbou\w+|colou\w+|behaviou\w+|(?:un)?labelled": "US spelling",
     r"seldom|heeded|henceforth|thereof|whereof|therein": "plain words",
 }
 """Pattern → what to write instead."""

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.formats.columns import LARGEST, LEAST_ROWS, beyond_float32
 from data_prep.formats.samples import LARGEST_TOKEN, OwnSamples, read_table
 from data_prep.formats.tables import is_arrow, is_table
-from data_prep.formats.targets import LabelSource, groups_of, labelled, uniform
+from data_prep.formats.targets import LabelSource, groups_of, labeled, uniform
 from data_prep.holdout import hold_out_test
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood
 from fedmpi.common.errors import UserError, raised
@@ -85,7 +85,7 @@ def of_arrays(data_set: DataSet, raw: Path | str, content: Arrays, options: Read
 
     if options.targets is None:
         y = truth_values(y, x.shape[1] if task == "text" or (task == "vector" and x.ndim == 3) else 0)
-    found = labelled(LabelSource(str(raw), place, options, tally), y)
+    found = labeled(LabelSource(str(raw), place, options, tally), y)
     good = np.concatenate([_usable(part, dtype) for part in samples])
     for row in np.flatnonzero(~good & found.usable).tolist():
         why = "a token id below 0 or beyond 32 bits" if dtype == "int32" else "a number that is not finite in 32 bits"

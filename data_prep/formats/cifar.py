@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: colour images, 32 x 32, in the official Python pickles (Krizhevsky 2009).
+"""CIFAR-10 and CIFAR-100: color images, 32 x 32, in the official Python pickles (Krizhevsky 2009).
 
 Loading a pickle can run arbitrary code. The unpickler of this module resolves only NumPy arrays.
 """

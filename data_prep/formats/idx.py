@@ -95,7 +95,7 @@ def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uin
 def read_mnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read MNIST from its idx files; features (1, 28, 28) uint8.
 
-    Other data sets under MNIST's file names are recognised by content (`not_official`); their classes are those that
+    Other data sets under MNIST's file names are recognized by content (`not_official`); their classes are those that
     occur.
     """
     train_x, train_y, _ = _pair(raw, "train", 256, data_set.files)

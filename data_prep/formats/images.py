@@ -314,7 +314,7 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFa
 
 
 def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Read an image folder; features (C, H, W) uint8: grey if no image has colours, of common size or `image_size`."""
+    """Read an image folder; features (C, H, W) uint8: grey if no image has colors, of common size or `image_size`."""
     if options.split not in ("rows", "folders"):
         raise UserError(
             f"--split {options.split} is unknown for image folders. Choose rows, or folders (CLASS/PATIENT/*: all "
@@ -400,7 +400,7 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
         )
     unused = [(path.name, "its name means no part") for path in others]
     bare = [path for part in ("test", "valid") for path in parts[part] if not sub_folders(path)]
-    if len(bare) < len(parts["test"] + parts["valid"]):  # an unlabelled test part beside a labelled one
+    if len(bare) < len(parts["test"] + parts["valid"]):  # an unlabeled test part beside a labeled one
         parts = {part: [path for path in found if path not in bare] for part, found in parts.items()}
         unused += [(path.name, "no class folders in it") for path in bare]
     named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}

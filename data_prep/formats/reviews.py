@@ -1,4 +1,4 @@
-"""Labelled texts: MIND's news (tab-separated), Sentiment140's tweets (CSV) and Amazon's reviews (JSON lines)."""
+"""Labeled texts: MIND's news (tab-separated), Sentiment140's tweets (CSV) and Amazon's reviews (JSON lines)."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from data_prep.formats.files import stored
 from data_prep.formats.images import Found, ImageFacts, common_form, decode, image_facts
 from data_prep.formats.tables import UserTable, open_table
 from data_prep.formats.targets import (
-    Labelled,
+    Labeled,
     LabelSource,
     Lists,
     as_floats,
     groups_of,
     is_missing,
-    labelled,
+    labeled,
     uniform,
     value_codes,
     with_targets,
@@ -66,12 +66,12 @@ def read_table(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     source = LabelSource(f"{raw}, column {','.join(roles.labels)}", place, options, tally)
     name, values = roles.labels[0], labels[roles.labels[0]][rows]
     if lists:
-        found = labelled(source, Lists.of(values, table.columns[name].whole), table.columns[name].class_names)
+        found = labeled(source, Lists.of(values, table.columns[name].whole), table.columns[name].class_names)
     elif len(labels) > 1:
-        found = labelled(source, np.stack([uniform(x[rows]) for x in labels.values()], axis=1), roles.labels)
+        found = labeled(source, np.stack([uniform(x[rows]) for x in labels.values()], axis=1), roles.labels)
     else:
         decimal = table.header.decimal if table.is_text else ""
-        found = labelled(source, uniform(values), table.columns[name].class_names, decimal)
+        found = labeled(source, uniform(values), table.columns[name].class_names, decimal)
     if found.kind == "tokens" and roles.kind == "text":
         raise UserError(f"{raw}: targets that are tokens need samples of token ids. Name their column with --features.")
     said = ", ".join(roles.features[:NAMED])
@@ -250,7 +250,7 @@ class OwnSamples:
 
     raw: Path | str
     source: DataSet
-    found: Labelled
+    found: Labeled
     usable: AnyArray
     boundary: int
     tested: bool

@@ -19,7 +19,7 @@ from fedmpi.data.arrays import kept_targets, one_column, one_hot_classes
 MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "NAN", "-nan"))
 """Cells without a value: the marks that pandas reads as missing, and `?` of the UCI files."""
 MARKS = "empty, ?, NA, N/A, null, None or nan"
-WHOLE = 2.0**53  # larger neighbouring whole numbers are equal as floats
+WHOLE = 2.0**53  # larger neighboring whole numbers are equal as floats
 PLAIN = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?", re.ASCII)
 """Numbers that no other text equals, except for zeros after the decimal point."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -114,7 +114,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """Targets of all samples: their kind, values and class names, and a mask of the samples that have one.
 
     `y` contains classes int64 (n,), -1 without one, or targets (n, …) as `kept_targets` returns them.
@@ -138,11 +138,11 @@ class LabelSource:
     def check(self, there: Bools) -> None:
         """Reject samples without a label, or count them if they may be skipped."""
         absent = int((~there).sum())
-        if absent and not self.options.skip_unlabelled:
+        if absent and not self.options.skip_unlabeled:
             raise UserError(
                 f"{self.where}: {absent:,} of {len(there):,} samples have no label ({MARKS}), the first is "
                 f"{self.place(int(there.argmin()))}. Label or remove them, rename a class of such a name, or add "
-                "--skip-unlabelled to leave them out."
+                "--skip-unlabeled to leave them out."
             )
         if not there.any() and len(there):
             raise UserError(f"{self.where}: no sample has a label. Name the column of labels with --label.")
@@ -150,9 +150,7 @@ class LabelSource:
             self.tally.drop("samples without a label", absent)
 
 
-def labelled(
-    source: LabelSource, values: AnyArray | Lists, columns: tuple[str, ...] = (), decimal: str = ""
-) -> Labelled:
+def labeled(source: LabelSource, values: AnyArray | Lists, columns: tuple[str, ...] = (), decimal: str = "") -> Labeled:
     """Return the targets of samples from their values: (n,), numbers (n, …), or lists.
 
     Single values are classes, unless the user declares a regression; so are one-hot rows. Whole numbers (n, L) are
@@ -162,7 +160,7 @@ def labelled(
     if isinstance(values, Lists):
         kind, y, there = _of_lists(source, values, columns)
         if kind == "multilabel":
-            return Labelled(kind, kept_targets(where, y, kind), columns, there)
+            return Labeled(kind, kept_targets(where, y, kind), columns, there)
         columns = () if y.ndim > 1 and y.shape[1] != len(columns) else columns
     else:
         y, kind = values, ""
@@ -191,7 +189,7 @@ def labelled(
             found = np.full(len(y), -1, np.int64)
             found[there] = codes
             names = columns or tuple(map(str, range(y.shape[1])))
-            return Labelled("classification", found, names, there)
+            return Labeled("classification", found, names, there)
         if declared is not None:
             raise UserError(
                 f"{where} has {y.shape[1:]} values each, but a class is one value, or one 1 among zeros. Leave "
@@ -203,7 +201,7 @@ def labelled(
     found = kept_targets(where, y[there], kind)
     kept = np.zeros((len(y), *found.shape[1:]), found.dtype)
     kept[there] = found
-    return Labelled(kind, kept, columns if kind == "multilabel" else (), there)
+    return Labeled(kind, kept, columns if kind == "multilabel" else (), there)
 
 
 def _of_lists(source: LabelSource, rows: Lists, names: tuple[str, ...]) -> tuple[str, AnyArray, Bools]:
@@ -236,7 +234,7 @@ def _of_lists(source: LabelSource, rows: Lists, names: tuple[str, ...]) -> tuple
     return "" if equal else "tokens", np.where(y == HUGGING_FACE_IGNORED, IGNORED, y), there
 
 
-def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], decimal: str) -> Labelled:
+def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], decimal: str) -> Labeled:
     """Return the classes of values (n,): the sorted distinct values, whole numbers in numerical order.
 
     Texts are distinct classes by their spelling: "10", "1e1" and "010" are three. `given` names the classes by number.
@@ -282,7 +280,7 @@ def _classes(source: LabelSource, values: AnyArray, given: tuple[str, ...], deci
         codes, names = np.array([int(name) for name in names], np.int64)[codes], given
     labels = np.full(len(there), -1, np.int64)
     labels[there] = codes
-    return Labelled("classification", labels, names, there)
+    return Labeled("classification", labels, names, there)
 
 
 def whole(values: AnyArray) -> AnyArray:
@@ -311,7 +309,7 @@ def groups_of(values: AnyArray, name: str) -> Ints:
     return codes
 
 
-def with_targets(data: RawDataset, found: Labelled, train: Ints, test: Ints) -> RawDataset:
+def with_targets(data: RawDataset, found: Labeled, train: Ints, test: Ints) -> RawDataset:
     """Return the data set with targets that are not classes; `train` and `test` select the targets of each part."""
     y, held, refit = found.y, found.y[test], data.refit
     classes = int(np.prod(y.shape[1:], dtype=np.int64))

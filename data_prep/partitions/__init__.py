@@ -32,7 +32,7 @@ def partition(
     class_names: tuple[str, ...] = (),
     superclasses: Ints | None = None,
     attribute_of: Callable[[str], Floats] | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
     **options: OptionValue,
 ) -> Partition:
     """Draw a partition."""
@@ -44,7 +44,7 @@ def partition(
         raise UserError(
             f"the partition {name} needs a data set that {NEEDS[needs]}, and this one does not: choose another"
         )
-    if scheme.marks.get("by_label") and not labelled:
+    if scheme.marks.get("by_label") and not labeled:
         raise UserError(
             f"the partition {name} deals rows out by their classes, but the rows of this data set have none: choose "
             "iid, a law of sizes, user, or one of your own"

@@ -34,7 +34,7 @@ class Partition:
     rows: Ints  # Rows of the data set, client after client; no row occurs twice
     offsets: Ints  # (N + 1,): Client k has ``rows[offsets[k] : offsets[k + 1]]``
     law: str = ""  # Name of the scheme that drew it
-    # Options of the scheme as used, defaults included, and its findings such as a realised mean
+    # Options of the scheme as used, defaults included, and its findings such as a realized mean
     options: dict[str, OptionValue] = field(default_factory=dict)
     users: Ints | None = None  # (N,): The data set's user behind every client, where clients are users
     balanced_test: bool = False  # The scheme requests a test part with equal class totals

@@ -1,6 +1,6 @@
 """Partitions by size (log-normal as in FedSampling, and others; labels at random), and by an attribute of the rows.
 
-Sizes are whole numbers of at least one, vectorised over clients.
+Sizes are whole numbers of at least one, vectorized over clients.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def draw_lognormal(
     """Sizes ~ LogNormal scaled to a mean, at least one; rows at random, scaled down if the data set is too small.
 
     FedSampling section 4.1 and its Figure 4 (sigma). If the sizes request fewer rows than there are, the other rows are
-    dropped. `realised_mean` in the manifest is the mean of the drawn sizes.
+    dropped. `realized_mean` in the manifest is the mean of the drawn sizes.
 
     Parameters
     ----------
@@ -102,15 +102,15 @@ def draw_lognormal(
     clients, available = request.enough, len(request.labels)
     wanted = lognormal_sizes(clients, mean, sigma, law, request.generator)
     sizes = wanted if wanted.sum() <= available else whole_sizes(wanted.astype(np.float64), available)
-    realised = round(float(sizes.mean()), 4)
+    realized = round(float(sizes.mean()), 4)
     notes = [
-        f"clients hold {realised:g} samples on average; --mean {mean:g} is the mean before sizes are rounded and "
+        f"clients hold {realized:g} samples on average; --mean {mean:g} is the mean before sizes are rounded and "
         "raised to at least one"
     ]
     if wanted.sum() > available:
         notes.append(f"the sizes asked for {wanted.sum()} samples and were scaled to the {available} there are")
     rows, offsets = iid(available, sizes, request.generator)
-    return Partition(rows, offsets, notes=tuple(notes), options={"realised_mean": realised})
+    return Partition(rows, offsets, notes=tuple(notes), options={"realized_mean": realized})
 
 
 @register("partition", "sizes")
@@ -145,7 +145,7 @@ def draw_by_attribute(
 ) -> Partition:
     """Rows are sorted by a continuous attribute blurred with noise and cut into N equal clients in random order.
 
-    The order is that of s z + (1 - s) e, with z the standardised attribute, e ~ N(0, 1) independent for each row and s
+    The order is that of s z + (1 - s) e, with z the standardized attribute, e ~ N(0, 1) independent for each row and s
     the strictness. This is the scheme of the ContinuousPartitioner of Flower Datasets.
 
     Parameters

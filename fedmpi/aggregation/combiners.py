@@ -100,7 +100,7 @@ class Krum:
         m = len(measured)
         squares = measured.diagonal()
         distances = (squares[:, None] + squares[None, :] - 2 * measured).clamp_(min=0)
-        distances.fill_diagonal_(math.inf)  # no update is its own neighbour
+        distances.fill_diagonal_(math.inf)  # no update is its own neighbor
         scores = torch.sort(distances, dim=1).values[:, : m - self.byzantine - 2].sum(1)
         return torch.sort(torch.argsort(scores, stable=True)[: self.keep]).values
 

@@ -1,6 +1,6 @@
 """Updates kept for an aggregator: every rank combines its share of the coordinates.
 
-The coordinates are cut into blocks, and all ranks, including the server, are assigned neighbouring blocks. A rank keeps
+The coordinates are cut into blocks, and all ranks, including the server, are assigned neighboring blocks. A rank keeps
 the updates of its own clients. At the end of a round the ranks exchange them row by row: each receives its coordinates
 of all updates (m · d/ranks values) and frees the rows that it has sent. Then it combines its blocks, with the rows in
 client order. The blocks depend only on m and d, so the result is bit-identical for any number of ranks.

@@ -1,7 +1,7 @@
 """Server step from the mean update of the clients to the next global model.
 
 SGD, momentum (Hsu et al. 2019, FedAvgM) and Adagrad, Adam, Yogi as in Reddi et al. 2020 ("Adaptive Federated
-Optimization"), Algorithm 2: no bias correction, second moments initialised to τ².
+Optimization"), Algorithm 2: no bias correction, second moments initialized to τ².
 
 A server optimizer is a class with a method `step` (w, update), or a function of the same form. Every rank takes the
 step itself, so nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or its next
@@ -85,7 +85,7 @@ class _Adaptive(ABC):
         self.lr, self.beta1, self.tau = lr, beta1, tau
 
     def start(self, w: Tensor) -> None:
-        """Initialise first moments to 0, second moments to τ²."""
+        """Initialize first moments to 0, second moments to τ²."""
         self.m, self.v = torch.zeros_like(w), torch.full_like(w, self.tau**2)
 
     def step(self, w: Tensor, update: Tensor) -> None:

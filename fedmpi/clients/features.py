@@ -21,7 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
-CELLS = 128  # up to this many values the dynamic programme uses every value: the result is the global optimum
+CELLS = 128  # up to this many values the dynamic program uses every value: the result is the global optimum
 MAX_ITERATIONS = 300
 WORKING_VALUES = 1 << 20  # gradient values processed at once; working memory is about 32 bytes for each
 
@@ -108,7 +108,7 @@ def _with_ends(cuts: Ints, size: int) -> Ints:
 
 
 def _means(sums: Floats, cuts: Ints, if_empty: Floats) -> Floats:
-    """Return means of the values between neighbouring cuts; `if_empty` for no values."""
+    """Return means of the values between neighboring cuts; `if_empty` for no values."""
     count = np.diff(cuts, axis=1)
     total = np.diff(np.take_along_axis(sums, cuts, axis=1), axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), if_empty)

@@ -43,7 +43,7 @@ class Plan:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[AnyArray]:
-        """Return the plan as arrays to broadcast; neighbouring clients and equal coefficients are sent as one value."""
+        """Return the plan as arrays to broadcast; neighboring clients and equal coefficients are sent as one value."""
         clients, coefficients, participants = self.clients, self.coefficients, len(self.clients)
         if participants and clients[-1] - clients[0] == participants - 1:
             clients = clients[:1]

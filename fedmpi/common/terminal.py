@@ -1,4 +1,4 @@
-"""Text on the user's terminal: its width, line breaks between words, colours unless NO_COLOR is set."""
+"""Text on the user's terminal: its width, line breaks between words, colors unless NO_COLOR is set."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class ClientsView:
             "samples": self.rows.counts[clients],
             "training_samples": self.store.sizes[clients],
             "times_used": self.used[clients],
-            **({"label_distance": self._distances(clients)} if self.description.labelled else {}),
+            **({"label_distance": self._distances(clients)} if self.description.labeled else {}),
             **self._scores(sums),
         }
 

@@ -317,9 +317,9 @@ def _dealt_out(count: int, seconds: Floats, finished: Floats) -> Ints:
 
 
 def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
-    """Cut the selected clients, in their order, into neighbouring parts of equal sample counts.
+    """Cut the selected clients, in their order, into neighboring parts of equal sample counts.
 
-    Workers of unequal speeds get parts in proportion to their speeds. Used for sampled data: neighbours are drawn
+    Workers of unequal speeds get parts in proportion to their speeds. Used for sampled data: neighbors are drawn
     together, so that no rank draws the samples of the whole cohort.
     """
     shares = np.ones(workers) if speeds is None else speeds / speeds.mean()

@@ -255,7 +255,7 @@ class Worker:
         return np.repeat(np.arange(len(parts)), parts) if everybody else np.full(len(plan.clients), -1)
 
     def _in_parts(self, plan: Plan) -> bool:
-        """Check whether neighbouring clients are assigned to the same worker."""
+        """Check whether neighboring clients are assigned to the same worker."""
         return not self.uses_all(plan) and self.row_rule.pooled
 
     def _dealt(self, plan: Plan) -> Ints:
@@ -265,7 +265,7 @@ class Worker:
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
     def _parts(self, plan: Plan) -> Ints:
-        """Return boundaries of the workers' neighbouring clients, int64 (workers + 1,)."""
+        """Return boundaries of the workers' neighboring clients, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
         if not expected:  # no client is selected, or no selected client has a sample
             return np.zeros(self.layout.workers + 1, np.int64)
@@ -326,7 +326,7 @@ class Worker:
     def sampled(self, plan: Plan, members: Ints) -> SampledRows:
         """Draw the samples of the clients at the given cohort positions.
 
-        Neighbours are drawn alone; for others, the spanning part of the cohort is drawn and the rest left out.
+        Neighbors are drawn alone; for others, the spanning part of the cohort is drawn and the rest left out.
         """
         if not len(members):
             return SampledRows(members, members, members)

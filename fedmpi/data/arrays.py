@@ -116,7 +116,7 @@ class ArrayShard(ShardData):
         super().__init__({}, offsets, description)
         clients, classes = len(offsets) - 1, description.classes
         self.x, self.y = x, y
-        if description.labelled:
+        if description.labeled:
             owner = np.repeat(np.arange(clients), np.diff(offsets))
             self.class_counts = np.bincount(owner * classes + y, minlength=clients * classes).reshape(clients, classes)
         self.client_ids = np.arange(clients) if client_ids is None else client_ids
@@ -158,7 +158,7 @@ class ClientArrays:
         Number of token ids of a text; by default one more than the largest.
     mean, std : float or sequence, optional
         The model receives (x / 255 - mean) / std of uint8 and (x - mean) / std of floats: one number, or one for each
-        channel of images and each column of vectors. By default uint8 is standardised by the mean and standard
+        channel of images and each column of vectors. By default uint8 is standardized by the mean and standard
         deviation of the training samples, and floats stay as given.
     name : str
         Name of the data in records.

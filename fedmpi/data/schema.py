@@ -75,7 +75,7 @@ class DataDescription:
     target_shape: tuple[int, ...] = ()
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """Whether every sample has one class."""
         return self.targets == "classification"
 
@@ -247,7 +247,7 @@ class Manifest:
             del entries["understood"]
         if not self.duplicates:
             del entries["duplicates"]
-        if self.description.labelled:
+        if self.description.labeled:
             entries["schema"] = SCHEMA
             entries["description"] = without_targets(entries["description"])
         return entries
@@ -341,7 +341,7 @@ def _check(manifest: Manifest) -> None:
     if manifest.clients < 1 or not manifest.train:
         raise ValueError("it lists no client, but a run needs at least one")
     manifest.description.check()
-    named = len(manifest.class_names) == manifest.classes or not (manifest.class_names or manifest.description.labelled)
+    named = len(manifest.class_names) == manifest.classes or not (manifest.class_names or manifest.description.labeled)
     if manifest.classes != manifest.description.classes or not named:
         raise ValueError(f"its numbers of classes differ: {manifest.classes}, and {len(manifest.class_names)} names")
     files = manifest.files()

@@ -120,7 +120,7 @@ class ShardData:
 def open_train(path: Path, file: ShardFile, description: DataDescription) -> ShardData:
     """Check a training shard against the manifest's entry and shapes."""
     check_size(path, file)
-    counted = (CLASS_COUNTS,) if description.labelled else ()
+    counted = (CLASS_COUNTS,) if description.labeled else ()
     sections = _sections(path, (FEATURES, LABELS, OFFSETS, CLIENT_IDS, *counted))
     _expect_samples(sections, file, description, path)
     _expect(sections, OFFSETS, (file.clients + 1,), path, WHOLE)

@@ -149,7 +149,7 @@ class ShardStore:
             yield from (counts[low : low + step] for low in range(0, len(counts), step))
 
     def _need_classes(self) -> None:
-        if not self.description.labelled:
+        if not self.description.labeled:
             raise UserError(
                 f"the samples of {self.name} have no class each (targets: {self.description.targets}), so nothing can "
                 "be chosen by how many samples of a class a client holds"
@@ -257,7 +257,7 @@ class ShardStore:
         folder, manifest = self.folder or Path(), self.manifest
         for file, shard in zip(manifest.train, self._shards, strict=True):
             check_features(folder / file.name, shard.x, self.description)
-            if self.description.labelled:
+            if self.description.labeled:
                 check_counts(folder / file.name, shard, self.description.classes)
         for name, held in (("test", manifest.test), ("val", manifest.val)):
             if held is not None and name in self._parts:

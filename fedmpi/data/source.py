@@ -38,7 +38,7 @@ SECONDS = 5.0
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
-class Normaliser:
+class Normalizer:
     """Stored features to model input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32, int32
     unchanged.
     """
@@ -104,13 +104,13 @@ class ClientData:
         store: ShardStore,
         device: torch.device | str = "cpu",
         resident_bytes: int | None = None,
-        standardise: bool = True,
+        standardize: bool = True,
     ):
         self.store = store
         self.device = torch.device(device)
-        self.description = store.description if standardise else replace(store.description, mean=(), std=())
+        self.description = store.description if standardize else replace(store.description, mean=(), std=())
         self.sizes: Ints = store.sizes
-        self.normalize = Normaliser(self.description, self.device)
+        self.normalize = Normalizer(self.description, self.device)
         self._numbers: type[np.generic] = np.int64 if self.description.counted else np.float32
         self._kept: dict[int, Tensors] = {}
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
@@ -159,7 +159,7 @@ class ClientData:
     def load_sorted(self, positions: Ints, held_out: bool = False) -> Tensors:
         """Samples at places of the training or of the validation part, in ascending order and each once.
 
-        Neighbours, as all samples of clients that follow one another are, are read without a gather.
+        Neighbors, as all samples of clients that follow one another are, are read without a gather.
         """
         start, stop = int(positions[0]), int(positions[-1]) + 1
         together = stop - start == len(positions)

@@ -87,10 +87,10 @@ def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
     return client, label, held, size
 
 
-def summarise(divergences: Floats, name: str) -> dict[str, float | list[float]]:
+def summarize(divergences: Floats, name: str) -> dict[str, float | list[float]]:
     """Mean, standard deviation, largest value and quartiles (a box of Fig 7), as entries of a record, in nats.
 
-    Rows without a distribution (NaN) are left out; everything is NaN when there is nothing to summarise.
+    Rows without a distribution (NaN) are left out; everything is NaN when there is nothing to summarize.
     """
     known = divergences[~np.isnan(divergences)]
     if len(known) == 0:
@@ -146,7 +146,7 @@ def statistics(
 def sample_hashes(x: AnyArray) -> Hashes:
     """A number of 64 bits for the features of each sample (n, …), uint64 (n,): equal for equal bytes only.
 
-    Each 8 bytes are mixed with a key of their place (Evensen's rrmxmx finaliser, two of its rounds), and the results
+    Each 8 bytes are mixed with a key of their place (Evensen's rrmxmx finalizer, two of its rounds), and the results
     are summed. Not safe against samples made to collide.
     """
     rows = np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8)

@@ -133,7 +133,7 @@ class Inspection:
             ),
             ("size imbalance", f"Gini {found.gini:.3f}"),
         ]
-        if manifest.description.labelled:
+        if manifest.description.labeled:
             lines += [
                 ("classes per client", f"min {fewest}, mean {mean_classes:.2f}, max {most} of {manifest.classes}"),
                 ("class totals", f"min {found.class_totals.min():,}, max {found.class_totals.max():,}"),
@@ -162,7 +162,7 @@ class Inspection:
 def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
     """Measure an open store."""
 
-    blocks = store.class_count_blocks if store.description.labelled else None
+    blocks = store.class_count_blocks if store.description.labeled else None
     return Inspection(store, measure(store.sizes, blocks), verified)
 
 
@@ -178,7 +178,7 @@ NAMES_SHOWN = 64
 LINEAR_UP_TO = 50
 """Clients in the fullest bin up to which the histogram's axis is linear."""
 _INCHES, _POINTS_PER_INCH = (12.0, 4.8), 72
-_COLOUR = "#2a6f97"
+_COLOR = "#2a6f97"
 _SMALLEST = 2.0  # square points: one sample among thousands is still seen
 
 
@@ -204,7 +204,7 @@ def write_plot(store: ShardStore, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_INCHES, layout="constrained")
-    if store.description.labelled:
+    if store.description.labeled:
         bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
         _draw_bubbles(bubbles, store)
     else:
@@ -228,7 +228,7 @@ def _draw_bubbles(axes: Axes, store: ShardStore) -> None:
     held = counts[place, label]
     most = int(held.max(initial=1))
     areas = _bubble_area(len(shown), classes)
-    axes.scatter(place, label, s=areas * held / most + _SMALLEST, color=_COLOUR, alpha=0.75, linewidths=0)
+    axes.scatter(place, label, s=areas * held / most + _SMALLEST, color=_COLOR, alpha=0.75, linewidths=0)
     axes.set_xlim(-1, len(shown))
     axes.set_ylim(-1, classes)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
@@ -246,12 +246,12 @@ def _draw_bubbles(axes: Axes, store: ShardStore) -> None:
     axes.set(xlabel=f"client{note}", ylabel="class", title="Samples of each class")
     for examples in sorted({1, max(1, round(most / 4)), most}):
         area = areas * examples / most + _SMALLEST
-        axes.scatter([], [], s=area, color=_COLOUR, alpha=0.75, linewidths=0, label=f"{examples:,}")
+        axes.scatter([], [], s=area, color=_COLOR, alpha=0.75, linewidths=0, label=f"{examples:,}")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, title="samples", labelspacing=1.2)
 
 
 def _bubble_area(clients: int, classes: int) -> float:
-    """Area in square points of the largest bubble: 1.6 times the distance of its neighbours wide."""
+    """Area in square points of the largest bubble: 1.6 times the distance of its neighbors wide."""
     width, height = (0.5 * _INCHES[0] * _POINTS_PER_INCH / clients, 0.75 * _INCHES[1] * _POINTS_PER_INCH / classes)
     diameter = 1.6 * min(max(width, 10.0), max(height, 5.0), 18.0)
     return float(np.pi / 4 * diameter**2)
@@ -263,7 +263,7 @@ def _draw_sizes(axes: Axes, sizes: Ints) -> None:
     low, high = int(sizes.min()), int(sizes.max())
     width = -(-(high - low + 1) // BINS)  # whole numbers of samples, so that no bin holds more values than another
     edges = np.arange(low, high + width + 1, width) - 0.5
-    clients, _, _ = axes.hist(sizes, bins=edges.tolist(), color=_COLOUR)
+    clients, _, _ = axes.hist(sizes, bins=edges.tolist(), color=_COLOR)
     if np.max(clients) > LINEAR_UP_TO:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.7)

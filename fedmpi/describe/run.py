@@ -1,4 +1,4 @@
-"""A finished run described: how well its model recognises each class, and how well each client is served."""
+"""A finished run described: how well its model recognizes each class, and how well each client is served."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SHORT = {
 """Headings of single clients."""
 WORST = 5
 """Clients that are listed."""
-_COLOURS = {"accuracy": "#2a6f97", "tuned_accuracy": "#e07a1f", "loss": "#2a6f97", "tuned_loss": "#e07a1f"}
+_COLORS = {"accuracy": "#2a6f97", "tuned_accuracy": "#e07a1f", "loss": "#2a6f97", "tuned_loss": "#e07a1f"}
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ class ClientsOfRun:
             share = 1.0 if round == shown[-1] else share
             values = np.sort(self.table[self.score][self.table["round"] == round])
             place = np.arange(1, len(values) + 1) / len(values)
-            axes.step(values, place, where="post", color=_COLOURS[self.score], alpha=share, label=f"round {round + 1}")
+            axes.step(values, place, where="post", color=_COLORS[self.score], alpha=share, label=f"round {round + 1}")
             share += 0.2
         if (tuned := f"tuned_{self.score}") in self.last:
             values = np.sort(self.last[tuned])
             place = np.arange(1, len(values) + 1) / len(values)
-            axes.step(values, place, where="post", color=_COLOURS[tuned], label="fine-tuned")
+            axes.step(values, place, where="post", color=_COLORS[tuned], label="fine-tuned")
         axes.legend(frameon=False, fontsize=8)
         axes.set(xlabel=f"{self.score} of a client", ylabel="share of the clients", ylim=(0, 1))
         axes.grid(color="0.92")
@@ -195,7 +195,7 @@ class ClientsOfRun:
     def _draw_against(self, axes: Axes, name: str) -> None:
         for score in (self.score, f"tuned_{self.score}"):
             if score in self.last:
-                axes.scatter(self.last[name], self.last[score], s=9, alpha=0.5, linewidths=0, color=_COLOURS[score])
+                axes.scatter(self.last[name], self.last[score], s=9, alpha=0.5, linewidths=0, color=_COLORS[score])
         correlation = rank_correlation(self.last[self.score], self.last[name])
         if name == "training_samples" and self.last[name].min() > 0:
             axes.set_xscale("log")

@@ -51,16 +51,16 @@ class Scaffold(LocalAlgorithm):
 
 @register("local algorithm", name="feddyn")
 class FedDyn(LocalAlgorithm):
-    """Dynamic regularisation, which makes local optima agree with the global one (Acar et al. 2021, Algorithm 1).
+    """Dynamic regularization, which makes local optima agree with the global one (Acar et al. 2021, Algorithm 1).
 
-    Client k minimises L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖² and then sets g_k ← g_k − α (w_k − w_t). The server sets
+    Client k minimizes L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖² and then sets g_k ← g_k − α (w_k − w_t). The server sets
     h ← h − α/N Σ (w_k − w_t), and the next model is the plain mean of the w_k less h/α. The rule for g_k follows from
     the condition of the minimum, ∇L_k(w_k) = g_k − α (w_k − w_t), whichever local optimizer reached it.
 
     Parameters
     ----------
     alpha : float
-        α > 0, weight of the regularisation.
+        α > 0, weight of the regularization.
     """
 
     client_state = ("g",)

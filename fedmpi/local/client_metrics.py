@@ -104,7 +104,7 @@ class ClientMeasures:
 
 
 class Reference:
-    """Model that the run is compared with, e.g. that of centralised training."""
+    """Model that the run is compared with, e.g. that of centralized training."""
 
     def __init__(self, path: str, model: FlatModel):
         try:

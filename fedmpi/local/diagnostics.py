@@ -80,6 +80,6 @@ def local_gain(moments: UpdateMoments) -> float:
 
 
 def weight_divergence(model: NDArray[np.floating], reference: NDArray[np.floating]) -> float:
-    """Return ‖w − w_ref‖ / ‖w_ref‖ (Zhao et al. 2018, Eq 3), e.g. against centralised training. Shapes (d,)."""
+    """Return ‖w − w_ref‖ / ‖w_ref‖ (Zhao et al. 2018, Eq 3), e.g. against centralized training. Shapes (d,)."""
     difference = np.asarray(model, np.float64) - reference
     return float(np.linalg.norm(difference) / np.linalg.norm(np.asarray(reference, np.float64)))

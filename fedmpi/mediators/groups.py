@@ -14,7 +14,7 @@ from fedmpi.config import Config
 from fedmpi.config.server_tables import Mediators
 from fedmpi.data.copies.class_copies import Rebalancing
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarize, target_distribution
 from fedmpi.mpi import Cluster
 
 
@@ -53,12 +53,12 @@ class MediatorGroups:
         facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,
             "kl_mediators": pooled.tolist(),
-            **summarise(pooled, "kl"),
-            **summarise(kl_divergence(counts, self.target), "kl_client"),
+            **summarize(pooled, "kl"),
+            **summarize(kl_divergence(counts, self.target), "kl_client"),
         }
         if self.original_counts is not None:
             before = kl_divergence(self.original_counts[clients], self.target)
-            facts |= summarise(before, "kl_client_before")
+            facts |= summarize(before, "kl_client_before")
         return mediators, facts
 
     def _standing(self, clients: Ints) -> Ints:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
-    """Return a freshly initialised model, identical on every rank.
+    """Return a freshly initialized model, identical on every rank.
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and restored afterwards.
     """

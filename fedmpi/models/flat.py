@@ -95,7 +95,7 @@ class FlatModel:
         device: torch.device | str = "cpu",
         loss: Loss = CROSS_ENTROPY,
     ) -> FlatModel:
-        """Build the freshly initialised model of a configuration."""
+        """Build the freshly initialized model of a configuration."""
         make = partial(build, name, options, description, seed)
         return cls(make(), device, loss, custom_component("model", name), make)
 

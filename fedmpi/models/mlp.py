@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(
     description: DataDescription, *, hidden: Sequence[int] = (200, 200), activation: str = "relu", dropout: float = 0.0
 ) -> nn.Sequential:
-    """Dense layers on the flattened sample; torch's default initialisation.
+    """Dense layers on the flattened sample; torch's default initialization.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ def gather_messages(comm: MPI.Intracomm, message: Bytes) -> list[Bytes] | None:
 def exchange_parts(
     comm: MPI.Intracomm, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
 ) -> None:
-    """Send neighbouring parts of `outgoing`, one per rank, into neighbouring parts of `incoming` (Alltoallv).
+    """Send neighboring parts of `outgoing`, one per rank, into neighboring parts of `incoming` (Alltoallv).
 
     All ranks must have arrived.
     """

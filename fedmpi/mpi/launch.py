@@ -84,7 +84,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
-    """Load MPI and initialise it, once."""
+    """Load MPI and initialize it, once."""
     environ = os.environ if environ is None else environ
     launches = read_launches(environ)
     try:
@@ -101,7 +101,7 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
         ranks, rank = (launches[0].size, launches[0].rank) if launches else (1, 0)
         seconds = seconds_to_start(ranks, environ) if ranks > 1 else 0
         with kept_handlers(), limited(seconds, ranks, rank):
-            initialise(mpi)
+            initialize(mpi)
     check_world_size(launches, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
 
@@ -185,7 +185,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def initialise(mpi: ModuleType) -> None:
+def initialize(mpi: ModuleType) -> None:
     """Call `MPI_Init_thread` for several threads while the other threads of this process run.
 
     mpi4py's own call keeps Python's lock until all ranks have arrived: no signal thread or time limit could act.

@@ -156,19 +156,19 @@ class WindowSum:
         """Zero everything, which allocates the memory now and not during a run; collective on the node."""
         self.slot[:] = 0
         self.result[self._slice] = 0
-        self._synchronise()
+        self._synchronize()
 
     def reduce(self) -> None:
         if self._spared and self._board is not None:
             self._board.come(2)
             self._board.wait(long=True)
         else:
-            self._synchronise()
+            self._synchronize()
             self._sum_slice()
-            self._synchronise()
+            self._synchronize()
         if self._nodes > 1:
             self._sum_over_nodes()
-            self._synchronise()
+            self._synchronize()
 
     def close(self) -> None:
         self._slots = []
@@ -180,7 +180,7 @@ class WindowSum:
         region: AnyArray = np.ndarray((count,), dtype, cast(bytes, memory), offset=start)
         return region
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         self._window.Sync()
         if self._board is None:
             meet(self._node)

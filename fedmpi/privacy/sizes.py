@@ -9,10 +9,10 @@ The estimate is Ñ, and p = K/Ñ (FedSampling, Eq 2). Private reports range from
 and the estimate is floored at the number of clients queried, as in the authors' published code. Exact sizes are summed
 without change.
 
-Randomised reports hide n_k from the server only if nothing else reveals it: weights made of n_k, draws by size, class
+Randomized reports hide n_k from the server only if nothing else reveals it: weights made of n_k, draws by size, class
 counts (whose sum is n_k).
 
-ε adds up over the reports of a client (Dwork and Roth 2014, Theorem 3.16). A memoised report is drawn once and
+ε adds up over the reports of a client (Dwork and Roth 2014, Theorem 3.16). A memoized report is drawn once and
 repeated, which reveals nothing new and is counted once. A client whose size is revealed otherwise, by an unclipped
 report above M − 1 or by an open use of n_k elsewhere, has no guarantee: its ε is infinite from then on.
 """
@@ -43,7 +43,7 @@ WEIGHED_BY_SIZE = ("normalized", "unbiased", "literal")
 
 
 class Mechanism(Protocol):
-    """Randomised size report; sizes are in 1 … M − 1 (see `clip_sizes`)."""
+    """Randomized size report; sizes are in 1 … M − 1 (see `clip_sizes`)."""
 
     @property
     def epsilon(self) -> float:
@@ -106,7 +106,7 @@ class RescaledAnswer(PrivateAnswer):
 
 
 @dataclass(frozen=True)
-class RandomisedResponse(PrivateAnswer):
+class RandomizedResponse(PrivateAnswer):
     """True size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1)."""
 
     @property
@@ -217,7 +217,7 @@ class Piecewise(RescaledAnswer):
 
 
 MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
-    "randomized-response": RandomisedResponse,
+    "randomized-response": RandomizedResponse,
     "duchi": Duchi,
     "piecewise": Piecewise,
 }
@@ -277,9 +277,9 @@ class Saturation:
     message: str  # One sentence for the log
 
 
-def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Generator:
-    """Return the generator of a round's reports; with `memoise` that of round 0, so every report is permanent."""
-    return streams.generator(Purpose.SIZE_ANSWER, 0 if memoise else round)
+def answer_stream(streams: Streams, round: int, memoize: bool) -> np.random.Generator:
+    """Return the generator of a round's reports; with `memoize` that of round 0, so every report is permanent."""
+    return streams.generator(Purpose.SIZE_ANSWER, 0 if memoize else round)
 
 
 def estimate_total(
@@ -445,9 +445,9 @@ class LedgerEntry:
 class PrivacyLedger:
     """Privacy loss of every client through its size reports."""
 
-    def __init__(self, clients: int, epsilon: float, memoise: bool = False):
+    def __init__(self, clients: int, epsilon: float, memoize: bool = False):
         self.epsilon = epsilon
-        self.memoise = memoise
+        self.memoize = memoize
         self._answers = np.zeros(clients, np.int64)
         self._exposed = np.zeros(clients, bool)
 
@@ -455,8 +455,8 @@ class PrivacyLedger:
         """Add one query."""
         answering = slice(None) if asked is None else asked
         before = self._answers[answering]
-        fresh = bool(before.size) and not (self.memoise and before.min() > 0)
-        if self.memoise:
+        fresh = bool(before.size) and not (self.memoize and before.min() > 0)
+        if self.memoize:
             self._answers[answering] = 1
         else:
             self._answers[answering] += 1

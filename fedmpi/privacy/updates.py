@@ -2,7 +2,7 @@
 
 McMahan et al. 2018 ("Learning Differentially Private Recurrent Language Models"), with their fixed denominator: the
 server releases (Σ Δ_k + N(0, σ² C²)) / W, ‖Δ_k‖ ≤ C, where W is known before the round and does not depend on the
-returned updates. Two populations are neighbours if one client's data is replaced by other data (N is public): the sum
+returned updates. Two populations are neighbors if one client's data is replaced by other data (N is public): the sum
 changes by at most 2 C, so the effective noise multiplier is σ / 2. The accounting uses dp-accounting, an optional
 dependency. It is valid only if the replaced client changes nothing except its own clipped update.
 """

@@ -24,7 +24,7 @@ from fedmpi.api import load_run
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.source import Normaliser
+from fedmpi.data.source import Normalizer
 from fedmpi.records.checkpoint import model_file
 
 ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
@@ -43,7 +43,7 @@ class Deployed(nn.Module):
     def __init__(self, network: nn.Module, description: DataDescription):
         super().__init__()
         self.network = network
-        rule = Normaliser(description, torch.device("cpu"))
+        rule = Normalizer(description, torch.device("cpu"))
         self.scaled = rule.scale is not None and rule.shift is not None
         self.register_buffer("scale", rule.scale, persistent=self.scaled)
         self.register_buffer("shift", rule.shift, persistent=self.scaled)

@@ -292,10 +292,10 @@ def _what_sets_apart(
         return values_of(by, lambda run, key: _value(run, key, data))
     own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
     for labels in (own, [*own, *filter(_is_source, keys)]) if own else ():
-        named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
+        named = [{tuple(_labeled(run, key) for key in labels) for run in group} for group in groups]
         if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
-            varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
-            return values_of(varied or labels, _labelled)
+            varied = [key for key in labels if len({_labeled(group[0], key) for group in groups}) > 1]
+            return values_of(varied or labels, _labeled)
     ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
     chosen: list[str] = []
 
@@ -322,7 +322,7 @@ def _has_its_key(key: str) -> bool:
     return key not in BARE and ("." in key or key in all_keys())
 
 
-def _labelled(run: OneRun, key: str) -> str | None:
+def _labeled(run: OneRun, key: str) -> str | None:
     return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
 
 

@@ -47,7 +47,7 @@ def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
 
 @data_sampler(name="exact", pooled=True)
 def exact(pool: Pool) -> Ints:
-    """Draw exactly K of the pooled samples: the batch of centralised training."""
+    """Draw exactly K of the pooled samples: the batch of centralized training."""
     assert pool.wanted is not None
     return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
 
@@ -130,7 +130,7 @@ def ratio_rows(
 
 
 def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int = 0, stop: int | None = None) -> Ints:
-    """Draw exactly `count` distinct samples, uniformly from the pool: the batch of centralised training."""
+    """Draw exactly `count` distinct samples, uniformly from the pool: the batch of centralized training."""
     if count < 0:
         raise ValueError(f"cannot draw {count} samples")
     total = int(sizes.sum())

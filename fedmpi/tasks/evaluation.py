@@ -142,7 +142,7 @@ def client_sums(
 
 
 def cut(counts: Ints, most: int) -> Ints:
-    """Return boundaries of parts of neighbouring clients with at most `most` samples together, or a single client."""
+    """Return boundaries of parts of neighboring clients with at most `most` samples together, or a single client."""
     ends, borders = np.cumsum(counts), [0]
     while (first := borders[-1]) < len(counts):
         before = int(ends[first - 1]) if first else 0

@@ -26,7 +26,7 @@ LITTLE = (0.01, 1 << 20)
 
 
 class CheckFailed(AssertionError):
-    """Failure of a component to satisfy its interface, with its behaviour and the required one."""
+    """Failure of a component to satisfy its interface, with its behavior and the required one."""
 
 
 class CheckSkipped(Exception):

@@ -1,4 +1,4 @@
-"""Transport of a client's update to the server: rounded, quantised or sparsified, with its size in bits.
+"""Transport of a client's update to the server: rounded, quantized or sparsified, with its size in bits.
 
 Rounding is stochastic, hence unbiased. The client can keep the losses of a biased transport and send them later (error
 feedback: Seide et al. 2014; Karimireddy et al. 2019).
@@ -56,7 +56,7 @@ class Transport:
         generator = self.streams.generator(Purpose.TRANSPORT, round, client)
         draws = torch.from_numpy(generator.random(update.numel(), np.float32)).to(update.device)
         if self.table.name == "int8":
-            return quantise(update, draws)
+            return quantize(update, draws)
         return round_to_format(update, draws, self.table.name)
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
@@ -106,8 +106,8 @@ def keep_largest(update: Tensor, fraction: float) -> Tensor:
     return update.masked_fill_(~kept, 0.0)
 
 
-def quantise(update: Tensor, draws: Tensor) -> Tensor:
-    """Round to 255 levels between −s and s, in place; s is the largest magnitude among BUCKET neighbours."""
+def quantize(update: Tensor, draws: Tensor) -> Tensor:
+    """Round to 255 levels between −s and s, in place; s is the largest magnitude among BUCKET neighbors."""
     whole = update.numel() // BUCKET * BUCKET
     for part, uniform in ((update[:whole], draws[:whole]), (update[whole:], draws[whole:])):
         if part.numel():
@@ -119,7 +119,7 @@ def quantise(update: Tensor, draws: Tensor) -> Tensor:
 
 
 def round_to_format(update: Tensor, draws: Tensor, kind: Literal["float16", "bfloat16"]) -> Tensor:
-    """Round to one of the two neighbouring values of a 16-bit float format, in place."""
+    """Round to one of the two neighboring values of a 16-bit float format, in place."""
     if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
         raise FloatingPointError('a value of the update exceeds the range of float16: set compression = "bfloat16"')
     exponent = torch.frexp(update).exponent.sub_(1).clamp_(min=LOWEST_EXPONENT[kind]).sub_(MANTISSA[kind])

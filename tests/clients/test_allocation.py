@@ -65,7 +65,7 @@ def test_proportional_rounding_has_exactly_the_expected_value_m_times_share(size
     assert np.array_equal(outcomes.sum(axis=0) * total, count * sizes_array * denominator)
 
 
-def test_neyman_minimises_the_variance_of_the_stratified_mean_among_all_allocations() -> None:
+def test_neyman_minimizes_the_variance_of_the_stratified_mean_among_all_allocations() -> None:
     """Σ N_h² S_h² / m_h over all whole allocations of 9 draws: ours is within 2 % of the best."""
     sizes, spreads = np.array([12, 7, 20]), np.array([1.0, 4.0, 0.7])
     grid = [(a, b, 9 - a - b) for a in range(1, 8) for b in range(1, 8) if 9 - a - b >= 1]

@@ -59,7 +59,7 @@ def tried(**more: Any) -> fedmpi.Run:
 def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
     tried(seed=3)
     config = load_config(None, [f"data.source={DATA}", "clients.count=3", "seed=3", "model.hidden=[6]"])
-    data = ClientData(open_store(DATA), torch.device("cpu"), standardise=True)
+    data = ClientData(open_store(DATA), torch.device("cpu"), standardize=True)
     module = build("mlp", {"hidden": [6]}, data.description, 3).double()
     assert config.local.batch_size == 10
     for k in range(CLIENTS):

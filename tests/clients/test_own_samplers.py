@@ -46,7 +46,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_measures_are_those_of_plain_loops_in_float64() -> None:
     config = load_config(None, ["data.source=digits:clients=6", "clients.count=2"])
     data = ClientData(
-        open_store(config.data.source.choice, config.data.source.options), torch.device("cpu"), standardise=True
+        open_store(config.data.source.choice, config.data.source.options), torch.device("cpu"), standardize=True
     )
     measures = ClientMeasures(config, data, Streams(0), torch.device("cpu"), 0)
     w = measures.model.initial + 0.01

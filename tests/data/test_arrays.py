@@ -81,7 +81,7 @@ def test_a_label_that_only_held_out_samples_have_is_a_class():
         made(val=val, classes=6)
 
 
-def test_bytes_are_standardised_by_what_is_measured_and_floats_stay_as_given():
+def test_bytes_are_standardized_by_what_is_measured_and_floats_stay_as_given():
     scaled = X / 255.0
     description = made().description
     assert np.allclose(description.mean, scaled.mean((0, 2, 3))) and np.allclose(description.std, scaled.std((0, 2, 3)))

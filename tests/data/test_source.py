@@ -19,7 +19,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shardfile import Section
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import LEAST_SHARED, ClientData, Normaliser, Residence
+from fedmpi.data.source import LEAST_SHARED, ClientData, Normalizer, Residence
 
 SIZES = [3, 1, 7, 4, 5]
 
@@ -70,7 +70,7 @@ def test_each_dtype_is_normalized_in_its_way() -> None:
         description = DataDescription(
             (2,), dtype, 2, "text" if dtype == "int32" else "vector", 9, mean, mean and (2.0,)
         )
-        found = Normaliser(description, torch.device("cpu"))(x.astype(dtype))
+        found = Normalizer(description, torch.device("cpu"))(x.astype(dtype))
         assert found.tolist() == np.asarray(expected).tolist() and str(found.dtype) == f"torch.{dtype}"
 
 
@@ -114,7 +114,7 @@ def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> No
 
 
 def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
-    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
+    plain = Normalizer(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
     x = np.arange(LEAST_SHARED, dtype=np.float32).reshape(-1, 2)
     turned, swapped = np.asfortranarray(x), x.astype(">f4")
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 2)

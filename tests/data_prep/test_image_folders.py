@@ -385,7 +385,7 @@ TRANSPARENT: dict[str, tuple[Image.Image, dict[str, object], int]] = {
     "clear black": (Image.fromarray(_rgba(0, 0)), {}, 255),
     "half": (Image.fromarray(_rgba(51, 0)), {}, 204),
     "grey": (Image.fromarray(np.full((4, 4, 2), (0, 0), np.uint8), "LA"), {}, 255),
-    "colour key": (Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3)}, 255),
+    "color key": (Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3)}, 255),
     "palette": (Image.new("P", (4, 4), 3), {"transparency": 3}, 255),
     "opaque palette": (Image.new("P", (4, 4), 3), {}, 3),
 }

@@ -248,7 +248,7 @@ def test_a_target_that_is_missing_is_named_by_its_file_and_row(tmp_path: Path) -
             read(tmp_path, label="a")
         assert "train-2.parquet, row 2" in str(refusal.value)
     with pytest.raises(UserError, match="is a number to"):
-        read(tmp_path, label="a", skip_unlabelled=True)
+        read(tmp_path, label="a", skip_unlabeled=True)
 
 
 def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
             ["--targets", "multilabel"],
             "holds 4.61e+18. Number classes from 0 on",
         ),
-        ({"x": [1.0] * 9, "label": pa.array([None] * 9, IDS)}, ["--skip-unlabelled"], "no sample has a label"),
+        ({"x": [1.0] * 9, "label": pa.array([None] * 9, IDS)}, ["--skip-unlabeled"], "no sample has a label"),
         ({"x": [[0.5]] * 9, "label": [0] * 9}, ["--task", "text"], "Name some with --features"),
         (
             {"x": [1.0] * 9, "label": [[1.0, float("inf")]] * 9},

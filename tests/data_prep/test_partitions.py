@@ -65,14 +65,14 @@ SOME_DROPPED = [
 ]
 
 
-labelled = st.tuples(st.integers(1, 6), st.integers(1, 120), st.integers(0, 2**32)).map(
+labeled = st.tuples(st.integers(1, 6), st.integers(1, 120), st.integers(0, 2**32)).map(
     lambda case: (case[0], np.random.default_rng(case[2]).integers(0, case[0], case[1]))
 )
 
 
 @pytest.mark.parametrize(("name", "options"), EVERYTHING_USED)
 @settings(deadline=None, max_examples=20)
-@given(labelled, st.integers(1, 140), st.integers(0, 2**63))
+@given(labeled, st.integers(1, 140), st.integers(0, 2**63))
 def test_every_row_is_in_exactly_one_client_and_no_client_is_empty(name, options, case, clients, seed) -> None:
     classes, labels = case
     if clients > len(labels):
@@ -86,7 +86,7 @@ def test_every_row_is_in_exactly_one_client_and_no_client_is_empty(name, options
 
 @pytest.mark.parametrize(("name", "options"), SOME_DROPPED)
 @settings(deadline=None, max_examples=20)
-@given(labelled, st.integers(1, 20), st.integers(0, 2**63))
+@given(labeled, st.integers(1, 20), st.integers(0, 2**63))
 def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_reported(
     name, options, case, clients, seed
 ) -> None:
@@ -254,8 +254,8 @@ def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> N
 def test_schemes_that_use_classes_are_refused_where_rows_have_none() -> None:
     for name, options in (("dirichlet", {"alpha": 1.0}), ("shards", {}), ("label-sorted", {})):
         with pytest.raises(UserError, match="have none"):
-            partition(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labelled=False, **options)
-    made = partition("iid", np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labelled=False)
+            partition(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False, **options)
+    made = partition("iid", np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False)
     assert made.sizes.tolist() == [10, 10, 10, 10]
 
 
@@ -270,13 +270,13 @@ def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "mean"), [(0.5, 2.006), (1.0, 2.1746), (2.0, 2.559)])
-def test_the_mean_of_the_lognormal_law_is_before_rounding_and_the_realised_one_is_reported(sigma, mean) -> None:
+def test_the_mean_of_the_lognormal_law_is_before_rounding_and_the_realized_one_is_reported(sigma, mean) -> None:
     """E[max(1, round(2 L / E[L]))] = 1 + sum_j P(2 L / E[L] > j + 1/2); 100,000 clients, five standard errors."""
     made = draw("lognormal", np.zeros(400_000, np.int64), 1, 100_000, mean=2.0, sigma=sigma)
     error = made.sizes.std() / np.sqrt(100_000)
     assert abs(made.sizes.mean() - mean) < 5 * error
-    assert made.options["realised_mean"] == pytest.approx(made.sizes.mean(), abs=1e-4)
-    assert f"{made.options['realised_mean']:g} samples on average" in made.notes[0]
+    assert made.options["realized_mean"] == pytest.approx(made.sizes.mean(), abs=1e-4)
+    assert f"{made.options['realized_mean']:g} samples on average" in made.notes[0]
 
 
 def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:

@@ -224,7 +224,7 @@ def test_the_attribute_of_a_row_is_what_its_features_say(place: Path) -> None:
     means = [np.asarray(x, np.float64).mean(axis=(1, 2, 3)) for _, x, *_ in all_clients(store)]
     ordered = sorted(means, key=min)
     assert all(one.max() <= other.min() for one, other in zip(ordered, ordered[1:], strict=False))
-    assert main([*words[:4], "colour", *words[5:], "--out", "other"]) == 2
+    assert main([*words[:4], "color", *words[5:], "--out", "other"]) == 2
 
 
 def test_a_column_of_a_table_is_an_attribute(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

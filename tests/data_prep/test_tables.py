@@ -89,7 +89,7 @@ def test_each_column_has_its_own_scale(tmp_path: Path, prepared: Prepared, name:
     np.testing.assert_allclose(std, expected, rtol=1e-5)
 
 
-def test_columns_of_different_scale_are_learned_as_standardised_ones(tmp_path: Path, prepared: Prepared) -> None:
+def test_columns_of_different_scale_are_learned_as_standardized_ones(tmp_path: Path, prepared: Prepared) -> None:
     rows = 400
     x = np.random.default_rng(0).random((rows, 2))
     y = (x[:, 0] > 0.5).astype(int)
@@ -341,7 +341,7 @@ def test_marks_of_missing_values_are_missing(tmp_path: Path, prepared: Prepared,
     labels = [mark if row in (3, 4) else f"c{row % 3}" for row in range(ROWS)]
     raw = csv(tmp_path / "t.csv", {"a": A, "label": labels})
     assert "2 of 60 samples have no label" in prepared(raw) and ", line 5" in prepared(raw)
-    assert prepared(raw, "--skip-unlabelled")[1]["class_names"] == ["c0", "c1", "c2"]
+    assert prepared(raw, "--skip-unlabeled")[1]["class_names"] == ["c0", "c1", "c2"]
     held = [mark if row == 7 else value for row, value in enumerate(A)]
     store, manifest = prepared(csv(tmp_path / "t.csv", {"a": held, "b": B, "label": Y}))
     assert manifest["skipped"] == 1 and store.samples + len(store.test()[1]) == ROWS - 1
@@ -741,5 +741,5 @@ def test_rows_without_a_number_or_a_user_are_counted(tmp_path: Path, prepared: P
     np.savez(tmp_path / "t.npz", x=HALVES, y=Y)
     assert prepared(tmp_path / "t.npz")[1]["skipped"] == 1
     np.savez(tmp_path / "t.npz", x=X, y=np.where(COUNT == 3, np.nan, Y), x_test=X, y_test=Y)
-    store, _ = prepared(tmp_path / "t.npz", "--skip-unlabelled")
+    store, _ = prepared(tmp_path / "t.npz", "--skip-unlabeled")
     assert store.samples == ROWS - 1 and store.description.classes == 3

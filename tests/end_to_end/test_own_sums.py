@@ -109,7 +109,7 @@ def test_the_same_clients_attack_in_every_round_and_are_recorded(tmp_path: Path)
 
 
 def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
-    data = ClientData(open_store("digits:clients=5"), torch.device("cpu"), standardise=True)
+    data = ClientData(open_store("digits:clients=5"), torch.device("cpu"), standardize=True)
     flipped, attackers = FlippedLabels(data, np.array([0, 3])), (0, 3)
     rows = [np.arange(k, data.sizes[k], 2) for k in range(5)]
     alone = [flipped.load(k)[1] for k in range(5)]

@@ -31,7 +31,7 @@ POPULATIONS = {"as they are": ([4] * 6, 0), "replaced": ([9, 4, 4, 4, 4, 4], 1),
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Populations that differ in client 0 only."""
-    folder = tmp_path_factory.mktemp("neighbours")
+    folder = tmp_path_factory.mktemp("neighbors")
     for name, (sizes, label) in POPULATIONS.items():
         labels = np.repeat([label, 0], [sizes[0], sum(sizes[1:])])
         images = np.ones((len(labels), 784), np.float32)
@@ -103,7 +103,7 @@ def planner(*settings: str, clients: int = 40) -> Planner:
 
 
 def test_every_record_says_what_fixed_samples_of_those_present_have_spent():
-    """Against dp-accounting composed with the realised m of a; 3 % for the shorter list of orders."""
+    """Against dp-accounting composed with the realized m of a; 3 % for the shorter list of orders."""
     import dp_accounting as dp
 
     uniform = planner(

@@ -1,4 +1,4 @@
-"""The sampling methods as whole runs: FedSampling beside centralised training, noise clients, diagnostics."""
+"""The sampling methods as whole runs: FedSampling beside centralized training, noise clients, diagnostics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-def test_fedsampling_with_exact_sizes_learns_as_centralised_training_does(curves: dict[str, np.ndarray]):
+def test_fedsampling_with_exact_sizes_learns_as_centralized_training_does(curves: dict[str, np.ndarray]):
     """Paired t-tests, by seed, of the mean of the whole curve and of its last ten rounds, 1e-4 each: false alarm 2e-4.
 
     No round's mean curves differ by more than three standard deviations over the seeds. Clipped sizes, which make the

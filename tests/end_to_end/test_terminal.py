@@ -1,4 +1,4 @@
-"""What the commands print on real terminals of 40 to 200 columns, with and without colours, and where there is none."""
+"""What the commands print on real terminals of 40 to 200 columns, with and without colors, and where there is none."""
 
 from __future__ import annotations
 

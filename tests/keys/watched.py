@@ -122,7 +122,7 @@ class Watcher:
         simulation = Simulation(experiment, recorder, progress=True)
         seen.start = simulation.model.cpu().numpy().copy()
         seen.sizes = experiment.data.sizes
-        if experiment.data.description.labelled:
+        if experiment.data.description.labeled:
             seen.class_counts = experiment.decisions.planner.cohorts.counts()
         seen.threads = torch.get_num_threads()
         trainer, strata = experiment.trainer, experiment.decisions.stratifier

@@ -22,7 +22,7 @@ from fedmpi.models.flat import FlatModel
 
 CLASSES = 5
 IMAGES = DataDescription((1, 14, 14), "float32", CLASSES, "image", 0, (), ())
-COLOURED = DataDescription((3, 16, 16), "float32", CLASSES, "image", 0, (), ())
+COLORED = DataDescription((3, 16, 16), "float32", CLASSES, "image", 0, (), ())
 TEXTS = DataDescription((12,), "int32", CLASSES, "text", 60, (), ())
 
 

@@ -39,7 +39,7 @@ def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
 
 
 def by_size(counts: np.ndarray, most: int, generator: np.random.Generator, target: np.ndarray, *, first: int = 7):
-    """Neighbours in size share a mediator."""
+    """Neighbors in size share a mediator."""
     mediators = np.empty(len(counts), np.int64)
     mediators[np.argsort(counts.sum(axis=1), kind="stable")] = first + np.arange(len(counts)) // most
     return mediators

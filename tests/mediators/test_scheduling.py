@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from fedmpi import UserError
-from fedmpi.data.statistics import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.statistics import kl_divergence, pooled_counts, summarize, target_distribution
 from fedmpi.mediators.scheduling import _divergence, assign_mediators, exchange, greedy
 
 GENERATOR = np.random.default_rng
@@ -110,6 +110,6 @@ def test_clients_without_samples_count_as_the_worst_when_they_are_grouped() -> N
 def test_the_divergence_of_no_samples_is_unknown_and_left_out_of_the_summary() -> None:
     divergences = kl_divergence(np.array([[0, 0], [4, 0], [2, 2]]))
     np.testing.assert_allclose(divergences, [np.nan, np.log(2), 0], atol=1e-15)
-    summary = [summarise(divergences, "kl")[f"kl_{name}"] for name in ("mean", "std", "max")]
+    summary = [summarize(divergences, "kl")[f"kl_{name}"] for name in ("mean", "std", "max")]
     np.testing.assert_allclose(summary, [np.log(2) / 2, np.log(2) / 2, np.log(2)])
-    assert np.isnan(summarise(divergences[:1], "kl")["kl_mean"])
+    assert np.isnan(summarize(divergences[:1], "kl")["kl_mean"])

@@ -46,7 +46,7 @@ def test_a_value_is_dropped_where_its_sixteen_bits_lie_below_p(p: float):
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.2])
-def test_neighbouring_values_are_dropped_independently(p: float):
+def test_neighboring_values_are_dropped_independently(p: float):
     """Correlation of a value with each of the next eight at 4.5 σ: false alarm rate 2e-4 over all."""
     dropped = (draw_mask(stream(3), 1, 500_000, p)[0] == 0) - p
     for lag in range(1, 9):

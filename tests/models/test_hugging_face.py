@@ -1,4 +1,4 @@
-"""A small, randomly initialised model of Hugging Face's transformers is a model like any other, with LoRA too."""
+"""A small, randomly initialized model of Hugging Face's transformers is a model like any other, with LoRA too."""
 
 from __future__ import annotations
 

@@ -240,17 +240,17 @@ def gpus_without_cuda_aware_mpi() -> None:
 def broken_protocol() -> None:
     """The window without its second barrier: the checks have to notice."""
     calls = 0
-    synchronise = window.WindowSum._synchronise
+    synchronize = window.WindowSum._synchronize
 
     def every_other(self: window.WindowSum) -> None:
         nonlocal calls
         calls += 1
         if calls % 2:
-            synchronise(self)
+            synchronize(self)
 
     cluster = Cluster.connect("window")
     cluster.sum_tensor(30_011, "float32")
-    window.WindowSum._synchronise = every_other
+    window.WindowSum._synchronize = every_other
     check_sum(cluster, 30_011, "float32", 50)
 
 

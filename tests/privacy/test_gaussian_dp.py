@@ -44,7 +44,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def sampled_epsilon(rate: float, sigma: float, rounds: int, delta: float) -> float:
-    """ε that a pair of neighbours attains: all send −C, or one client, in a sample with probability `rate`, sends +C.
+    """ε that a pair of neighbors attains: all send −C, or one client, in a sample with probability `rate`, sends +C.
 
     The privacy loss of (1 − q) N(0, σ²) + q N(2, σ²) against N(0, σ²), put on a grid and convolved with itself.
     """
@@ -77,7 +77,7 @@ def test_epsilon_without_sampling_is_that_of_a_sum_that_moves_by_two_norms(sigma
 
 
 @pytest.mark.parametrize("sigma, drawn, rounds", [(1.0, 100, 1), (2.0, 100, 20), (4.0, 10, 100)])
-def test_epsilon_of_a_fixed_sample_covers_neighbours_that_differ_in_one_client(sigma: float, drawn: int, rounds: int):
+def test_epsilon_of_a_fixed_sample_covers_neighbors_that_differ_in_one_client(sigma: float, drawn: int, rounds: int):
     dp = pytest.importorskip("dp_accounting")
     accountant = GaussianAccountant(sigma, 1e-5, 1000)
     for _ in range(rounds):

@@ -125,8 +125,8 @@ def test_every_answer_costs_its_epsilon():
     assert ledger.spent().tolist() == [3.0, 1.5, 3.0, 1.5]
 
 
-def test_a_memoised_answer_is_paid_for_once():
-    ledger = PrivacyLedger(4, 2.0, memoise=True)
+def test_a_memoized_answer_is_paid_for_once():
+    ledger = PrivacyLedger(4, 2.0, memoize=True)
     assert ledger.record(np.array([1])) == LedgerEntry(2.0, 2.0, 0.5)
     assert ledger.record(np.array([1])) == LedgerEntry(0.0, 2.0, 0.5)
     assert ledger.record(np.array([1, 3])) == LedgerEntry(2.0, 2.0, 1.0)

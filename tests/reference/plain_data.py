@@ -18,7 +18,7 @@ SAMPLES 2             t, block  bernoulli: geometric gaps, a stream per 2**16 ro
                                 uniform per client, then rows, a stream per 2**10 clients; exact: rows (block 0)
 BATCH_ORDER 3         t, k      a permutation per epoch, or one choice per step; nothing where a batch holds all rows
 DROPOUT 4             t, k      64-bit words, layer by layer, step by step
-SIZE_ANSWER 5         t         one number (or two) of every client 0 … N − 1, asked or not; t = 0 where memoised
+SIZE_ANSWER 5         t         one number (or two) of every client 0 … N − 1, asked or not; t = 0 where memoized
 ALLOCATION 6          t         a permutation of the strata, then the start
 STRATUM_DRAW 7        t         stratum after stratum: choice; or a permutation and a start; or exponentials
 CLUSTERING 8          t         one integer below 2**32, the seed of k-means
@@ -203,7 +203,7 @@ class Population:
     def __init__(self, config: Config):
         self.store = open_store(config.data.source.choice, config.data.source.options)
         self.description, self.seed = self.store.description, config.seed
-        self.standardised = config.data.normalize
+        self.standardized = config.data.normalize
         self.clients = len(self.store.sizes)
         part, counts = config.rebalance, np.asarray(self.store.class_counts(), np.int64)
         images = [self.store.client(k) for k in range(self.clients)]
@@ -233,7 +233,7 @@ class Population:
         if self.description.dtype == "int32":
             return torch.from_numpy(x.astype(np.int32))
         values = x.astype(np.float64) / (255.0 if self.description.dtype == "uint8" else 1.0)
-        if self.standardised and self.description.mean:
+        if self.standardized and self.description.mean:
             shape = (-1,) + (1,) * (values.ndim - 2)
             values = (values - np.reshape(self.description.mean, shape)) / np.reshape(self.description.std, shape)
         return torch.from_numpy(values)

@@ -89,12 +89,12 @@ def test_every_figure_is_drawn_and_every_section_is_there(chromium: Any, page_fi
         assert wanted | {"Privacy spent", "Settings"} <= set(page.locator("main h2").all_inner_texts())
         for figure in page.locator("figure").all():
             assert figure.locator("canvas").bounding_box()["height"] > 50, figure.get_attribute("id")
-        colours = """(id) => {
+        colors = """(id) => {
             const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
             const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
             return new Set(new Uint32Array(data.buffer)).size;
         }"""
-        assert page.evaluate(colours, "curve") > 10 and page.evaluate(colours, "participation") > 2
+        assert page.evaluate(colors, "curve") > 10 and page.evaluate(colors, "participation") > 2
 
 
 def test_choices_redraw_the_pointer_shows_values_and_the_legend_chooses(chromium: Any, page_file: Path) -> None:

@@ -76,7 +76,7 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
     ("clients", "text"),
     [([], ""), ([0], "0"), ([0, 1, 2], "0-2"), ([3, 5, 6, 9], "3 5-6 9"), ([7, 8, 9, 11], "7-9 11")],
 )
-def test_who_took_part_is_written_as_runs_of_neighbours_and_read_again(clients: list[int], text: str) -> None:
+def test_who_took_part_is_written_as_runs_of_neighbors_and_read_again(clients: list[int], text: str) -> None:
     import numpy as np
 
     assert clients_as_text(np.array(clients, np.int64)) == text

@@ -52,7 +52,7 @@ def test_every_sample_is_used_equally_often(rule: str):
 
 
 def test_bernoulli_samples_are_independent():
-    """The number of rows is binomial (χ² of its variance) and neighbours come together p² of the time; 1e-6 each."""
+    """The number of rows is binomial (χ² of its variance) and neighbors come together p² of the time; 1e-6 each."""
     rounds, n, p = 3000, int(UNEVEN.sum()), 0.3
     used = np.zeros((rounds, n), bool)
     for t in range(rounds):

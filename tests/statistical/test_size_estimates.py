@@ -16,7 +16,7 @@ from fedmpi.privacy.sizes import (
     Duchi,
     Mechanism,
     Piecewise,
-    RandomisedResponse,
+    RandomizedResponse,
     answer_stream,
     clip_sizes,
     estimate_total,
@@ -42,7 +42,7 @@ def raw_estimates(mechanism: str, sizes: np.ndarray, epsilon: float, threshold: 
 
 def answers_of(mechanism: Mechanism) -> np.ndarray:
     """Every answer a mechanism can give; for the piecewise one a grid and the ends of all windows."""
-    if isinstance(mechanism, RandomisedResponse):
+    if isinstance(mechanism, RandomizedResponse):
         return np.arange(1.0, mechanism.threshold)
     if isinstance(mechanism, Duchi):
         return np.array([-mechanism.magnitude, mechanism.magnitude])
@@ -135,7 +135,7 @@ def test_the_error_of_the_sampling_probability_falls_with_the_number_of_clients(
     assert np.polyfit(np.log(clients), np.log(errors_of_drawn), 1)[0] == pytest.approx(-1, abs=0.2)
 
 
-def test_unclipped_randomised_response_is_unbiased_but_gives_large_clients_away():
+def test_unclipped_randomized_response_is_unbiased_but_gives_large_clients_away():
     """z-test over 400 rounds at 1e-6."""
     sizes = np.array([5] * 90 + [1000] * 10)
     found = [
@@ -226,7 +226,7 @@ def test_settings_out_of_range_are_the_users_error(settings: tuple[str, float, i
         make_mechanism(*settings)
 
 
-def test_only_randomised_response_can_answer_unclipped():
+def test_only_randomized_response_can_answer_unclipped():
     with pytest.raises(UserError, match="clip"):
         estimate_total("duchi", np.array([1]), 1.0, 10, answer_stream(STREAMS, 0, False), clip=False)
     assert clip_sizes(np.array([0, 5, 99]), 10).tolist() == [1, 5, 9]

@@ -374,7 +374,7 @@ def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
     for choice, kind, words in (
         ("krum", None, "server.aggregator.byzantine"),
         (bad_parts.processes, None, "kind of component"),
-        (probability, "colour", "no kind 'colour'"),
+        (probability, "color", "no kind 'color'"),
     ):
         with pytest.raises(UserError, match=words):
             list(checks(choice, kind=kind))

@@ -29,7 +29,7 @@ from fedmpi.updates.compression import (
     Transport,
     check_residuals,
     keep_largest,
-    quantise,
+    quantize,
     round_to_format,
     upload_bits,
 )
@@ -58,7 +58,7 @@ def uniform(values: int, seed: int = 1) -> Tensor:
 @given(VALUES, st.floats(0, 1, exclude_max=True, width=32))
 @example(-513.0, 0.75)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_a_rounded_value_is_one_of_its_two_neighbours_in_the_format(kind: Any, value: float, draw: float):
+def test_a_rounded_value_is_one_of_its_two_neighbors_in_the_format(kind: Any, value: float, draw: float):
     found = round_to_format(torch.tensor([value]), torch.tensor([draw]), kind)
     form = FORMATS[kind]
     assert torch.equal(found.to(form).float(), found)
@@ -83,7 +83,7 @@ def test_rounding_is_unbiased(kind: Any):
 
 
 def test_eight_bits_hold_at_most_255_levels_a_bucket():
-    found = quantise(update(), uniform(1300))
+    found = quantize(update(), uniform(1300))
     for bucket in (found[:BUCKET], found[BUCKET : 2 * BUCKET], found[2 * BUCKET :]):
         step = bucket.abs().max() / LEVELS
         levels = bucket / step

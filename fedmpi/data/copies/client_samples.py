@@ -23,7 +23,7 @@ from fedmpi.data.copies.warps import AugmentedStore, WarpRanges, check_images
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
-from fedmpi.data.statistics import kl_divergence, summarise
+from fedmpi.data.statistics import kl_divergence, summarize
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ClientSamples:
 def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
     """The clients' samples, with the copies of scarce classes after each client's own when rebalancing is on."""
     part, normalize = config.rebalance, config.data.normalize
-    originals = data = ClientData(store, device, standardise=normalize)
+    originals = data = ClientData(store, device, standardize=normalize)
     if part is None:
         return ClientSamples(data, originals)
     check_images(store.description)
@@ -71,7 +71,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
         ranges = WarpRanges(part.rotation, part.shear, part.shift, part.zoom)
         augmented = AugmentedStore(store, rebalancing, streams, ranges, device)
-        data = ClientData(augmented, device, standardise=normalize)
+        data = ClientData(augmented, device, standardize=normalize)
     weighed = rebalancing.original_sizes if part.weights == "original" else None
     return ClientSamples(data, originals, rebalancing, weighed)
 
@@ -123,6 +123,6 @@ def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancin
         "class_totals": after.sum(axis=0).tolist(),
         "kl_global_before": float(kl_divergence(before.sum(axis=0))),
         "kl_global": float(kl_divergence(after.sum(axis=0))),
-        **summarise(kl_divergence(before), "kl_client_before"),
-        **summarise(kl_divergence(after), "kl_client"),
+        **summarize(kl_divergence(before), "kl_client_before"),
+        **summarize(kl_divergence(after), "kl_client"),
     }

@@ -1,6 +1,6 @@
 """A convolution and the following pooling of 2 × 2 values as one layer, on columns (k, values, b).
 
-The two neighbouring outputs in a row of a pooling window read almost the same values. Each filter is therefore written
+The two neighboring outputs in a row of a pooling window read almost the same values. Each filter is therefore written
 twice into a kernel that is wider by one stride: once at its left and once at its right end, with zeros elsewhere. This
 halves the number of patches and doubles the rows of the matrix product. Outputs outside all windows are not computed,
 and pooling is a few operations on contiguous memory.
