@@ -78,7 +78,7 @@ def photograph(folder: Path) -> None:
         "--headless",
         "--no-sandbox",
         "--hide-scrollbars",
-        "--virtual-time-budget=20000",
+        "--timeout=8000",
         "--window-size=1240,1330",
     ]
     picture = f"--screenshot={folder / 'report.png'}"

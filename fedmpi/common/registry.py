@@ -188,7 +188,9 @@ class Component:
                 key, reason = ".".join((self._key_of(name), *error.within)), str(error)
                 if error.needs:
                     needed = f"{self._key_of(name)} = {error.needs}"
-                    raise UserError(f"{key} has no effect here: it needs {needed}: remove it or change that") from None
+                    raise UserError(
+                        f"{key} has no effect here: it needs {needed}. Remove it, or change that."
+                    ) from None
                 raise UserError(
                     f"{key} = {shown(error.value, repr)} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
                 ) from None

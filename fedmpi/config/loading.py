@@ -187,7 +187,7 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     where = f" (from {shown(origin)})" if origin else ""
     if first["type"] == "extra_forbidden":
         if needed := variants_with(key):
-            return f"{key}{where} has no effect here: it needs {needed}: remove it or change that"
+            return f"{key}{where} has no effect here: it needs {needed}. Remove it, or change that."
         return unknown_key(key, origin or "the configuration", all_keys())
     if first["type"] == "union_tag_invalid":
         message = f"choose one of {first['ctx']['expected_tags']}"
@@ -216,4 +216,6 @@ def _repeats(config: Config, key: str, given: Any, preset: Values) -> bool:
 def _refuse_without_effect(config: Config, origins: Mapping[str, str]) -> None:
     for key, origin in origins.items():
         if (condition := why_without_effect(config, key)) is not None:
-            raise UserError(f"{key} (from {origin}) has no effect here: it needs {condition}: remove it or change that")
+            raise UserError(
+                f"{key} (from {origin}) has no effect here: it needs {condition}. Remove it, or change that."
+            )

@@ -323,7 +323,7 @@ def check_models(
     checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
     others = np.flatnonzero(checksums != checksums[0]).tolist()
     if others:
-        asked = f"does a part of your own ({', '.join(parts)}) give different results on different ranks, or "
+        asked = f"does a custom component ({', '.join(parts)}) give different results on different ranks, or "
         raise RanksDisagree(
             f"the models of ranks {others} differ from that of rank 0 after round {round}; "
             f"{asked if parts else ''}do the CPUs or torch versions of the nodes differ?"

@@ -122,13 +122,18 @@ def _finding(runs: Sequence[OneRun]) -> str:
     if not compared:
         best = (max if rises(comparison.metric) else min)(rows, key=lambda row: row.final.mean)
         most = "" if len(rows) == 1 else ", the best result"
-        return f"{best.group.label} ends with a {title} of {score(best)} ({best.final.n} seed(s)){most}."
+        return f"{best.group.label} ends with a {title} of {score(best)} ({_number(best.final.n, 'seed')}){most}."
     row, one, other = max(compared, key=lambda found: (found[1].significant, abs(found[1].mean)))
     words = f"{abs(scale * one.mean):.3g}{unit} {'more' if one.mean > 0 else 'less'} than {other.label}"
     doubt = "" if one.significant else ", which is not significantly different"
     interval = f"[{scale * one.low:.3g}, {scale * one.high:.3g}]"
     about = f"{interval}{doubt} ({one.n} seeds, corrected 95 % confidence interval)"
     return f"{row.group.label} ends with a {title} of {score(row)}, {words} {about}."
+
+
+def _number(count: int, noun: str) -> str:
+    """Return a number of things: "1 run", "3 runs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _missing(runs: Sequence[OneRun]) -> list[str]:
@@ -202,11 +207,12 @@ def render_page(shown: dict[str, Any], library: str) -> str:
     data = {"common": COMMON, "figures": figures, "datasets": {"configurations": groups, "runs": runs}}
     bands = "; bands and ± are standard deviations over seeds" if _several_seeds(shown) else ""
     rounds = max(one["rounds"] for one in groups)
+    counts = {"run": len(runs), "configuration": len(groups), "round": rounds}
     anchors = {title: "s-" + title.lower().replace(" ", "-") for title in sections}
     parts = {
         "title": html.escape(shown["title"]),
         "finding": html.escape(shown["finding"]),
-        "about": f"{len(runs)} run(s), {len(groups)} configuration(s), {rounds:,} rounds{bands}",
+        "about": ", ".join(_number(count, noun) for noun, count in counts.items()) + bands,
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in shown["notes"]),
         "version": shown["version"],
         "contents": "".join(f'<a href="#{anchors[title]}">{title}</a>' for title in sections),

@@ -287,7 +287,7 @@ def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun], shown: dict
     assert low < 10 < high and low > 0
     assert "less than a [" in page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
     assert "which is not significantly different" in page_contents(plain + same)["finding"]
-    assert page_contents(plain[:1])["finding"] == "a ends with a test accuracy of 50 % (1 seed(s))."
+    assert page_contents(plain[:1])["finding"] == "a ends with a test accuracy of 50 % (1 seed)."
     assert page_contents(plain[:1] + better[:1])["finding"].startswith("c ends with a test accuracy of 60 %")
     assert page_contents([OneRun(Path("x"), {}, [{"round": 0}], {}, "stopped")])["finding"] == ""
     assert f"<p>{shown['finding']}" in render_page(shown, "")
