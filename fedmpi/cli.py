@@ -351,7 +351,7 @@ def show_config(
             if key.startswith("["):
                 print("\n" + paragraph(description, f"{key}  ", "    "))
             else:
-                print(paragraph(f"{key} (default: {default})", further="    "))
+                print(paragraph(f"{key} (default: {default})" if default else key, further="    "))
                 print(paragraph(description, "    "))
         return
     with sources_of(config):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -143,3 +144,23 @@ def test_an_optional_table_is_on_with_its_defaults(switch: Any) -> None:
     off = given_config(config, {"devices": False, "rebalance": False})
     assert off.devices is None and off.rebalance is None
     assert "devices" not in config_toml(off)
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ('preset = "fedstas"\n[clients]\nsampler = "oort"', r"\(preset fedstas sets server\.weights\)"),
+        ('[clients]\nsampler = "oort"\n[clients.sampler]\nexplore = 0.5', r'as \{ name = "oort", explore = 0\.5 \}'),
+        ('preset = "fedstas"\n[clients.sampler]\nnam = "oort"', r"did you mean name\?"),
+    ],
+)
+def test_a_file_with_a_common_mistake_is_rejected_with_the_way_out(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        load_config(tmp_path / "run.toml")
+
+
+def test_a_wrong_value_is_named_with_the_one_setting_that_gives_it() -> None:
+    with pytest.raises(UserError, match=r"\(from --set rounds=many\)") as caught:
+        load_config(None, ["preset=fedavg", "rounds=many", "local.lr=0.1"])
+    assert caught.value.__cause__ is None

@@ -262,5 +262,7 @@ def _type_text(annotation: Any) -> str:
     if annotation is type(None):
         return "None"
     if annotation.__class__.__name__ in ("UnionType", "_UnionGenericAlias", "Union"):
-        return " | ".join(_type_text(inner) for inner in typing.get_args(annotation))
+        return " | ".join(dict.fromkeys(_type_text(inner) for inner in typing.get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and names_of(annotation):
+        return " | ".join(map(repr, names_of(annotation)))
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)

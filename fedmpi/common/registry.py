@@ -221,7 +221,7 @@ class Component:
     def unknown(self, name: str) -> str:
         """Return the error text about an option that this component does not have."""
         names = [option.name for option in (*self.options, *self.service_options)]
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        near = get_close_matches(name, [*names, "name"], n=1, cutoff=0.5)
         if name in positional(self.object):
             advice = f"put a star before the parameter, (*, {name})"
             if self._installed:

@@ -6,6 +6,7 @@ component is the value of the component's own key, whether it was written as a t
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -39,7 +40,9 @@ def read_toml(path: Path) -> Values:
     except OSError as error:
         raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}): check the path") from error
     except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        twice = re.search("overwrite|mutate", str(error))
+        advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
+        raise UserError(f"{path} is not valid TOML: {error}{advice}") from error
 
 
 def flatten(table: Mapping[str, Any], origin: str) -> Values:

@@ -16,6 +16,7 @@ from fedmpi.config.checks import contradiction
 from fedmpi.config.keys import all_keys, unknown_key, value_of, variants_with, why_without_effect
 from fedmpi.config.layers import (
     assignments,
+    dotted,
     drop_alternatives,
     flatten,
     nested,
@@ -46,7 +47,7 @@ class Config(ConfigTables):
         try:
             super().__init__(**nested(flat))
         except ValidationError as error:
-            raise UserError(sentence(error, nested(flat), origins)) from error
+            raise UserError(sentence(error, nested(flat), origins)) from None
         preset = {} if self.preset is None else preset_values(self.preset, flat)
         news = {key: origin for key, origin in origins.items() if not _repeats(self, key, flat[key], preset)}
         _refuse_without_effect(self, news)
@@ -173,7 +174,7 @@ def _validated(flat: Values, origins: Mapping[str, str]) -> Config:
     try:
         return Config.exactly(values)
     except ValidationError as error:
-        raise UserError(sentence(error, values, origins)) from error
+        raise UserError(sentence(error, values, origins)) from None
 
 
 def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -182,8 +183,9 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     key = ".".join(location(first, values))
     message = str(first["msg"]).removeprefix("Value error, ")
     if not key:
-        return message
-    origin = origins.get(key, "")
+        of_preset = [key for key in dotted(values) if f"{key} = " in message and key not in origins]
+        return f"{message} (preset {values['preset']} sets {', '.join(of_preset)})" if of_preset else message
+    origin = _setting(origins.get(key, ""), key)
     where = f" (from {shown(origin)})" if origin else ""
     if first["type"] == "extra_forbidden":
         if needed := variants_with(key):
@@ -202,6 +204,12 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     return f"{key} = {shown(_given(first['input']), repr)}{where}: {message[0].lower()}{message[1:]}{also}"
 
 
+def _setting(origin: str, key: str) -> str:
+    """Return the one `--set` among several that sets a key; any other origin as it is."""
+    settings = [part for part in origin.split("--set ") if part.startswith(key)]
+    return f"--set {settings[-1].strip()}" if origin.startswith("--set ") and settings else origin
+
+
 def _given(value: Any) -> Any:
     """Return the name of a table that holds nothing else, and any other value as it is."""
     return value["name"] if isinstance(value, Mapping) and set(value) == {"name"} else value
@@ -217,5 +225,6 @@ def _refuse_without_effect(config: Config, origins: Mapping[str, str]) -> None:
     for key, origin in origins.items():
         if (condition := why_without_effect(config, key)) is not None:
             raise UserError(
-                f"{key} (from {origin}) has no effect here: it needs {condition}. Remove it, or change that."
+                f"{key} (from {_setting(origin, key)}) has no effect here: it needs {condition}. "
+                "Remove it, or change that."
             )

@@ -43,7 +43,8 @@ def show_component(choice: str, kind: str | None) -> None:
 
 
 def _line(option: Option, key: str = "") -> str:
-    default = "required" if option.default is REQUIRED else f"default: {option.default!r}"
+    value = getattr(option.default, "name", option.default)  # the name of a component
+    default = "required" if value is REQUIRED else f"default: {value!r}"
     return f"{key or option.name} ({option.type}, {default})  {option.doc}".rstrip()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.mpi.launch import library_version
 
@@ -49,6 +50,12 @@ def last_words(log: Path, begin: int = 0, any_line: bool = False) -> str:
         lines = []
     errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
     return errors[-1] if errors else (lines or ["it said nothing"])[-1] if any_line else ""
+
+
+def this_fedmpi() -> list[str]:
+    """Return the command line of the fedmpi that runs now, even if the current folder holds another one."""
+    installed = Path(fedmpi.__file__).resolve().parents[1] != Path.cwd()
+    return [sys.executable, *(["-P"] if installed else []), "-m", "fedmpi"]
 
 
 def launcher(ranks: int) -> list[str]:

@@ -86,6 +86,8 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
         inside = runs_in(path, planned=planned)
         if not inside:
+            if runs_in(path, planned=True):
+                raise UserError(f"no run in {path} has begun: fedmpi compare {path} shows the state of each")
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
     return list(found.values())

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from fedmpi.config import config_toml
 from fedmpi.config.base import written
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi.device import MOST_THREADS, cores_allowed
-from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, launcher
+from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, launcher, this_fedmpi
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.records.changes import changes_since
 from fedmpi.records.history import read_summary
@@ -344,8 +343,8 @@ def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> Plan
 
 def command(run: PlannedRun, ranks: int) -> list[str]:
     """What a run is started with."""
-    words = ["-m", "fedmpi", "train", str(run.folder / CONFIGURATION), "--out", str(run.folder), "--resume"]
-    return [*launcher(ranks), sys.executable, *words]
+    words = ["train", str(run.folder / CONFIGURATION), "--out", str(run.folder), "--resume"]
+    return [*launcher(ranks), *this_fedmpi(), *words]
 
 
 def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:

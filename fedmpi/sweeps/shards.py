@@ -10,7 +10,6 @@ import contextlib
 import io
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError, shown
 from fedmpi.common.files import make_folder
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
-from fedmpi.process.children import ends_with_parent, how_it_ended, last_words
+from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, this_fedmpi
 from fedmpi.records.hold import Hold, owner_of
 
 WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
@@ -115,7 +114,7 @@ def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop:
     started = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedmpi", "prepare", *wanted.command],
+            [*this_fedmpi(), "prepare", *wanted.command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -127,13 +127,23 @@ def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
     assert api.run(run.config, out=run.folder, resume=True).ending == "finished", "two ways to write one folder"
 
 
-def test_runs_are_started_as_a_user_would(tmp_path: Path) -> None:
+def test_runs_are_started_as_a_user_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = plan_sweep(TWO_SEEDS, tmp_path).runs[1]
+    monkeypatch.chdir(tmp_path)
     assert command(run, 1)[1:] == [
-        *("-m", "fedmpi", "train", f"{tmp_path}/seed=1/sweep.toml"),
+        *("-P", "-m", "fedmpi", "train", f"{tmp_path}/seed=1/sweep.toml"),
         *("--out", f"{tmp_path}/seed=1", "--resume"),
     ]
     assert command(run, 3)[1:3] == ["-n", "3"] and command(run, 3)[0].endswith("mpiexec")
+
+
+def test_another_fedmpi_in_the_current_folder_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fedmpi").mkdir()
+    (tmp_path / "fedmpi" / "__init__.py").write_text("raise SystemExit('another fedmpi')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(runner.__file__).parents[2]))
+    done = sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, out=tmp_path / "runs")
+    assert [run.finished for run in done] == [True]
 
 
 def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
