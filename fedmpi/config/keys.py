@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -41,9 +41,12 @@ def _of_table(name: str, field: FieldInfo) -> Iterator[tuple[str, str, str]]:
 def _of_field(prefix: str, name: str, table: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     key, field = f"{prefix}{name}", table.model_fields[name]
     yield key, _default(None if field.is_required() else field.get_default()), _description(field, prefix, table)
-    for inner in dict.fromkeys(_tables(field)):
-        for below in (name for name in inner.model_fields if name != "name"):
-            yield from _of_field(f"{key}.", below, inner)
+    variants = dict.fromkeys(_tables(field))
+    for below in dict.fromkeys(below for inner in variants for below in inner.model_fields if below != "name"):
+        having = [inner for inner in variants if below in inner.model_fields]
+        yield from _owned(
+            _of_field(f"{key}.", below, having[0]), [name for inner in having for name in names_of(inner)]
+        )
     for kind in (kind for kind in KINDS.values() if kind.key == key and not kind.late):
         yield from _of_components(kind.name, key)
 
@@ -53,7 +56,8 @@ def _of_components(kind: str, key: str) -> Iterator[tuple[str, str, str]]:
     services = {part.services: None for part in components(kind) if part.services is not None}
     for table in sorted(services, key=lambda table: len(table.model_fields), reverse=True)[:1]:
         for name in table.model_fields:
-            yield from _of_field(f"{key}.", name, table)
+            having = [part for part in components(kind) if part.services and name in part.services.model_fields]
+            yield from _owned(_of_field(f"{key}.", name, table), [part.name for part in having])
     owners: dict[str, list[str]] = {}
     options: dict[str, Option] = {}
     for part in components(kind):
@@ -62,15 +66,24 @@ def _of_components(kind: str, key: str) -> Iterator[tuple[str, str, str]]:
             owners.setdefault(option.name, []).append(part.name)
     for name, option in options.items():
         default = "required" if option.default is REQUIRED else _default(option.default)
-        yield f"{key}.{name}", default, f"{option.doc} Option of {', '.join(owners[name])}.".strip()
+        yield from _owned([(f"{key}.{name}", default, option.doc)], owners[name])
+
+
+def _owned(rows: Iterable[tuple[str, str, str]], owners: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Add the components or variants that have an option to its description, the first of the rows."""
+    for number, (key, default, text) in enumerate(rows):
+        of = f"Option of {', '.join(owners)}." if owners and number == 0 else ""
+        yield key, default, f"{text} {of}".strip()
 
 
 def _description(field: FieldInfo, prefix: str, table: type[BaseModel]) -> str:
     sentences = [one_line(field.description)]
     if typing.get_origin(field.annotation) is typing.Literal:
         sentences.append(f"One of {', '.join(map(str, typing.get_args(field.annotation)))}.")
+    elif names := [name for inner in dict.fromkeys(_tables(field)) for name in names_of(inner)]:
+        sentences.append(f"One of {', '.join(names)}.")
     conditions = [
-        str(item.within(prefix[:-1], table.model_fields) if prefix else item)
+        str(item if "." in item.key or item.key in ConfigTables.model_fields else item.within(prefix[:-1], [item.key]))
         for item in field.metadata
         if isinstance(item, Condition)
     ]
