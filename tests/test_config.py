@@ -188,7 +188,7 @@ def test_a_refused_value_is_named_with_its_key_and_where_it_comes_from(tmp_path:
     path.write_text('preset = "fedavg"\n[local]\nlr = -1\n')
     for call, origin in (
         (lambda: load_config(path), f" (from {path})"),
-        (lambda: from_settings("preset=fedavg", "local.lr=-1"), " (from --set preset=fedavg --set local.lr=-1)"),
+        (lambda: from_settings("preset=fedavg", "local.lr=-1"), " (from --set local.lr=-1)"),
         (lambda: given_config("fedavg", {"local.lr": -1}), " (from the overrides)"),
         (lambda: fedmpi.Config(preset="fedavg", local={"lr": -1}), " (from Config)"),
     ):
