@@ -199,8 +199,10 @@ def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path)
     asked = (*FEDAVG, unhurried, f"rounds={rounds}", "checkpoint.every=5")
     job = start_mpi_job(3, [*TRAIN, *choices(*asked), "--out", run], env=staying(run, 11))
     wait_for_rounds(job, run, 11)
+    server = rank_of_job(job, 0)
     rank_of_job(job, 2).kill()
     assert finish_job(job, SECONDS).returncode not in (0, 1, 2, 75)
+    server.wait(SECONDS)  # Open MPI's launcher ends before its processes
     recorded = records(run)
     assert [record["round"] for record in recorded] == list(range(len(recorded)))
     assert 11 <= len(recorded) < rounds
