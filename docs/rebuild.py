@@ -5,7 +5,7 @@
 In a page a block ```toml or ```python whose first line is a comment with a file's name is written to that file; any
 other ```python block is run; a ```sh block is run by bash; the ```text block that follows gets what was printed.
 ```sh skip blocks are left alone. Pictures named images/tutorial/NAME.png are taken from the folder of the commands,
-where report.html is also photographed, if there is a Chromium. Needs the extras `mpi` and `report`.
+where report.html is also photographed, if there is a Chromium. Needs the extras `mpi` and `report`, and playwright.
 """
 
 from __future__ import annotations
@@ -71,18 +71,19 @@ def run(command: list[str], folder: Path) -> str:
 
 def photograph(folder: Path) -> None:
     """A picture of the head of report.html."""
+    from playwright.sync_api import sync_playwright
+
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         raise SystemExit("no Chromium to photograph report.html with: install one, or set CHROMIUM")
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--hide-scrollbars",
-        "--timeout=8000",
-        "--window-size=1240,1330",
-    ]
-    picture = f"--screenshot={folder / 'report.png'}"
-    subprocess.run([chromium, *options, picture, (folder / "report.html").as_uri()], check=True, capture_output=True)
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1240, "height": 1330})
+        page.goto((folder / "report.html").as_uri())
+        page.wait_for_function("document.querySelectorAll('canvas').length >= 3")
+        page.wait_for_timeout(1_000)
+        page.screenshot(path=str(folder / "report.png"))
+        browser.close()
 
 
 def main() -> None:
