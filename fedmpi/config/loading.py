@@ -183,8 +183,9 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
     key = ".".join(location(first, values))
     message = str(first["msg"]).removeprefix("Value error, ")
     if not key:
-        of_preset = [key for key in dotted(values) if f"{key} = " in message and key not in origins]
-        return f"{message} (preset {values['preset']} sets {', '.join(of_preset)})" if of_preset else message
+        preset = values.get("preset")
+        of_preset = [key for key in dotted(values) if preset and f"{key} = " in message and key not in origins]
+        return f"{message} (preset {preset} sets {', '.join(of_preset)})" if of_preset else message
     origin = _setting(origins.get(key, ""), key)
     where = f" (from {shown(origin)})" if origin else ""
     if first["type"] == "extra_forbidden":
