@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -90,7 +91,7 @@ def killed(job: Job, run: Path, dice: random.Random) -> str:
         victim.kill()
     except psutil.Error:
         return ""
-    if job.poll() is not None:
+    if job.poll() not in (None, -signal.SIGKILL):  # the launcher may be the victim
         return ""
     job.wait(LINGER)
     _, alive = psutil.wait_procs([process for process in processes if process.pid != job.pid], timeout=LINGER)
