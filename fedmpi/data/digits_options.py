@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedmpi.common.data_choices import DIGITS
-from fedmpi.common.errors import UserError
-from fedmpi.common.registry import register, resolve
+from fedmpi.common.registry import register
 
 
 @register("data source", name=DIGITS)
@@ -37,19 +35,3 @@ class DigitsOptions:
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-
-
-def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
-    """Return the options in ``"digits:clients=50,partition=iid"`` and those in `options`, checked."""
-    given = dict(options)
-    for item in filter(None, (part.strip() for part in where.partition(":")[2].split(","))):
-        key, equals, value = (word.strip() for word in item.partition("="))
-        if not equals:
-            raise UserError(f"{item!r} in data.source = {where!r} is not key=value: write e.g. digits:clients=50")
-        if key in options:
-            raise UserError(
-                f"data.source = {where!r} and data.{key} = {options[key]!r} say the same in two ways. Keep one of them"
-            )
-        given[key] = value
-    found: DigitsOptions = resolve("data source", DIGITS).make(given)
-    return found

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from fedmpi.common.data_choices import DIGITS, in_memory, is_digits
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import SOURCE, Chosen
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.arrays import ArrayShard, arrays_of
 from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
-from fedmpi.data.digits_options import DigitsOptions, parse_options
+from fedmpi.data.digits_options import DigitsOptions
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shards import ShardStore, open_folder
 
@@ -30,9 +31,9 @@ CLASSES = 10
 TEST_EVERY = 5
 
 
-def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
+def open_digits(where: str, options: Mapping[str, Any]) -> ShardStore:
     """The embedded digits as a store, with the options written in `where` and those in `options`."""
-    chosen = parse_options(where, options or {})
+    chosen: DigitsOptions = Chosen.read(SOURCE, {"name": where, **options}, DIGITS).make()
     x, y, test_x, test_y = load_digits_split()
     if chosen.clients > len(y):
         raise UserError(f"the embedded digits have {len(y)} training images: ask for at most as many clients")
