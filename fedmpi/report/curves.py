@@ -13,6 +13,7 @@ from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
 from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record, clients_from_text
+from fedmpi.records.progress import MEASURED
 from fedmpi.records.run_log import read_log
 from fedmpi.results.comparison import AXES, Spread, first_reached, judged, rises, spent, up_to
 from fedmpi.results.loading import OF_NO_MATTER, OneRun, SeedGroup, blocks_of
@@ -70,16 +71,7 @@ LINK_NAMES = {
     "mediator_down": "to mediators",
 }
 PARTS = {"test": "test", "val": "validation"}
-SCORE_NAMES = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro-F1",
-    "perplexity": "perplexity",
-    "mean_average_precision": "mean average precision",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R²",
-    "loss": "loss",
-}
+SCORE_NAMES = {"accuracy": "accuracy", **MEASURED, "loss": "loss"}
 CLIENT_SCORES = {
     "accuracy": "accuracy",
     "tuned_accuracy": "accuracy, fine-tuned",
