@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
+from fedmpi.common.options import names_of, tables_in
 from fedmpi.common.own_code import OBJECT, holds_values, object_name
 from fedmpi.common.registry import Chosen
 from fedmpi.common.truth_values import mistaken
@@ -77,19 +89,24 @@ def chooses_several(kind: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def named(default: str) -> BeforeValidator:
-    """Return the reader of a table with variants. It reads a name alone as a table with only this name."""
+@dataclass(frozen=True)
+class Variants:
+    """Annotation of a union of tables: `name` chooses one of them. A name alone is a table with only this name."""
 
-    def read(value: Any) -> Any:
+    default: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tables = {name: handler.generate_schema(table) for table in tables_in(source) for name in names_of(table)}
+        chosen = core_schema.tagged_union_schema(tables, _variant_name)
+        return core_schema.no_info_before_validator_function(self._read, chosen)
+
+    def _read(self, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value}
-        return {"name": default, **value} if isinstance(value, Mapping) else value
-
-    return BeforeValidator(read)
+        return {"name": self.default, **value} if isinstance(value, Mapping) else value
 
 
-def variant_name(value: Any) -> str:
-    """Return the name of a variant, for pydantic's discriminator."""
+def _variant_name(value: Any) -> str:
     return str(value.get("name") if isinstance(value, Mapping) else getattr(value, "name", value))
 
 

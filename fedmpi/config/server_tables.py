@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from fedmpi.common.options import not_with, only_with
 from fedmpi.common.registry import Chosen
@@ -16,12 +16,11 @@ from fedmpi.config.base import (
     Probability,
     Share,
     Table,
+    Variants,
     WholeOrZero,
     chooses,
     limits,
-    named,
     switch,
-    variant_name,
 )
 
 
@@ -67,9 +66,7 @@ class Mediators(Table):
     """Pass the local optimizer's state (of Adam) from client to client inside a mediator."""
 
 
-Topology = Annotated[
-    Annotated[Star, Tag("star")] | Annotated[Mediators, Tag("mediators")], Discriminator(variant_name), named("star")
-]
+Topology = Annotated[Star | Mediators, Variants("star")]
 
 
 class RebalanceTable(Table):
@@ -132,14 +129,7 @@ class UpdateAttack(Table):
     """Length of the flipped update in that of the honest one; standard deviation of the noise."""
 
 
-Attack = Annotated[
-    Annotated[NoAttack, Tag("none")]
-    | Annotated[LabelFlip, Tag("label-flip")]
-    | Annotated[UpdateAttack, Tag("sign-flip")]
-    | Annotated[UpdateAttack, Tag("noise")],
-    Discriminator(variant_name),
-    named("none"),
-]
+Attack = Annotated[NoAttack | LabelFlip | UpdateAttack, Variants("none")]
 
 
 class NoCompression(Table):
@@ -167,15 +157,7 @@ class TopK(Table):
     """Clients add the values not sent to their next update. Memory: a vector per client, 2 GiB at most."""
 
 
-Compression = Annotated[
-    Annotated[NoCompression, Tag("none")]
-    | Annotated[Rounding, Tag("float16")]
-    | Annotated[Rounding, Tag("bfloat16")]
-    | Annotated[Rounding, Tag("int8")]
-    | Annotated[TopK, Tag("top-k")],
-    Discriminator(variant_name),
-    named("none"),
-]
+Compression = Annotated[NoCompression | Rounding | TopK, Variants("none")]
 
 
 class ConstantRate(Table):
@@ -206,13 +188,7 @@ class RateClasses(Table):
     """Share of each class, which sum to 1."""
 
 
-Rate = Annotated[
-    Annotated[ConstantRate, Tag("constant")]
-    | Annotated[LognormalRate, Tag("lognormal")]
-    | Annotated[RateClasses, Tag("classes")],
-    Discriminator(variant_name),
-    named("constant"),
-]
+Rate = Annotated[ConstantRate | LognormalRate | RateClasses, Variants("constant")]
 
 
 class DevicesTable(Table):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from fedmpi.common.options import not_with, only_with
 from fedmpi.common.registry import SERVICES
-from fedmpi.config.base import Count, Table, WholeOrZero, named, variant_name
+from fedmpi.config.base import Count, Table, Variants, WholeOrZero
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -59,19 +59,8 @@ class OpticsClustering(Table):
     common stratum, or are left out (β and the mean are then those of the others)."""
 
 
-Features = Annotated[
-    Annotated[LabelHistogram, Tag("label-histogram")]
-    | Annotated[GradientFeatures, Tag("one-step-change")]
-    | Annotated[GradientFeatures, Tag("full-gradient")]
-    | Annotated[CompressedGradient, Tag("compressed-gradient")],
-    Discriminator(variant_name),
-    named("compressed-gradient"),
-]
-Clustering = Annotated[
-    Annotated[KMeansClustering, Tag("kmeans")] | Annotated[OpticsClustering, Tag("optics")],
-    Discriminator(variant_name),
-    named("kmeans"),
-]
+Features = Annotated[LabelHistogram | GradientFeatures | CompressedGradient, Variants("compressed-gradient")]
+Clustering = Annotated[KMeansClustering | OpticsClustering, Variants("kmeans")]
 
 
 class Norms(Table):
