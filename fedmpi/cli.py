@@ -30,7 +30,6 @@ from fedmpi.records.changes import sources_of, with_found_shards
 
 app = typer.Typer(
     name="fedmpi",
-    help="A parallel simulator for sampling strategies in federated learning.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -39,7 +38,7 @@ app = typer.Typer(
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration file.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=VALUE", help="Override one key.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override one key.")]
 
 
 def run_command(interrupt: Interrupt | None = None) -> int:

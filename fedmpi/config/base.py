@@ -20,10 +20,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from fedmpi.common.options import names_of, tables_in
+from fedmpi.common.options import mistaken, names_of, tables_in
 from fedmpi.common.own_code import OBJECT, holds_values, object_name
 from fedmpi.common.registry import Chosen
-from fedmpi.common.truth_values import mistaken
 
 Values = dict[str, Any]
 """Values by key: nested, {"local": {"lr": 0.1}}, or flat, {"local.lr": 0.1, "clients.sampler": "oort"}."""

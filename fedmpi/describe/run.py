@@ -69,11 +69,11 @@ def mixed_up(found: Confusion, most: int = MIXED) -> Sequence[str]:
 
 AGAINST = {
     "training_samples": "training samples",
-    "times_used": "rounds taken part in",
+    "times_used": "rounds selected",
     "label_distance": "distance of the label mix from that of all",
 }
 """What scores are held against."""
-SCORES = {
+CLIENT_SCORES = {
     "accuracy": "accuracy",
     "tuned_accuracy": "accuracy, fine-tuned",
     "loss": "loss",
@@ -113,11 +113,11 @@ class ClientsOfRun:
         evaluations, clients = len(np.unique(self.table["round"])), len(self.last["client"])
         on = f" on their {self.rows}" if self.rows else ""
         times = f"{evaluations} evaluation" + ("s" if evaluations > 1 else "")
-        scores = [score for score in SCORES if score in self.last]
+        scores = [score for score in CLIENT_SCORES if score in self.last]
         title = f"{self.folder}: {clients:,} clients after round {int(self.last['round'][0]) + 1}{on}; {times}"
         show_table(
             console,
-            ("", *(SCORES[score] for score in scores)),
+            ("", *(CLIENT_SCORES[score] for score in scores)),
             list(zip(STATISTICS, *(self._spread(score) for score in scores), strict=True)),
             title=title,
         )

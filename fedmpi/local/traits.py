@@ -209,7 +209,7 @@ def _state(model: FlatModel) -> list[bytes]:
                 continue
             try:
                 state.append(name.encode() + pickle.dumps(value))
-            except Exception:
+            except Exception:  # whatever pickling a user's attribute raises
                 state.append(f"{name} {id(value)}".encode())
     return state
 

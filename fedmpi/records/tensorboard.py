@@ -39,7 +39,7 @@ TARGETS = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "train/loss
 
 def by_group(record: Record) -> dict[str, float]:
     """Return the numbers of a record by tag; the phases of a round are "time/plan", "time/train", …"""
-    found = {tag(key): float(value) for key, value in record.items() if key != "round" and _number(value)}
+    found = {tag(key): float(value) for key, value in record.items() if key != "round" and is_number(value)}
     return found | {f"time/{phase}": float(value) for phase, value in record.get(PHASES, {}).items()}
 
 
@@ -58,7 +58,8 @@ def settings(config: Config) -> dict[str, bool | int | float | str]:
     return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Check whether a value of a record is a number, and not true or false."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
+from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record, clients_from_text
 from fedmpi.records.progress import MEASURED
 from fedmpi.records.run_log import read_log
+from fedmpi.records.tensorboard import is_number
 from fedmpi.results.comparison import AXES, Spread, first_reached, judged, rises, spent, up_to
 from fedmpi.results.loading import OF_NO_MATTER, OneRun, SeedGroup, blocks_of
 
@@ -72,12 +74,6 @@ LINK_NAMES = {
 }
 PARTS = {"test": "test", "val": "validation"}
 SCORE_NAMES = {"accuracy": "accuracy", **MEASURED, "loss": "loss"}
-CLIENT_SCORES = {
-    "accuracy": "accuracy",
-    "tuned_accuracy": "accuracy, fine-tuned",
-    "loss": "loss",
-    "tuned_loss": "loss, fine-tuned",
-}
 SPREADS = {
     "mean": "mean",
     "worst10": "worst 10 %",
@@ -183,7 +179,7 @@ def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
                 [
                     r[where[t]][key]
                     for r, where in zip(runs, at, strict=True)
-                    if t in where and _number(r[where[t]].get(key))
+                    if t in where and is_number(r[where[t]].get(key))
                 ]
             )
             for t in rounds
@@ -209,13 +205,9 @@ def _drawn(runs: Sequence[list[Record]]) -> list[int]:
     return sorted({*scored, *thinned(every, MOST_ROUNDS - len(scored))})
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _numbers(runs: Sequence[list[Record]]) -> list[str]:
     """Return the keys of numbers, those with a title first."""
-    keys = {key for records in runs for record in records for key, value in record.items() if _number(value)}
+    keys = {key for records in runs for record in records for key, value in record.items() if is_number(value)}
     keys -= set(NOT_DRAWN)
     return [key for key in TITLES if key in keys] + sorted(keys - TITLES.keys())
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
+from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
-from fedmpi.report.curves import CLIENT_SCORES, LINK_NAMES, TITLES, Configuration, configurations, rounded
+from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, rounded
 from fedmpi.results.comparison import AXES, Row, Spread, compare_runs, in_percent, rises, spent
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 

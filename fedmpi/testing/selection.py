@@ -19,6 +19,7 @@ from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import chances
 from fedmpi.clients.view import ClientNumbers, View
+from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.data.statistics import target_distribution
@@ -30,21 +31,20 @@ DRAWS, ROUNDS = 10_000, 20
 """Rounds of the check of inclusion probabilities, and of the others."""
 FEW, COUNT, CLASSES = 14, 4, 5
 """Clients of a small round, clients drawn, and classes."""
-NAMES = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
 SIZES = np.array([5, 1, 40, 12, 300, 2, 17])
 """Sizes of the clients on which a data sampler is tried."""
 STREAMS = Streams(13)
 PARTICIPANTS, COORDINATES, STRATA = 9, 40, 3
 LATER = 5
-"""Round before which a component is made anew, as after a resume."""
+"""Round before which a component is made again, as after a resume."""
 
 
 def world(clients: int = FEW, round: int = 7, *, away: bool = True, fresh: bool = False) -> View:
     """Return a synthetic round: sizes from 1 to 40, every seventh client unavailable, numbers of two thirds of them."""
     k = np.arange(clients)
-    numbers = ClientNumbers(NAMES, clients)
+    numbers = ClientNumbers(NUMBERS, clients)
     if not fresh:
-        for name in NAMES:
+        for name in NUMBERS:
             known = k[k % 3 != 1]
             numbers.enter(name, max(round - 2, 0), known, 0.5 + (known * 7 % 11) / 5.0)
     return View(

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 import numpy as np
 import pytest
 
-from fedmpi.common.options import Option
-from fedmpi.common.truth_values import mistaken
+from fedmpi.common.options import Option, mistaken
 
 NUMBER, TRUTH = "give a number, not true or false", "give true or false, not a number"
 Whole = NewType("Whole", int)
