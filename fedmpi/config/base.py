@@ -172,7 +172,3 @@ class Table(BaseModel):
         if info.field_name is not None and (reason := mistaken(cls.model_fields[info.field_name].annotation, value)):
             raise ValueError(reason)
         return value
-
-    def refusal(self) -> str | None:
-        """Return why values of this table exclude one another, whatever the other tables are; None if they do not."""
-        return None

@@ -1,4 +1,4 @@
-"""Contradictions between choices in different tables; those within one table are in `Table.refusal`."""
+"""Contradictions between the values of a configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import shown
 from fedmpi.common.task_kinds import KINDS
-from fedmpi.config.keys import components_of
+from fedmpi.config.base import ALTERNATIVES
+from fedmpi.config.keys import components_of, value_of
 from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.config.server_tables import Mediators
 from fedmpi.config.stratification import stratification
@@ -40,8 +41,9 @@ NO_CLASS = {
 
 
 def contradiction(c: ConfigTables) -> str | None:
-    """Return the reason why the chosen values of several tables cannot be combined, or None."""
+    """Return the reason why the chosen values cannot be combined, or None."""
     for group in (
+        _numbers_of_clients_and_samples,
         _local_steps,
         _weights,
         _selection,
@@ -67,6 +69,31 @@ def weighs_twice(c: ConfigTables) -> str | None:
         f'clients.sampler = "{c.clients.sampler.name}" draws clients by their n_k, and server.weights = "samples" '
         "multiplies by n_k again, so that a client counts as n_k² on average: the papers weigh each draw alike, "
         'server.weights = "uniform"'
+    )
+
+
+def _numbers_of_clients_and_samples(c: ConfigTables) -> Checks:
+    """Numbers that a sampler needs, and pairs of keys of which one is enough."""
+    sampler, rows = c.clients.sampler, c.samples.sampler.name
+    yield (
+        sampler.name != "all" and c.clients.count is None and c.clients.fraction is None,
+        f'clients.sampler = "{sampler.name}" needs to know how many: set clients.count or clients.fraction',
+    )
+    for one, other in ALTERNATIVES:
+        values = [value_of(c, key) for key in (one, other)]
+        yield (
+            None not in values,
+            f"{one} = {values[0]} and {other} = {values[1]} say the same in two ways. Keep one of them",
+        )
+    by_norm = "norms" in _needs(c) or sampler.options.get("within_stratum") == "importance"
+    yield (
+        by_norm and stratification(c).features.name == "label-histogram",
+        'importance draws need the norms of gradients, which clients.sampler.features = "label-histogram" lacks: set '
+        'clients.sampler.within_stratum = "uniform"',
+    )
+    yield (
+        rows in ("bernoulli", "exact") and c.samples.budget is None,
+        f'samples.sampler = "{rows}" needs samples.budget, the number K of samples per round',
     )
 
 

@@ -125,24 +125,6 @@ class ClientsTable(Table):
     attack_fraction: Annotated[Share, not_with("attack", "none")] = 0.2
     """Share of all clients that attack whenever they are selected."""
 
-    def refusal(self) -> str | None:
-        sampler = self.sampler
-        if sampler.name != "all" and self.count is None and self.fraction is None:
-            return f'clients.sampler = "{sampler.name}" needs to know how many: set clients.count or clients.fraction'
-        if self.count is not None and self.fraction is not None:
-            return (
-                f"clients.count = {self.count} and clients.fraction = {self.fraction} say the same in two ways. "
-                "Keep one of them"
-            )
-        needs = sampler.component.marks.get("needs", ())
-        by_norm = "norms" in needs or sampler.options.get("within_stratum") == "importance"
-        if by_norm and sampler.services is not None and sampler.services.features.name == "label-histogram":
-            return (
-                'importance draws need the norms of gradients, which clients.sampler.features = "label-histogram" '
-                'lacks: set clients.sampler.within_stratum = "uniform"'
-            )
-        return None
-
 
 class SizeTable(Table):
     """Estimate of the total number of samples, Ñ, for Bernoulli samples."""
@@ -175,11 +157,6 @@ class SamplesTable(Table):
     """K, the number of samples per round."""
     size: Annotated[SizeTable, BERNOULLI] = SizeTable()
     """How Ñ is estimated: { estimate, epsilon, max_size, clip, query, reuse_reports }."""
-
-    def refusal(self) -> str | None:
-        if self.sampler.name in ("bernoulli", "exact") and self.budget is None:
-            return f'samples.sampler = "{self.sampler.name}" needs samples.budget, the number K of samples per round'
-        return None
 
 
 class LocalTable(Table):
@@ -218,9 +195,3 @@ class LocalTable(Table):
     """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
     stay float32, as do evaluation and the gradients that strata and importance draws look at. Rejected before the first
     round where torch cannot train the model in it on this device, as LSTMs on CPUs without AVX-512."""
-
-    def refusal(self) -> str | None:
-        if self.epochs is not None and self.steps is not None:
-            both = f"local.epochs = {self.epochs} and local.steps = {self.steps}"
-            return f"{both} say the same in two ways. Keep one of them"
-        return None

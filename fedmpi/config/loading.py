@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.options import location
-from fedmpi.config.base import ALTERNATIVES, Table, Values
+from fedmpi.config.base import ALTERNATIVES, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.keys import all_keys, unknown_key, value_of, variants_with, why_without_effect
 from fedmpi.config.layers import (
@@ -83,8 +83,7 @@ class Config(ConfigTables):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        within_tables = (table.refusal() for _, table in self if isinstance(table, Table))
-        reason = next(filter(None, within_tables), None) or contradiction(self)
+        reason = contradiction(self)
         if reason is not None:
             raise ValueError(reason)
         return self
