@@ -395,7 +395,7 @@ def test_an_exception_of_on_round_names_function_line_and_round():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_asked_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
+def test_asked_to_stop_a_run_saves_and_continues_later(plain: fedmpi.Run, tmp_path: Path):
     run = small(out=tmp_path / "run", stop=iter([False, True]).__next__)
     assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
     more = small(out=tmp_path / "run", resume=True)

@@ -156,7 +156,7 @@ def test_annotations_of_arrays_name_their_values() -> None:
         'Kept = TypeVar("Kept", bound=NDArray[np.generic])',
     ],
 )
-def test_a_bare_array_is_found_wherever_it_stands(source: str) -> None:
+def test_a_bare_array_is_found_anywhere(source: str) -> None:
     assert [line for line, _ in bare_arrays(ast.parse(source))] == [1]
 
 
@@ -315,7 +315,7 @@ def test_names_are_plain_words() -> None:
         *("def _look_away(): ...", "class LookAway: ..."),
     ],
 )
-def test_a_metaphor_is_found_wherever_a_name_stands(source: str) -> None:
+def test_a_metaphor_is_found_in_any_name(source: str) -> None:
     assert may_hold_a_metaphor(source)
     assert any(is_metaphor(name) for _, name in identifiers(ast.parse(source)))
 

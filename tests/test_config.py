@@ -183,7 +183,7 @@ def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_value_is_named_with_its_key_and_where_it_comes_from(tmp_path: Path):
+def test_a_rejected_value_is_named_with_its_key_and_where_it_comes_from(tmp_path: Path):
     wrong, path = "local.lr = -1{}: input should be greater than 0", tmp_path / "run.toml"
     path.write_text('preset = "fedavg"\n[local]\nlr = -1\n')
     for call, origin in (

@@ -63,7 +63,7 @@ def after_rounds(rounds: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_they_go_on_after_a_stop_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
+def test_they_continue_after_a_stop_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
     settings = SAME | TOGETHER[name]
     whole = facts(fedmpi.run("fedavg", settings))
     assert fedmpi.run("fedavg", settings, out=tmp_path / "run", stop=after_rounds(2)).ending == "stopped"
@@ -77,7 +77,7 @@ def test_they_keep_their_contract(name: str) -> None:
         assert check()
 
 
-def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: Path) -> None:
+def test_options_of_data_are_kept_with_the_run_and_wrong_ones_rejected(tmp_path: Path) -> None:
     data = {"data.source": "blobs:blobs", "data.source.clients": 5}
     fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"} | data, out=tmp_path)
     config = fedmpi.Config.load(tmp_path / "config.toml")
@@ -183,7 +183,7 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("key", "chosen", "others", "words"), MISFITS)
-def test_what_cannot_be_called_is_refused_before_anything_is_done(
+def test_what_cannot_be_called_is_rejected_before_anything_is_done(
     key: str, chosen: Any, others: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(fedmpi.UserError, match=words) as refused:
@@ -317,7 +317,7 @@ class OfType(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_model_of_another_type_takes_samples_for_float32_or_is_refused(dtype: str) -> None:
+def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype: str) -> None:
     keys = {"rounds": 1, "clients.count": 4, "model.name": OfType, "model.dtype": dtype}
     none = dtype != "float64"
     why = "which no engine trains" if none else rf"but samples come as float32, .* with x = x.to\(torch.{dtype}\)"

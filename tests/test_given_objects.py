@@ -200,7 +200,7 @@ class Draws:
 
 
 @pytest.mark.parametrize("given", [Draws.Ones, Draws.last])
-def test_what_lies_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
+def test_what_is_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
     run = fedmpi.run("fedavg", {**FEW, "clients.sampler": given, "clients.sampler.most": 5}, out=tmp_path / "run")
     assert stored(run, "clients.sampler") == f"{HERE}:{given.__qualname__}"
     assert values(fedmpi.run(tmp_path / "run" / "config.toml")) == values(run)
@@ -284,7 +284,7 @@ def test_an_option_with_the_name_of_another_key_belongs_to_its_component_alone(t
         ("local.optimizer", partial(slow, lr=0.5), "local.optimizer.lr is unknown to .*: its options are momentum"),
     ],
 )
-def test_a_partial_that_binds_an_unknown_option_is_refused(key: str, given: Any, words: str) -> None:
+def test_a_partial_that_binds_an_unknown_option_is_rejected(key: str, given: Any, words: str) -> None:
     with pytest.raises(fedmpi.UserError, match=words):
         fedmpi.run("fedavg", {**FEW, key: given})
 
@@ -322,7 +322,7 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
         fedmpi.run(tmp_path / "config.toml")
 
 
-def test_a_partial_with_arguments_by_place_is_refused_where_a_class_is_made() -> None:
+def test_a_partial_with_arguments_by_place_is_rejected_where_a_class_is_made() -> None:
     with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
         fedmpi.run("fedavg", {**FEW, "clients.sampler": partial(ByPlace, 5)})
     with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
@@ -378,7 +378,7 @@ def kept_by_its_name(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     return outputs
 
 
-def test_what_a_partial_binds_tells_its_kind_and_its_source_where_no_file_holds_it() -> None:
+def test_what_a_partial_binds_shows_its_kind_and_its_source_where_no_file_contains_it() -> None:
     assert describe(partial(powers, exponent=2.0)).kind == "weights"
     text = "def typed(cohort, sizes, *, exponent=0.5):\n    return sizes[cohort.clients] ** exponent\n"
     linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
@@ -409,7 +409,7 @@ def test_an_object_that_measures_makes_its_numbers_as_its_class_does(tmp_path: P
     assert fedmpi.run("fedavg", {**FEW, "task.metrics": [Extremes()]}).records[-1]["test_rarest"] > 0
 
 
-def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
     first = client_sampler(lambda view: Cohort(view.available[:3]))
     other = client_sampler(lambda view: Cohort(view.available[-3:]))
     fedmpi.run("fedavg", {**FEW, "clients.sampler": first}, out=tmp_path)

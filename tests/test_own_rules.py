@@ -133,7 +133,7 @@ def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> Non
     assert json.loads((here / "shards" / "manifest.json").read_text())["dataset"] == "own:reader"
 
 
-def test_a_file_beside_the_presets_is_a_published_system(here: Path) -> None:
+def test_a_file_beside_the_presets_is_a_published_method(here: Path) -> None:
     package = here / "fedmpi"  # one of whose folders is a copy
     package.mkdir()
     for entry in (ROOT / "fedmpi").iterdir():

@@ -128,9 +128,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_runs_of_an_edited_component_are_groups_of_their_own(
-    what: str, home: Path, command: Callable[..., Said]
-) -> None:
+def test_runs_of_an_edited_component_are_separate_groups(what: str, home: Path, command: Callable[..., Said]) -> None:
     file, old, new = EDITS[what]
     for seed in range(3):
         if seed == 2:
@@ -406,7 +404,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_moved_goes_on(home: Path, command: Callable[..., Said]) -> None:
+def test_a_sweep_that_was_moved_continues(home: Path, command: Callable[..., Said]) -> None:
     tables = {**SWEEP, "sweep": {"seed": [0, 1]}, "clients": {"count": 2}}
     tables["prepare"] = {"dataset": "digits", "partition": "iid", "clients": 4, "seed": "{seed}"}
     Path("study.toml").write_text(tomli_w.dumps(tables))

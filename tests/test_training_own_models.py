@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["training", "evaluation"])
-def test_outputs_that_nobody_can_use_are_rejected_before_round_0(kind: str, when: str) -> None:
+def test_unusable_outputs_are_rejected_before_round_0(kind: str, when: str) -> None:
     data, rounds = arrays(kind), []
     for name in WRONG if kind == "classification" else ("indices", "one more axis", "twice as many", "some NaN"):
         change, said = WRONG[name]

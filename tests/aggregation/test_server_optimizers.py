@@ -61,7 +61,7 @@ def test_three_steps_follow_the_published_recursion(kind: str, tau: float):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
+def test_a_run_continues_from_its_state_bit_for_bit(kind: str):
     whole = run(made(kind, lr=0.1), torch.ones(4))
     first, second = made(kind, lr=0.1), made(kind, lr=0.1)
     w = run(first, torch.ones(4), UPDATES[:2])
@@ -130,7 +130,7 @@ def test_an_optimizer_of_ones_own_cannot_change_the_update():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_divides_the_sum_as_it_goes_with_the_same_bits(kind: str):
+def test_a_step_divides_the_sum_as_it_goes_bit_for_bit(kind: str):
     values = BLOCK + 100
     w, update = torch.randn(values), torch.randn(values)
     whole, parted, kept = w.clone(), w.clone(), update.clone()

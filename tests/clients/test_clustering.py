@@ -86,6 +86,6 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
     assert run.strata is not None and np.array_equal(run.strata.labels, labels)
 
 
-def test_dropping_everybody_is_refused() -> None:
+def test_dropping_all_clients_is_rejected() -> None:
     with pytest.raises(UserError, match="drop"):
         strata_of_clusters(optics(np.eye(1, dtype=np.float32)), np.eye(1, dtype=np.float32), "drop")

@@ -62,7 +62,7 @@ def test_every_value_goes_to_its_nearest_centre_and_every_centre_is_the_mean_of_
     assert (np.diff(centres[0]) > 0).all()
 
 
-def test_clients_compressed_together_or_alone_give_the_same_bits() -> None:
+def test_clients_compressed_together_or_alone_give_bit_identical_values() -> None:
     block = np.stack([gradients(law, 700, seed) for seed, law in enumerate(LAWS)])
     together = compress(block, 9)
     for row, (centres, indices) in enumerate(zip(*together, strict=True)):

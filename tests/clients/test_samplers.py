@@ -41,7 +41,7 @@ def chance_of_set(weights: np.ndarray, drawn: tuple[int, ...]) -> float:
     return total
 
 
-def test_candidates_are_drawn_by_size_one_after_another() -> None:
+def test_candidates_are_drawn_by_size_sequentially() -> None:
     """Chi-square over all sets of 3 of 6 clients; false-alarm rate 1e-4."""
     sizes = np.array([5, 1, 10, 2, 7, 3], np.int64)
     sets = list(itertools.combinations(range(6), 3))
@@ -54,7 +54,7 @@ def test_candidates_are_drawn_by_size_one_after_another() -> None:
     assert chisquare(list(seen.values()), 20_000 * expected).pvalue > FALSE_ALARM
 
 
-def test_the_candidates_with_the_highest_loss_take_part() -> None:
+def test_the_candidates_with_the_highest_loss_are_selected() -> None:
     losses = np.full(10, np.nan)
     losses[[0, 1, 3, 6, 8, 9]] = [0.5, 2.0, 0.1, 2.0, 3.0, 0.2]
     cohort = PowerOfChoice().draw(view_of(count=3, measured={"loss": losses}))
@@ -208,7 +208,7 @@ def sampler_of(draw: Any) -> ClientSampler:
         (Cohort(np.array([1]), np.array([np.nan])), "inclusion nan for client 1: it must be finite"),
     ],
 )
-def test_a_useless_cohort_is_refused_by_name(returned: Any, message: str) -> None:
+def test_a_useless_cohort_is_rejected_by_name(returned: Any, message: str) -> None:
     def mine(view: View) -> Any:
         return returned
 
@@ -295,7 +295,7 @@ def test_there_are_at_least_as_many_candidates_as_participants_and_none_without_
     assert not len(PowerOfChoice().candidates(view_of(present=np.array([2], np.int64))))
 
 
-def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
+def test_where_no_client_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
     nobody = ClientNumbers(("loss",), 10)
     assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
     assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(0, 4, numbers=nobody)).clients) == 4

@@ -20,7 +20,7 @@ def four_strata(norms: np.ndarray | None = NORMS) -> Strata:
 @pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("count", [1, 8, 40, 100])
-def test_a_cohort_is_sorted_of_the_wanted_size_and_keeps_to_its_allocation(
+def test_a_cohort_is_sorted_of_the_requested_size_and_keeps_to_its_allocation(
     allocation: str, draw: str, count: int
 ) -> None:
     cohort = stratified(four_strata(), 42, count, Streams(0), 3, allocation=allocation, draw=draw)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def test_a_cohort_is_sorted_of_the_wanted_size_and_keeps_to_its_allocation(
     assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
 
 
-def test_the_rest_of_a_cluster_stands_in_for_those_who_are_away() -> None:
+def test_the_rest_of_a_cluster_represents_unavailable_clients() -> None:
     available = np.setdiff1d(np.arange(42), np.arange(12))
     cohort = stratified(four_strata(), available, 20, Streams(0), 0)
     assert cohort.strata is not None

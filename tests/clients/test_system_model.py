@@ -76,7 +76,7 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
         {"law": "classes", "rates": (1.0, -2.0), "shares": (0.5, 0.5)},
     ],
 )
-def test_impossible_laws_are_refused(options: dict) -> None:
+def test_impossible_laws_are_rejected(options: dict) -> None:
     with pytest.raises(UserError, match="devices"):
         RateLaw(**options)
 

@@ -44,7 +44,7 @@ def prepare(exact: bool, *more: str) -> None:
     prepare_device(load_config(None, settings), Cluster.connect())
 
 
-def test_exact_runs_compute_the_same_bits_every_time():
+def test_exact_runs_are_bit_identical_every_time():
     prepare(exact=True)
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_stays_set_aside(tmp_path: Path, order: list):
     assert order == [("sync", tmp_path)]
 
 
-def test_what_is_no_plain_file_is_refused_and_not_kept_open(tmp_path: Path):
+def test_what_is_no_plain_file_is_rejected_and_not_kept_open(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     before = len(os.listdir("/proc/self/fd"))
     for path in (tmp_path, tmp_path / "fifo"):
@@ -140,7 +140,7 @@ def test_what_is_no_plain_file_is_refused_and_not_kept_open(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lacking", [os.W_OK, os.X_OK])
-def test_a_folder_that_cannot_be_made_is_refused_before_that(
+def test_a_folder_that_cannot_be_made_is_rejected_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
 ):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -85,5 +85,5 @@ def test_what_lists_and_tables_hold_is_looked_at(annotation: Any, value: Any, ex
 @pytest.mark.parametrize(
     "annotation", [Any, object, bool | int, int | bool, numbers.Number, Unknown, Draws, "int", str, np.ndarray]
 )
-def test_where_a_type_takes_both_or_nobody_knows_nothing_is_said(annotation: Any, value: Any) -> None:
+def test_where_a_type_takes_both_or_is_unknown_there_is_no_error(annotation: Any, value: Any) -> None:
     assert mistaken(annotation, value) == ""

@@ -97,7 +97,7 @@ def test_scores_are_those_of_a_plain_loop_over_clients(held_out: tuple[int, ...]
     assert done.summary["final"]["client_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
 
 
-def test_a_record_tells_how_they_spread_and_a_phase_what_it_cost():
+def test_a_record_reports_how_they_spread_and_a_phase_what_it_cost():
     done = fedmpi.run("fedavg", SMALL | {"rounds": 5, "evaluation.clients_every": 2}, data=arrays())
     for record in done.records:
         due = record["round"] in (1, 3, 4)
@@ -198,7 +198,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
         (900, "but 7 of the 8 clients"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(value: Any, sentence: str):
+def test_what_cannot_be_evaluated_is_rejected(value: Any, sentence: str):
     with pytest.raises(UserError, match=sentence):
         fedmpi.run("fedavg", SMALL | {"evaluation.clients": value}, data=arrays())
 
@@ -294,7 +294,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_stopped_run_goes_on_with_its_rows(whole: Path, tmp_path: Path):
+def test_a_stopped_run_continues_with_its_rows(whole: Path, tmp_path: Path):
     assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
     assert np.unique(read_clients(tmp_path)["round"]).tolist() == [0, 1, 2, 3, 4]
     assert run_into(tmp_path, *VIEWED, resume=True) == 0

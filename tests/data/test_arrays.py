@@ -139,7 +139,7 @@ def test_text_is_token_ids():
         ({"mean": float("nan")}, "std must be above 0 and mean finite"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):
+def test_arrays_that_do_not_match_are_rejected(wrong: dict[str, Any], sentence: str):
     with pytest.raises(UserError, match=re.escape(sentence)):
         made(**wrong)
 
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "shards"
 
 
-def test_a_run_on_arrays_is_to_the_bit_that_on_the_same_data_as_shards(folder: Path):
+def test_a_run_on_arrays_is_bit_identical_to_that_on_the_same_data_as_shards(folder: Path):
     shards = open_store(folder)
     x, y = shards.rows(np.arange(shards.samples))
     owner = np.repeat(np.arange(shards.clients), shards.sizes)
@@ -208,7 +208,7 @@ class NotMine(UserError):
     """A refusal that whoever wrote the source tells from others."""
 
 
-def test_a_source_of_data_refuses_in_its_own_words():
+def test_a_source_of_data_rejects_in_its_words():
     def refusing():
         raise NotMine("the scanner is switched off: switch it on")
 

@@ -103,7 +103,7 @@ def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
         assert (data.load(0)[1] is data.load(0)[1]) is kept
 
 
-def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> None:
+def test_a_tensor_remains_after_the_store_whose_file_it_maps(tmp_path: Path) -> None:
     arrays = floats()
     arrays.save(tmp_path / "floats")
     with warnings.catch_warnings():

@@ -58,7 +58,7 @@ def whole(prepared: Path) -> fedmpi.Run:
 
 
 @pytest.mark.parametrize(("words", "seconds"), list(zip(CHANGES, (0.0, 1e9, 1e9, 0.0), strict=True)))
-def test_changed_data_end_a_run_which_goes_on_when_they_are_back(
+def test_changed_data_end_a_run_which_continues_when_they_are_back(
     prepared: Path, whole: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, seconds: float
 ):
     """Seen when the files are looked at next, at the latest before anything is saved."""

@@ -106,7 +106,7 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("digits --partition iid --clients 3 --out o --plot none/p.png", "the folder none does not exist"),
     ],
 )
-def test_wrong_input_is_refused_with_one_sentence(
+def test_wrong_input_is_rejected_with_one_sentence(
     words: str, message: str, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -159,7 +159,7 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
         ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
     ],
 )
-def test_parts_of_a_pickle_that_do_not_fit_are_refused(
+def test_parts_of_a_pickle_that_do_not_fit_are_rejected(
     tmp_path: Path, name: str, changed: dict[str, Any], message: str
 ) -> None:
     names = {"fine_label_names": [f"c{label}" for label in range(100)]}
@@ -185,7 +185,7 @@ ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
     ],
     ids=range(7),
 )
-def test_a_pickle_of_anything_but_arrays_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+def test_a_pickle_of_anything_but_arrays_is_rejected_in_one_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(content)
     with pytest.raises(UserError, match=r"batch is not a CIFAR batch \(.*\); fetch it again") as refusal:
         load_batch(tmp_path / "batch")

@@ -76,7 +76,7 @@ def probabilities(families: tuple[int, ...]) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("families", [FAMILIES, (0, 1, 2, 3)])
-def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tuple[int, ...]) -> None:
+def test_drawing_together_has_the_distribution_of_sequential_draws(families: tuple[int, ...]) -> None:
     """2,000 draws against all orders of five samples of four classes, whose stock is used up: chi-square at 1e-5.
 
     Client 1 has no mass on class 2, so where only that is left it must
@@ -220,7 +220,7 @@ def test_strictness_says_how_much_of_the_attribute_separates_clients(strictness:
     assert abs(within - (1 - squared * v)) < Z * np.sqrt(2 / 40_000)
 
 
-def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_refused() -> None:
+def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_rejected() -> None:
     for values, words in ((np.ones(9), "for every row"), (np.array([1.0, np.nan, 2.0]), "row 1 has no finite value")):
         with pytest.raises(UserError, match=words):
             by_attribute(values, 2, 0.5)

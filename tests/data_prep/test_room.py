@@ -86,7 +86,7 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_written_or_deleted(
+def test_what_cannot_fit_is_rejected_before_anything_is_written_or_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert prepare(tmp_path) == 0

@@ -101,7 +101,7 @@ def rows_of_ten_classes() -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform", "pair"])
-def test_noisy_clients_have_wrong_labels_at_their_own_rate(place: Path, name: str) -> None:
+def test_noisy_clients_have_wrong_labels_at_their_rate(place: Path, name: str) -> None:
     """40 clients of 320 training rows: a label becomes any class (9/10 of them others), or the next; z = 5 each.
 
     Half of the clients are noisy: 20 expected, with a standard deviation of 3.2. Rates are uniform between 0.3 and 0.7:
@@ -207,7 +207,7 @@ def test_a_useless_answer_names_the_part(place: Path, words: list[str], message:
         ([*VECTORS, "--feature-shift", "rotation"], "turns images"),
     ],
 )
-def test_what_no_shift_and_no_label_noise_means_is_refused(
+def test_what_no_shift_and_no_label_noise_means_is_rejected(
     place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.savez("rows.npz", x=np.ones((9, 4), np.int32), y=np.arange(9) % 3)

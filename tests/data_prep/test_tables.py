@@ -556,7 +556,7 @@ def test_images_in_memory_with_their_channels_last_are_no_images_of_28_channels(
         ({"y": Y + 1, "test": (X, Y + 1)}, {"y": Y, "test": (X, Y)}),
     ],
 )
-def test_owners_and_labels_that_start_at_1_make_no_client_or_class_of_their_own(more: Table, remedy: Table) -> None:
+def test_owners_and_labels_that_start_at_1_make_no_further_client_or_class(more: Table, remedy: Table) -> None:
     given = {"x": X, "y": Y, "owner": np.arange(ROWS) % 2, "test": (X, Y)} | more
     with pytest.raises(UserError, match="Subtract 1"):
         ClientArrays(**given)

@@ -246,7 +246,7 @@ def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> 
         (replace(RAW, task="text"), {}, "vocabulary"),
     ],
 )
-def test_impossible_arguments_are_refused_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
+def test_impossible_arguments_are_rejected_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
     with pytest.raises(UserError, match=words):
         write_shards(raw, drawn(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
     assert not (tmp_path / "out").exists()

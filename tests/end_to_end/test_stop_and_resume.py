@@ -101,7 +101,7 @@ def test_a_stopped_run_has_saved_and_is_not_finished(stopped: Path):
     assert newest == f"round-{recorded + 1:08d}.safetensors"  # the last round waits for its evaluation
 
 
-def test_a_resumed_run_repeats_the_undisturbed_one_to_the_bit(resumed: Path, whole: list[dict]):
+def test_a_resumed_run_repeats_the_undisturbed_one_bit_for_bit(resumed: Path, whole: list[dict]):
     assert curve(resumed) == whole
 
 

@@ -70,7 +70,7 @@ def test_a_process_alone_ends_with_the_same_codes(how: str, code: int, words: st
         (BATCH, 0, "one process"),
     ],
 )
-def test_processes_that_mpi_does_not_join_are_refused_and_one_alone_runs(
+def test_processes_that_mpi_does_not_join_are_rejected_and_one_alone_runs(
     environ: dict[str, str], code: int, words: str
 ):
     job = run_alone([*PROGRAMS, "say_hello"], env=environ)
@@ -78,7 +78,7 @@ def test_processes_that_mpi_does_not_join_are_refused_and_one_alone_runs(
     assert ("rank 0 of 1" in job.stdout) == (code == 0)
 
 
-def test_a_launcher_of_another_family_is_refused_before_mpi_aborts():
+def test_a_launcher_of_another_family_is_rejected_before_mpi_aborts():
     library = run_alone(["-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]).stdout
     if not library.startswith("MPICH") or "pmix" in library.lower():
         pytest.skip("mpi4py loads no MPICH that would abort")

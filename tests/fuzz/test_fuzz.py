@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[ModuleType | SimpleNamespace, int]] = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_any_input_is_refused_in_a_sentence_or_used_rightly(kind: str) -> None:
+def test_any_input_is_rejected_in_a_sentence_or_used_rightly(kind: str) -> None:
     module, examples = EXAMPLES[kind]
     wanted = os.environ.get("FUZZ_EXAMPLES")
 

@@ -108,7 +108,7 @@ def clients(spoilt: bool) -> fedmpi.ClientArrays:
     ],
     ids=lambda more: " ".join(f"{key}={value}" for key, value in more.items()),
 )
-def test_a_run_goes_on_without_them_and_counts_them(more: dict[str, object]) -> None:
+def test_a_run_continues_without_them_and_counts_them(more: dict[str, object]) -> None:
     with pytest.raises(ClientFailure, match=r"client 4 on rank 0: .* in round 0: training diverged .*lower local.lr"):
         fedmpi.run("fedavg", KEYS | more, data=clients(True))
     run = fedmpi.run("fedavg", KEYS | more | {"local.on_divergence": "drop"}, data=clients(True))

@@ -250,7 +250,7 @@ def updates(model: FlatModel, order: Sequence[int], rounds: int = 2) -> dict[tup
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_clients_get_the_same_bits_in_any_order(name: str) -> None:
+def test_clients_are_bit_identical_in_any_order(name: str) -> None:
     model = FlatModel(built(name)(), rebuild=built(name))
     one = updates(model, range(6))
     other = updates(FlatModel(built(name)(), rebuild=built(name)), (4, 0, 5, 2, 3, 1))
@@ -416,7 +416,7 @@ class CountingLoss:
         return functional.cross_entropy(outputs, targets, reduction="none") / self.calls
 
 
-def test_what_a_loss_keeps_begins_anew_with_every_client() -> None:
+def test_what_a_loss_keeps_is_reset_for_every_client() -> None:
     loss = Loss(resolve("loss", CountingLoss))
     model = FlatModel(nn.Sequential(nn.Linear(6, 3)), loss=loss)
     forwards, backwards = updates(model, range(6), 1), updates(model, range(5, -1, -1), 1)

@@ -43,7 +43,7 @@ def with_room_for(most: int, function, count):
         (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "batched clients"),
     ],
 )
-def test_training_goes_on_with_less_at_once(
+def test_training_continues_with_less_at_once(
     engine, rule, owner, name, count, most, said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
@@ -79,7 +79,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["mlp", Small], ids=["a built-in model", "a model of one's own"])
-def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_continues_with_fewer_samples_at_once(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
     store = SimpleNamespace(
         part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))

@@ -92,7 +92,7 @@ MANY_OUTPUTS = replace(TOKENS, classes=2_000)
 
 
 @pytest.mark.parametrize(("asked", "rows"), [("auto", 131), (3, 3), (5000, 131)])
-def test_very_many_outputs_limit_a_pass_on_a_processor_too_whatever_is_asked_for(asked: int | str, rows: int) -> None:
+def test_very_many_outputs_limit_a_pass_on_a_cpu_too_whatever_is_requested(asked: int | str, rows: int) -> None:
     """2²⁶ bytes of outputs of 64 · 2,000 values of 4 bytes."""
     table = SimpleNamespace(batch_size=asked)
     assert rows_evaluated(table, next_words(), MANY_OUTPUTS) == rows  # type: ignore[arg-type]

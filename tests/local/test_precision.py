@@ -150,7 +150,7 @@ def test_a_precision_without_gradients_is_rejected_before_the_first_round(
         assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-def test_the_batched_engine_is_not_offered_and_refused_when_named():
+def test_the_batched_engine_is_not_offered_and_rejected_when_named():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     engine = chosen(model, source, local={"precision": "bfloat16"})
     assert 'the others sequential (local.precision = "bfloat16": its layers' in engine.description

@@ -57,7 +57,7 @@ def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
 @pytest.mark.parametrize(
     ("found", "message"), [([0, 0, 0], "gave 3 clients to one mediator: 2 at most"), ([0.0, 1.0], "return the number")]
 )
-def test_groups_that_nobody_can_use_are_refused(found: list, message: str) -> None:
+def test_unusable_groups_are_rejected(found: list, message: str) -> None:
     config = given_config(
         "astraea",
         {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2},

@@ -87,7 +87,7 @@ def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_goes_on_with_another_number_of_ranks_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_continues_with_another_number_of_ranks_bit_for_bit(tmp_path: Path) -> None:
     started = [job(s, tmp_path / f"from3-{i}", stop_after=2) for i, s in enumerate(RESUMED)]
     wholes = [job(s, tmp_path / f"whole3-{i}") for i, s in enumerate(RESUMED)]
     of_three = on_ranks(3, [*started, *wholes], tmp_path)[len(RESUMED) :]

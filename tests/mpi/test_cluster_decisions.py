@@ -67,12 +67,12 @@ def test_the_launcher_is_known_by_the_variables_of_this_process(environ, launch)
         *((SRUN, 1, False), (MPIEXEC, 1, False), (MPIEXEC, 2, False), ({**SRUN, **MPIEXEC}, 3, False)),
     ],
 )
-def test_a_world_of_another_size_than_launched_is_refused(environ, size, joined):
+def test_a_world_of_another_size_than_launched_is_rejected(environ, size, joined):
     with nullcontext() if joined else pytest.raises(LauncherMismatch, match=rf"MPICH 5.0.2, which sees {size}: "):
         check_world_size(read_launches(environ), size, MPICH)
 
 
-def test_an_mpich_without_pmix_is_refused_before_it_aborts_under_a_pmix_launcher():
+def test_an_mpich_without_pmix_is_rejected_before_it_aborts_under_a_pmix_launcher():
     with pytest.raises(LauncherMismatch, match="srun --mpi=pmi2"):
         check_process_manager({"PMIX_RANK": "0"}, MPICH)
     check_process_manager({"PMIX_RANK": "0"}, OPEN_MPI)

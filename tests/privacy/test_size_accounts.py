@@ -81,7 +81,7 @@ STRATA = ("clients.sampler=stratified", "clients.count=2")
         (["clients.sampler=oort", "clients.count=2"], "clients.sampler"),
     ],
 )
-def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
+def test_strata_of_labels_openings_and_schedules_by_label_disclose_sizes(settings: list[str], named: str | None):
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
     assert found is None or found.all_clients == named.startswith("clients.sampler")  # else of the participants only
@@ -109,7 +109,7 @@ def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("lost", ["ledger.answers", "usage.clients"])
-def test_a_checkpoint_without_an_account_is_refused_by_name(lost: str):
+def test_a_checkpoint_without_an_account_is_rejected_by_name(lost: str):
     counting = planner(*ASKED, "logging.diagnostics=true").accounts
     state = counting.state()
     counting.load(state)

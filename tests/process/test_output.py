@@ -32,7 +32,7 @@ def text(descriptor: int, raises: bool) -> io.TextIOWrapper:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_what_nobody_reads_interrupts_a_command_once_and_a_run_never(unread: int, raises: bool) -> None:
+def test_output_without_a_reader_interrupts_a_command_once_and_a_run_never(unread: int, raises: bool) -> None:
     stream = text(unread, raises)
     with pytest.raises(OutputLost) if raises else nullcontext() as lost:
         print("one", file=stream, flush=True)

@@ -50,7 +50,7 @@ def hold_and_die(run: Path) -> int:
     return child
 
 
-def test_a_folder_in_use_is_refused_with_its_owner_until_it_is_released(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_rejected_with_its_owner_until_it_is_released(tmp_path: Path) -> None:
     refuse_held(tmp_path / "nowhere")
     first = Hold(tmp_path)
     assert first.before is None and str(os.getpid()) in (owner_of(tmp_path) or "")

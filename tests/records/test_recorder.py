@@ -64,7 +64,7 @@ def content(run: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", [*OF_A_RUN[1:], "events.out.tfevents.1.host.2.0"])
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_with_anything_of_a_run_but_no_configuration_is_refused(tmp_path: Path, name: str, resume: bool):
+def test_a_folder_with_anything_of_a_run_but_no_configuration_is_rejected(tmp_path: Path, name: str, resume: bool):
     path = tmp_path / name / "round-00000001.safetensors" if name == "checkpoints" else tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("of a run")
@@ -179,7 +179,7 @@ def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undi
     assert "changed before round 6: rounds: 9 -> 8" in (run / "run.log").read_text()
 
 
-def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
+def test_fewer_rounds_than_are_done_are_rejected_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
     run = copy_of(undisturbed, tmp_path)
     shorter = [setting for setting in SETTINGS if not setting.startswith("rounds")]
     before = content(run)
@@ -243,7 +243,7 @@ def test_what_was_moved_before_an_interruption_is_in_the_summary(tmp_path: Path,
     assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["mpi_bytes"]["relay"] == 3 * 7
 
 
-def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_path: Path):
+def test_a_run_does_not_continue_with_data_prepared_again_under_the_same_name(tmp_path: Path):
     shards, run = tmp_path / "shards", tmp_path / "RUN"
     words = ["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(shards), "--overwrite"]
     settings = [setting for setting in SETTINGS if not setting.startswith("data.")] + [f"data.source={shards}"]
@@ -262,7 +262,7 @@ def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_pa
 
 
 @pytest.mark.parametrize("place", [3, -8000], ids=["length", "tensors"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits(
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one_bit_for_bit(
     undisturbed: Path, tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
 ):
     run = copy_of(undisturbed, tmp_path)
@@ -278,7 +278,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits
         assert "instead, at round 3" in text
 
 
-def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, tmp_path: Path):
+def test_when_all_checkpoints_are_damaged_the_run_is_rejected(undisturbed: Path, tmp_path: Path):
     run = copy_of(undisturbed, tmp_path)
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
@@ -301,7 +301,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     assert summary["wall_seconds"] >= 1000
 
 
-def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path: Path):
+def test_events_after_the_checkpoint_are_shown_once_when_a_run_continues(tmp_path: Path):
     config = load_config(None, [*SETTINGS, "logging.tensorboard=true"])
     for resume, rounds in ((False, range(4)), (True, range(2, 5))):
         recorder = Recorder(tmp_path, config, resume=resume)
@@ -389,7 +389,7 @@ def test_views_that_overlap_are_saved_under_each_name():
 
 
 @pytest.mark.parametrize("kind", ["talkative", "sparse"])
-def test_a_model_that_cannot_be_saved_is_refused_before_the_folder_is_made(tmp_path: Path, kind: str):
+def test_a_model_that_cannot_be_saved_is_rejected_before_the_folder_is_made(tmp_path: Path, kind: str):
     model = f"tests.end_to_end.user_models:{kind}"
     with pytest.raises(UserError, match=r"the model cannot be saved: .* not a dense tensor; leave it out"):
         fedmpi.run("fedavg", model=model, out=tmp_path / "RUN")
@@ -424,7 +424,7 @@ def fill(folder: Path, leave: int) -> Path:
 
 
 @pytest.mark.parametrize("pages", [0, 4, 16])
-def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+def test_a_disk_that_fills_up_is_one_sentence_and_the_run_continues_when_there_is_room(
     undisturbed: Path, small_disk: Path, pages: int
 ):
     run = small_disk / "RUN"

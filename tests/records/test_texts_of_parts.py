@@ -78,7 +78,7 @@ def test_a_built_in_part_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-def test_a_run_does_not_go_on_with_a_lambda_of_another_body_in_the_next_line(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_a_lambda_of_another_body_in_the_next_line(tmp_path: Path) -> None:
     rules = [
         lambda client:
             np.arange(len(client.labels)),

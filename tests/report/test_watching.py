@@ -76,9 +76,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
 
 
-def test_of_a_run_that_stands_still_its_last_round_is_printed_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_round_of_a_stalled_run_is_printed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = iter((False, False, True, True))
     done = len(fedmpi.run("fedavg", SMALL | {"rounds": 5}, out=tmp_path, stop=lambda: next(asked)).records)
 

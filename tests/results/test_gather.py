@@ -22,7 +22,7 @@ def records(*accuracies: float | None) -> list[dict[str, Any]]:
     return made
 
 
-def test_keys_that_differ_are_those_of_unlike_values_or_of_some_tables_only() -> None:
+def test_keys_that_differ_are_those_of_different_values_or_of_some_tables_only() -> None:
     tables = [{"preset": "a", "lr": 0.1, "rounds": 5}, {"preset": "b", "lr": 0.1, "mu": 1.0, "rounds": 5}]
     assert differing(tables) == ["preset", "mu"] and differing(tables[:1]) == []
 
@@ -83,7 +83,7 @@ def test_who_took_part_is_written_as_runs_of_neighbors_and_read_again(clients: l
     assert clients_from_text(text).tolist() == clients
 
 
-def test_texts_that_name_no_clients_are_refused() -> None:
+def test_texts_that_name_no_clients_are_rejected() -> None:
     for text in ("1-2-3", "a", "5-3"):
         with pytest.raises(ValueError):
             clients_from_text(text)

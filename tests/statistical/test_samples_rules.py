@@ -81,7 +81,7 @@ def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
     assert np.all(counts <= np.ceil(0.25 * UNEVEN))
 
 
-def test_the_pooled_batch_has_exactly_the_wanted_size_and_at_most_everything():
+def test_the_pooled_batch_has_exactly_the_requested_size_and_at_most_everything():
     assert exact_rows(STREAMS, 0, UNEVEN, 77).size == 77
     assert exact_rows(STREAMS, 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
     assert exact_rows(STREAMS, 0, UNEVEN, 0).size == 0

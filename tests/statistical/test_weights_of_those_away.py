@@ -138,7 +138,7 @@ def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> 
         ([BY_CLASS, "clients.availability.by_label=[0.5, 0.0]"], "clients.availability.by_label"),
     ],
 )
-def test_unbiased_weights_are_refused_where_some_are_never_there(settings: list[str], key: str) -> None:
+def test_unbiased_weights_are_rejected_where_some_are_never_available(settings: list[str], key: str) -> None:
     with pytest.raises(UserError, match=key):
         load_config(None, ["preset=fedavg", "server.weights=unbiased", *settings])
     load_config(None, ["preset=fedavg", "server.weights=normalized", *settings])
@@ -241,7 +241,7 @@ TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 
 @pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
-def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_left_out(weighting: str) -> None:
+def test_a_share_of_the_clients_in_a_cluster_is_selected_where_the_others_are_left_out(weighting: str) -> None:
     """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and stand for the 60 alone."""
     labels = np.where(np.arange(100) < 60, np.arange(100) // 40, -1)
     made = planner("preset=fedsso", "clients.sampler.clustering.outliers=drop", f"server.weights={weighting}")

@@ -169,7 +169,7 @@ def test_a_name_that_two_variants_have_does_not_say_which_is_meant(folder: Path,
     assert len(plan_sweep(folder / "whole.toml").runs) >= 18, "a file by itself may"
 
 
-def test_a_base_that_leads_back_is_refused(folder: Path) -> None:
+def test_a_base_that_leads_back_is_rejected(folder: Path) -> None:
     (folder / "other.toml").write_text('base = "small.toml"')
     with pytest.raises(UserError, match=r"small.toml is its own base, through 2 files"):
         planned(folder, 'base = "other.toml"')

@@ -14,7 +14,7 @@ from fedmpi.process.children import TAIL, last_words
 from fedmpi.sweeps.shards import Preparation, ensure_shards
 
 
-def test_folders_that_cannot_be_prepared_are_refused_before_that(
+def test_folders_that_cannot_be_prepared_are_rejected_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")

@@ -47,7 +47,7 @@ TWO_SEEDS = {**COMMON, "sweep": {"seed": [0, 1]}}
 DIGITS = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
 
 
-def test_a_folder_tells_how_far_its_run_is(tmp_path: Path) -> None:
+def test_a_folder_shows_how_far_its_run_is(tmp_path: Path) -> None:
     run, other = plan_sweep(TWO_SEEDS, tmp_path).runs
     assert look(run).state == "new"
     api.run(run.config, {"rounds": 2}, out=run.folder)
@@ -146,7 +146,7 @@ def test_another_fedmpi_in_the_current_folder_trains_nothing(tmp_path: Path, mon
     assert [run.finished for run in done] == [True]
 
 
-def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
+def test_ranks_that_nothing_could_start_are_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -192,7 +192,7 @@ def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
         ({"dataset": "mnist", "partition": "iid", "clients": 5, "raw": "nowhere"}, "--raw nowhere does not exist"),
     ],
 )
-def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
+def test_shards_that_cannot_be_prepared_are_rejected_before_anything_starts(
     prepared: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
@@ -203,7 +203,7 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     assert not any(tmp_path.iterdir())
 
 
-def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path: Path) -> None:
+def test_missing_data_are_named_below_the_plan_and_rejected_by_the_sweep(tmp_path: Path) -> None:
     here, there, held = tmp_path / "here", tmp_path / "there", tmp_path / "held"
     for folder in (here, held):
         folder.mkdir()
@@ -234,7 +234,7 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     assert look_over(planned, planned.runs)[1] == [], "finished runs need no data"
 
 
-def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_file_that_occupies_a_runs_folder_is_rejected_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         planned = plan_sweep(TWO_SEEDS, out)
@@ -242,7 +242,7 @@ def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path:
             check_runs(planned, planned.runs)
 
 
-def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anything_starts(
+def test_folders_of_runs_that_cannot_be_made_or_written_are_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(TWO_SEEDS))
@@ -264,7 +264,7 @@ def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anyth
     assert [one.state for one in check_runs(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
 
 
-def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Path) -> None:
+def test_damaged_files_in_a_runs_folder_are_repaired_or_rejected(tmp_path: Path) -> None:
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path)
     [run] = planned.runs
     write_notes(planned, planned.runs)

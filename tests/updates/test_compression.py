@@ -126,7 +126,7 @@ def test_a_rounding_of_an_update_changes_what_top_k_makes_of_it_by_no_more_than_
     assert float((one - other).abs().max()) == pytest.approx(float(sent[smallest].abs()), rel=1e-6)
 
 
-def test_a_value_beyond_float16_is_refused_and_bfloat16_takes_it():
+def test_a_value_beyond_float16_is_rejected_and_bfloat16_takes_it():
     large = torch.tensor([1e5, 1.0])
     with pytest.raises(FloatingPointError, match="bfloat16"):
         round_to_format(large.clone(), uniform(2), "float16")
@@ -181,7 +181,7 @@ def test_residuals_survive_a_checkpoint_with_their_owner():
     assert torch.equal(loaded.send(1, 3, update()), saved.send(1, 3, update()))
 
 
-def test_error_feedback_beyond_memory_is_refused_with_the_size():
+def test_error_feedback_beyond_memory_is_rejected_with_the_size():
     check_residuals(1000, 100_000)
     with pytest.raises(UserError, match=r"3\.7 GiB"):
         check_residuals(10_000, 100_000)
