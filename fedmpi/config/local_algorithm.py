@@ -28,7 +28,7 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
 
 
 def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
-    """What travels beside a client's model and update: vectors (d,) down, vectors up, numbers up."""
+    """Values sent in addition to a client's model and update: vectors (d,) down, vectors up, numbers up."""
     found = local_algorithm(config)
     if found is None:
         return 0, 0, 0

@@ -1,4 +1,4 @@
-"""What can be chosen, as `fedmpi components` lists it: kinds, names, options with their defaults, sources."""
+"""Available components, as `fedmpi components` lists them: kinds, names, options with their defaults, sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def list_components(kind: str | None) -> None:
 
 
 def show_component(choice: str, kind: str | None) -> None:
-    """Print one part, built-in or of the user's own."""
+    """Print one component, built-in or custom."""
     part = describe(choice) if kind is None else resolve(known_kind(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     if part.title:

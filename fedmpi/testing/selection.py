@@ -36,7 +36,7 @@ SIZES = np.array([5, 1, 40, 12, 300, 2, 17])
 STREAMS = Streams(13)
 PARTICIPANTS, COORDINATES, STRATA = 9, 40, 3
 LATER = 5
-"""Round before which a component is made anew, as after a resume."""
+"""Round before which a component is made again, as after a resume."""
 
 
 def world(clients: int = FEW, round: int = 7, *, away: bool = True, fresh: bool = False) -> View:
@@ -229,7 +229,7 @@ def _combined(subject: Subject, slices: int = 1) -> list[AnyArray]:
 RESUMED = Alike(
     "state survives a checkpoint",
     ({"resumed": LATER},),
-    "made anew as after a resume, it remembers what no checkpoint contains. Let it depend on what it is given, such as "
+    "made again as after a resume, it remembers what no checkpoint contains. Let it depend on its arguments, such as "
     "the numbers that a sampler needs=(…), and name arrays and numbers that it keeps in state = (…)",
 )
 MANY = f"cost with {CLIENTS:,} clients"
