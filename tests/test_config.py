@@ -1,4 +1,4 @@
-"""The configuration refuses what it cannot do, in one clear sentence, and survives a round trip through TOML."""
+"""The configuration rejects what it cannot do, in one clear sentence, and survives a round trip through TOML."""
 
 import json
 import tomllib
@@ -95,7 +95,7 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
 
 
 def slow_server(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.125, tau: float = 2.0) -> None:
-    """A server optimizer of one's own with options that those of presets have too."""
+    """A custom server optimizer with options that those of presets have too."""
     w.add_(update, alpha=lr)
 
 

@@ -51,7 +51,7 @@ def among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def facts(run: fedmpi.Run) -> list[Any]:
-    """What a run has come to: a digest of its model, losses and who took part."""
+    """Return the result of a run: a digest of its model, losses and selected clients."""
     values = b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
     scores = [[record[key] for key in ("train_loss", "test_loss", "participants", "samples")] for record in run.records]
     return [hashlib.sha256(values).hexdigest(), scores]
@@ -131,7 +131,7 @@ class WrongHook(LocalAlgorithm):
         return None
 
 
-def nobody():
+def no_clients():
     x, y = np.zeros((0, 2), np.float32), np.zeros(0, int)
     return fedmpi.ClientArrays(x, y, y, test=(x, y))
 
@@ -177,9 +177,9 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     ("clients.sampler", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
     ("local.algorithm", Pushed, {}, r"has proximal_mu = -1.0: the weight of the pull is a finite number"),
-    ("data.source", nobody, {}, "nobody': ClientArrays: x holds no sample"),
+    ("data.source", no_clients, {}, "no_clients': ClientArrays: x holds no sample"),
 ]
-"""Key, what is chosen, other settings, what the refusal says."""
+"""Key, chosen value, other settings, words of the error."""
 
 
 @pytest.mark.parametrize(("key", "chosen", "others", "words"), MISFITS)
@@ -277,7 +277,7 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
 
 
 class FailsAtOnce(FailsLate):
-    """Fails when it is tried: on any samples, on few, or where gradients are wanted."""
+    """Model that fails when it is tried: on any samples, on few, or where gradients are requested."""
 
     def __init__(self, description: Any, *, when: str = "always"):
         super().__init__(description)
@@ -305,7 +305,7 @@ def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, a
 
 
 class OfType(nn.Module):
-    """Of a type of its own, to which it converts its samples or not."""
+    """Model of another type, to which it converts its samples or not."""
 
     def __init__(self, description: Any, *, dtype: str, converts: bool):
         super().__init__()

@@ -71,7 +71,7 @@ class ScaledByPlace(Scaled):
 
 
 class ScaledTwice(Scaled):
-    """With an option of its calls, too."""
+    """A component with an option of its calls, too."""
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, *, times: int = 2) -> torch.Tensor:
         return times * super().__call__(outputs, targets)
@@ -88,7 +88,7 @@ def slow(parameters: Any, *, lr: float, momentum: float = 0.0) -> torch.optim.SG
 
 
 class CountsOnce:
-    """How many samples there were; what it was asked is seen by those who gave it."""
+    """Return the number of samples; the test sees the arguments."""
 
     def __init__(self, *, weight: float = 1.0):
         self.weight = weight
@@ -188,7 +188,7 @@ def test_an_object_has_no_options_of_its_class() -> None:
 
 
 class Draws:
-    """Parts of one's own, kept together."""
+    """Custom components, kept together."""
 
     @client_sampler
     class Ones(FirstOnes):

@@ -1,4 +1,4 @@
-"""Components of every kind in a file of the user's own change a run by their name alone."""
+"""Components of every kind in a custom file change a run by their name alone."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ clients = {sampler = "uniform", fraction = 0.4}
 local = {lr = 0.1, epochs = 2}
 
 [about]
-title = "A system of one's own"
-paper = "Nobody 2026, Algorithm 1"
+title = "A custom method"
+paper = "Example 2026, Algorithm 1"
 example = "fedmpi train --set preset=own"
 """
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -146,7 +146,7 @@ def test_a_file_beside_the_presets_is_a_published_method(here: Path) -> None:
         f"print([r['participants'] for r in fedmpi.run('own', {{'samples.sampler': 'all'}}, data='{DATA}').records])"
     )
     done = run_alone(["-c", program], cwd=here)
-    assert done.stdout.splitlines() == ["A system of one's own", "[4, 4]"], done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["A custom method", "[4, 4]"], done.stderr[-2000:]
 
 
 @pytest.mark.slow

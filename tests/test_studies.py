@@ -61,7 +61,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, with its exit code."""
+    """Return the output of a command, with its exit code."""
 
     code: int
     text: str
@@ -85,7 +85,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Within, the modules of this file's users are imported anew, as in another process."""
+    """Context in which the modules of this file's users are imported again, as in another process."""
     own = [name for name in sys.modules if name.partition(".")[0] in ("own_study", "own_net")]
     kept = {name: sys.modules.pop(name) for name in own}
     try:
@@ -98,7 +98,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory of a user with components of their own."""
+    """Working directory of a user with custom components."""
     folder = tmp_path / "home"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A model of one's own trains as torch would train it, whatever surrounds the run, or is rejected before round 0."""
+"""A custom model trains as torch would train it, whatever surrounds the run, or is rejected before round 0."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def values(done: Run) -> Tensor:
     return torch.cat([value.reshape(-1) for value in done.model.state_dict().values()])
 
 
-# What surrounds the run
+# Surroundings of the run
 
 
 @contextmanager
@@ -119,7 +119,7 @@ WITHIN: dict[str, dict[str, Any]] = {
 
 @cache
 def undisturbed() -> dict[str, Tensor]:
-    """What the runs of `WITHIN`, and one of a network given as an object, come to with nothing around them."""
+    """Results of the runs of `WITHIN`, and of one of a network given as an object, without surroundings."""
     found = {name: values(run(built, arrays(), more)) for name, more in WITHIN.items()}
     return {**found, "object": values(run(Own(), arrays(), SEQUENTIAL))}
 
@@ -150,7 +150,7 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
         with pytest.raises(UserError):
             run(Own(change=lambda out: (out,), when="evaluation"), data)
         assert modes() == before != usual
-        if "autocast" in around:  # the casts of a weight that has changed are made anew
+        if "autocast" in around:  # the casts of a weight that has changed are made again
             layer = nn.Linear(2, 2, bias=False)
             first = layer(torch.ones(1, 2))
             assert first.dtype != torch.float32
@@ -172,7 +172,7 @@ def test_a_thread_may_run_within_modes_of_its_own() -> None:
     assert torch.equal(values(found[0]), undisturbed()["plain"])
 
 
-# What the model returns
+# Results of the model
 
 WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a tuple": (lambda out: (out, None), "tuple"),

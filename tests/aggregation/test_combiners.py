@@ -1,4 +1,4 @@
-"""Combiners beside plain loops over Python floats, and what they are for: they bear clients that lie."""
+"""Robust aggregators compared with plain loops over Python floats, and their resistance to Byzantine clients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def built_in(name: str, **options: Any) -> Combiner:
 
 
 def some_updates(m: int, d: int, seed: int = 0) -> np.ndarray:
-    """Rows of unlike lengths; two coordinates are alike in all of them."""
+    """Return rows of different lengths; two coordinates are equal in all of them."""
     draws = np.random.default_rng(seed)
     updates = draws.normal(size=(m, d)) * draws.uniform(0.3, 3, (m, 1))
     updates[:, 1], updates[:, 2] = 0.0, 1.5

@@ -95,7 +95,7 @@ def test_what_is_remembered_comes_back_in_its_form_and_after_start():
     expected = run(whole, torch.zeros(4), UPDATES)
     w = run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)
-    third.load(second.state(), 2)  # of a run that was stopped again before its first step
+    third.load(second.state(), 2)  # a run that was stopped again before its first step
     assert run(third, w, UPDATES[2:]).tolist() == expected.tolist()
     assert type(third._chosen.array) is np.ndarray and type(third._chosen.number) is int
 

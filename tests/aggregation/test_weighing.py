@@ -1,4 +1,4 @@
-"""Weights of one's own are checked and made to add up in any order; q-FFL follows its paper."""
+"""Custom weights are checked and made to add up in any order; q-FFL follows its paper."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_exact_sums_reject_weights_finer_than_their_steps() -> None:
 
 
 def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
-    """Weights that find of client k what stands in its place."""
+    """Weights that return a given value for each client k."""
 
     class Judge:
         def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ def test_impossible_laws_are_rejected(law: str) -> None:
 
 
 def odd_rounds(view: View, *, rest: float = 0.0) -> np.ndarray:
-    """Large clients in odd rounds, and the rest with a chance of their own."""
+    """Return probability 1 for large clients in odd rounds and 0 in others, and `rest` for small ones."""
     chance = np.full(len(view.sizes), rest)
     chance[view.sizes > 5] = view.round % 2
     return chance

@@ -31,7 +31,7 @@ def drawn(t: int) -> list[int]:
 
 @client_sampler(measures=("update_norm", "seconds"), needs=("update_norm", "seconds"))
 class Trying:
-    """Draws the same clients whatever it is told, and remembers that."""
+    """Draw the same clients whatever values arrive, and remember these values."""
 
     def candidates(self, view: View) -> np.ndarray:
         return np.arange(1 if view.round == 1 else 0, len(view.sizes))

@@ -1,4 +1,4 @@
-"""Samplers in a file of one's own, and those that remember or measure clients, on any number of ranks."""
+"""Samplers in a custom file, and those that remember or measure clients, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_exploration_decays_from_round_to_round_down_to_its_least() -> None:
 
 
 def test_clients_without_samples_are_not_explored_for_ever() -> None:
-    """Nobody ever has a loss of theirs, so that they would stay unknown."""
+    """No client ever has a loss, so that all would stay unknown."""
     sizes = np.array([0, 0, 0, 0, 5, 6, 7, 8, 9], np.int64)
     known = remembered(dict.fromkeys(range(4, 9), 1), dict.fromkeys(range(4, 9), 0.7), 30)
     for seed in range(10):
@@ -151,7 +151,7 @@ def test_clients_without_samples_are_not_explored_for_ever() -> None:
 
 
 def plain_urns(sizes: np.ndarray, m: int) -> list[list[int]]:
-    """m urns of n balls: clients from the largest to the smallest lay down m n_k balls each, one after another."""
+    """m urns of n balls: clients from the largest to the smallest lay down m n_k balls each, sequentially."""
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
     balls = [k for k in order for _ in range(m * int(sizes[k]))]
     n = int(sizes.sum())
@@ -184,7 +184,7 @@ def test_the_expected_number_of_draws_is_that_of_draws_by_size() -> None:
     assert (np.abs(times / rounds - m * SIZES / n) < 4.9 * error).all()
 
 
-# What a sampler returns is checked
+# Checks of what a sampler returns
 
 
 def sampler_of(draw: Any) -> ClientSampler:

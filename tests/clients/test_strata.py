@@ -1,4 +1,4 @@
-"""Stratified cohorts: who is in them, and what happens when clients are away or too many are asked."""
+"""Stratified cohorts: their clients, unavailable clients, and too large requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_over_selection_asks_more_and_takes_the_first_of_each_stratum(draw: str)
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("every", [None, True, False])
 def test_unless_set_otherwise_neyman_draws_from_every_stratum(draw: str, every: bool | None) -> None:
-    """One stratum has next to all the spread; another one has nobody left."""
+    """One stratum has next to all the spread; another one has no client left."""
     strata = make_strata(LABELS, np.array([1e3, 1e-3, 1e-3, 1e-3]), NORMS)
     own = {} if every is None else {"every_stratum": every}
     available = np.flatnonzero(LABELS != 2)

@@ -1,4 +1,4 @@
-"""How devices compute: repeatable in exact runs, in full precision while a model is tried. The flags; no GPU needed."""
+"""Arithmetic of devices: repeatable in exact runs, in full precision while a model is tried. Needs no GPU."""
 
 from __future__ import annotations
 

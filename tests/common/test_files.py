@@ -18,7 +18,7 @@ from fedmpi.records.recorder import Recorder
 
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """What is synced, renamed, made and deleted, in order; files are named as they are called at that moment."""
+    """Files that are synced, renamed, made and deleted, in order, by their names at that moment."""
     seen: list[tuple[str, Path]] = []
     fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
 

@@ -1,4 +1,4 @@
-"""Where a type wants a number, true and false are none; where it wants true or false, no number is."""
+"""True and false are no numbers where a type requires a number, and no number is true or false."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Unknown = TypeVar("Unknown")
 
 
 class Draws(Protocol):
-    """What cannot be asked whether a value is one."""
+    """Object that cannot be compared with a value."""
 
     def draw(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What rows, steps and workers cost is recovered from seconds, and work is spread by it."""
+"""Costs of rows, steps and workers are recovered from seconds, and work is spread by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every client's view: the numbers are those of a plain loop, whoever evaluates them and after any stop."""
+"""Per-client evaluation: the numbers are those of a plain loop on any rank and after any stop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrays(held_out: tuple[int, ...] | None = None) -> ClientArrays:
 
 
 def by_hand(module: nn.Module, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> dict[int, tuple[float, float]]:
-    """Mean loss and accuracy of each client, one after the other in float64."""
+    """Return mean loss and accuracy of each client, sequentially in float64."""
     exact, found = copy.deepcopy(module).double().eval(), {}
     for client, (x, y) in rows.items():
         outputs = exact(torch.tensor(x).double()).detach().numpy()
@@ -189,7 +189,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("everybody", r"evaluation\.clients = 'everybody'.*: give \"all\", \"participants\", or how many clients"),
+        ("most", r"evaluation\.clients = 'most'.*: give \"all\", \"participants\", or how many clients"),
         (0, "how many clients"),
         (-3, "how many clients"),
         (True, "give a number, not true or false"),

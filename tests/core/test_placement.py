@@ -1,4 +1,4 @@
-"""Equal planned work: whoever is dealt which participants, each has one worker and nobody has much more than others."""
+"""Equal planned work: each participant has one worker, and no worker has much more than others."""
 
 import logging
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Participants shared out among workers: nobody twice, nobody forgotten, each with the rows and the factor of one."""
+"""Participants are assigned to workers: each one once, with its rows and its factor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def experiment_of(*settings: str) -> Experiment:
 
 
 def workers_of(experiment: Experiment, ranks: int, shared: bool, server_trains: bool) -> list[Worker]:
-    """What every rank of a job would make of the same plan."""
+    """Return the work that every rank of a job derives from the same plan."""
     one, made = experiment.trainer.worker, []
     for rank in range(ranks):
         cluster = SimpleNamespace(rank=rank, size=ranks, is_server=rank == 0)

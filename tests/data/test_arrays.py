@@ -1,4 +1,4 @@
-"""Samples in memory as the clients of a run: ClientArrays beside the same data as shards, and what is refused."""
+"""Samples in memory as the clients of a run: ClientArrays and the same data as shards, and rejected arrays."""
 
 from __future__ import annotations
 
@@ -205,17 +205,17 @@ def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monk
 
 
 class NotMine(UserError):
-    """A refusal that whoever wrote the source tells from others."""
+    """Error that the author of a source distinguishes from others."""
 
 
 def test_a_source_of_data_rejects_in_its_words():
     def refusing():
         raise NotMine("the scanner is switched off: switch it on")
 
-    def unlike():
+    def different():
         return ClientArrays(np.ones((4, 2), np.float32), [0, 1, 0], [0, 0, 1, 1], test=TEST)
 
     with pytest.raises(NotMine, match="^the scanner is switched off: switch it on$"):
         arrays_of(refusing, {})
-    with pytest.raises(UserError, match=r"^data.source = 'tests.*unlike': ClientArrays: y has 3 entries"):
-        arrays_of(unlike, {})
+    with pytest.raises(UserError, match=r"^data.source = 'tests.*different': ClientArrays: y has 3 entries"):
+        arrays_of(different, {})

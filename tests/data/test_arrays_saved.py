@@ -1,4 +1,4 @@
-"""ClientArrays written to shards: a run reads them to the same bits as from memory."""
+"""ClientArrays written to shards: a run reads values that are bit-identical to those in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebalancing as a run uses it: stored and virtual copies are the same run, refusals, and which samples weigh."""
+"""Rebalancing as a run uses it: stored and virtual copies are the same run, errors, and which samples weigh."""
 
 from __future__ import annotations
 

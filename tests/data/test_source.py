@@ -1,4 +1,4 @@
-"""What engines read: normalized tensors, one client or thousands."""
+"""The data source of the engines: normalized tensors, one client or thousands."""
 
 from __future__ import annotations
 

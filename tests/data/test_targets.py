@@ -1,4 +1,4 @@
-"""Targets of any shape: what a folder of shards and arrays in memory hold of them, old folders, and what is refused."""
+"""Targets of any shape in shards and in arrays in memory, old folders, and rejected targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that is changed under a run ends it with a sentence, before anything of it is saved; the run can go on after."""
+"""Data that change during a run end it with a sentence, before anything of them is saved; the run can continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def whole(prepared: Path) -> fedmpi.Run:
-    """What comes out where nobody changes anything."""
+    """Return the result of a run whose data do not change."""
     return fedmpi.run("fedavg", SETTINGS, data=prepared)
 
 

@@ -27,7 +27,7 @@ BYCLASS_STOCK = dict(
         strict=True,
     )
 )
-APART = "abdefghnqrt"  # lower-case letters with a class of their own in bymerge and balanced
+APART = "abdefghnqrt"  # lower-case letters that are separate classes in bymerge and balanced
 BYMERGE_NAMES = tuple("0123456789" + UPPER + APART)
 BYMERGE_STOCK = np.array(
     [

@@ -1,4 +1,4 @@
-"""The command line: lists, refusals with one sentence and exit code 2, what lands in the folder."""
+"""The command line: lists, errors with one sentence and exit code 2, files in the folder."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ REPEAT = "interrupted: repeat the command to start again"
 def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     tmp_path: Path, number: signal.Signals, code: int, words_said: str
 ) -> None:
-    """Ended after the first of 60 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
+    """Ended after the first of 60 shards: no manifest, the folder cannot be read, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
     program = [
         sys.executable,

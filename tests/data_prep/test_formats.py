@@ -141,7 +141,7 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
     assert np.array_equal(raw.read(np.array([3, 0])).reshape(2, -1), ROWS["data"][[3, 0]])
     assert raw.labels.tolist() == ROWS["fine_labels"] and raw.superclasses is not None
     assert raw.superclasses[[7, 9, 2]].tolist() == [3, 0, 3] and raw.superclasses.dtype == np.int64
-    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image stand alone
+    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image are superclasses of one class
     (tmp_path / "train").write_bytes(pickle.dumps({key: ROWS[key] for key in ("data", "fine_labels")}, protocol))
     assert read("cifar100", tmp_path).superclasses is None
 

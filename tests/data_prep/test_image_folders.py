@@ -49,7 +49,7 @@ def values(store: ShardStore) -> list[int]:
 
 
 def shown(capsys: Output) -> str:
-    """What was printed, without the lines of tables and the ends of lines."""
+    """Return the printed words without the lines of tables and the ends of lines."""
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 

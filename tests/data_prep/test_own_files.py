@@ -33,7 +33,7 @@ def read(raw: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
 
 
 def targets(raw: RawDataset) -> np.ndarray:
-    """Of all rows, in their order in the file, which has no test part."""
+    """Return all rows, in their order in the file, which has no test part."""
     train, test = train_test_rows(len(raw.labels) + len(raw.test_y))
     found = np.empty((len(train) + len(test), *raw.target_shape), raw.test_y.dtype)
     found[train], found[test] = raw.targets_of(np.arange(len(train))), raw.test_y
@@ -175,7 +175,7 @@ def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
 
 
 def test_dictionaries_are_the_values_that_they_represent(tmp_path: Path) -> None:
-    """As pandas writes its categories; parts whose dictionaries differ, or are none, belong together."""
+    """pandas writes its categories as dictionaries; those of two parts may differ, or one part may have none."""
     said = pa.array(["good day", "bad day"] * 5)
     coded = said.dictionary_encode()
     for part, values in enumerate((coded, said, coded.cast(pa.dictionary(pa.int8(), pa.string())))):
@@ -275,7 +275,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
     for row in range(10):
         paths.append(f"pictures/{row}.png")
         Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "data" / paths[-1])
-    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to nobody here
+    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to no class here
     held: list[Any] = [*paths, "pictures/gone.png", "a\0b", "../../other.png", str(tmp_path.parent / "other.png")]
     if form == "Hugging Face":
         held = [{"bytes": None, "path": path} for path in held]

@@ -1,4 +1,4 @@
-"""Partition laws and readers of one's own, by "package.module:function"."""
+"""Custom partitions and readers, by "package.module:function"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrong(labels, clients, generator):
     return labels[:3]
 
 def spoiling(labels, clients, generator, *, keep: bool = True, path: str | None = None, at: tuple[int, ...] = (1, 2)):
-    "Rows of the labels `at` are nobody's, unless they are kept."
+    "Rows of the labels `at` belong to no client, unless they are kept."
     gone = np.isin(labels, at) & (not keep)
     labels %= clients
     return np.where(gone, -1, labels)

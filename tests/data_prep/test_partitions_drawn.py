@@ -17,7 +17,7 @@ from fedmpi.common.streams import Purpose, Streams
 from tests.data_prep.test_partitions import counts_of, draw
 
 Z = 5.0
-"""Of a normal statistic: a false-alarm rate of 6e-7 each."""
+"""Critical value of a normal statistic: a false-alarm rate of 6e-7 each."""
 
 
 def test_every_client_of_the_pathological_law_draws_its_classes_uniformly() -> None:
@@ -80,7 +80,7 @@ def test_drawing_together_has_the_distribution_of_sequential_draws(families: tup
     """2,000 draws against all orders of five samples of four classes, whose stock is used up: chi-square at 1e-5.
 
     Client 1 has no mass on class 2, so where only that is left it must
-    take it; those orders (its mix is then that of the stock) have a probability of their own in the count.
+    take it; those orders (its mix is then that of the stock) have another probability in the count.
     """
     expected = {order: chance for order, chance in probabilities(families).items() if chance > 0}
     generator, draws = np.random.default_rng(11), 2000
@@ -137,7 +137,7 @@ def one_after_another(labels: np.ndarray, clients: int, alpha: float, generator:
 
 
 def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
-    """Sum of squared class counts of a draw, which tells how uneven clients are: 500 draws of each, z = 5."""
+    """Sum of squared class counts of a draw, which measures how uneven clients are: 500 draws of each, z = 5."""
     labels = np.arange(60) % 3
     generator = np.random.default_rng(5)
     loop = [(one_after_another(labels, 4, 0.5, generator) ** 2).sum() for _ in range(500)]
@@ -153,7 +153,7 @@ def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
 def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
     """Pairs of samples of a client that share superclass, or class: E = (a + 1) / (R a + 1), times (b + 1) / (5 b + 1).
 
-    20 superclasses of 5 classes, far more samples than are asked for, so that clients are independent: means over 600
+    20 superclasses of 5 classes, far more samples than are requested, so that clients are independent: means over 600
     clients of 40 samples, z = 5. At most 1 % of the samples of a class are taken by ten like clients.
     """
     labels, alpha, beta = np.repeat(np.arange(100), 3000), 0.5, 2.0

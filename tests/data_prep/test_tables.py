@@ -1,4 +1,4 @@
-"""Tables and arrays of the user's own, through the commands: what becomes of their columns, labels and marks."""
+"""Tables and arrays of users, through the commands: use of their columns, labels and marks."""
 
 from __future__ import annotations
 
@@ -592,7 +592,7 @@ def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path, prepar
 
 
 def test_rows_that_are_left_out_take_their_labels_along(tmp_path: Path, prepared: Prepared) -> None:
-    """Of more rows than one block: every sample keeps its label and user, the bad ones are counted."""
+    """A file of more rows than one block: every sample keeps its label and user, the bad ones are counted."""
     rows = [f"{row * 2},c{row % 2},u{row % 3}" for row in range(5000)]
     rows[4::500] = ["oops,c0,u0"] * 10
     rows[7::500] = ["1,c0"] * 10

@@ -1,4 +1,4 @@
-"""The other commands as users type them, and every published system by its own example."""
+"""The other commands as users type them, and every published method by its own example."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ SCENES = {
     "everybody": (ALL, 6),
     "a draw": (DRAWN, 3),
     "drop-outs": ((*ALL, "clients.failure_rate=0.5"), 6),
-    "fewer present than wanted": (
+    "fewer present than requested": (
         ("clients.sampler=uniform", "clients.count=5", "clients.availability=bernoulli")
         + ("clients.availability.probability=0.5",),
         5,

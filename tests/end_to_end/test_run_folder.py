@@ -1,4 +1,4 @@
-"""What a run under MPI prints and leaves behind, and that its own configuration repeats it, with or without MPI."""
+"""Output and files of a run under MPI; its own configuration repeats it, with or without MPI."""
 
 from __future__ import annotations
 

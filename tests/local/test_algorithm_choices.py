@@ -1,4 +1,4 @@
-"""What an algorithm does not go with is refused by name, before anything runs; the run log says who trains and why."""
+"""Choices that contradict an algorithm are rejected by name before anything runs; the run log names the engine."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_vectors_of_the_server_are_its_own() -> None:
         found = hooks.server_step(update, {}, Totals(POPULATION, 1, 1.0, 1.0, t))
         assert torch.equal(found, update)
     assert float(hooks.server["first"][0]) == 2.0 and not hooks.server["second"].any()
-    assert torch.equal(hooks.server_step(update, {}, Totals(POPULATION, 0, 0.0, 1.0, 3)), update)  # nobody took part
+    assert torch.equal(hooks.server_step(update, {}, Totals(POPULATION, 0, 0.0, 1.0, 3)), update)  # none selected
     assert float(hooks.server["first"][0]) == 2.0
 
 

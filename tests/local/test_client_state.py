@@ -1,4 +1,4 @@
-"""What is kept for clients between rounds: whole wherever it lies, and only for those who have taken part."""
+"""State of clients between rounds: whole wherever it is stored, and only for clients that have been selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine is chosen, that it says why, and that the choice does not change the result."""
+"""Choice of the engine, the logged reason, and results that do not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merged engine equals the sequential one, client for client, and refuses what it cannot do exactly."""
+"""The merged engine equals the sequential one, client for client, and rejects what it cannot do exactly."""
 
 from __future__ import annotations
 

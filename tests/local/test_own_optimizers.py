@@ -1,4 +1,4 @@
-"""Local optimizers of one's own: what they are given, beside the built-in ones that do the same."""
+"""Custom local optimizers: what they are given, compared with the built-in ones that do the same."""
 
 from __future__ import annotations
 

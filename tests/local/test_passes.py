@@ -1,4 +1,4 @@
-"""How many samples go through a model at once: on a processor as few as keep its widest layer within the caches."""
+"""Samples per pass of a model: on a CPU as few as keep its widest layer within the caches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Seen = dict[bool, list[int]]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """How many samples every pass of the models below has, by whether it is one in training mode."""
+    """Record the number of samples of every pass of the models below, separately for training mode."""
     found: Seen = {True: [], False: []}
     forward = nn.AdaptiveAvgPool2d.forward
 
@@ -133,7 +133,7 @@ def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influenc
 
 
 def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-    """That of the mean loss of all these samples in one pass."""
+    """Return the gradient of the mean loss of all these samples in one pass."""
     model.bind(model.initial)
     model.module.train()
     loss = nn.functional.cross_entropy(model.module(x), y)

@@ -46,7 +46,7 @@ Under max pooling a rounding can make another input the largest, often so on the
 
 @cache
 def in_bfloat16(layer: str, **options: Any) -> bool:
-    """Whether torch has a recurrent layer in bfloat16 on this CPU."""
+    """Return True if torch has a recurrent layer in bfloat16 on this CPU."""
     try:
         with torch.autocast("cpu", torch.bfloat16):
             getattr(nn, layer)(8, 6, **options)(torch.zeros(2, 3, 8))[0].sum().backward()
@@ -56,7 +56,7 @@ def in_bfloat16(layer: str, **options: Any) -> bool:
 
 
 class Recurrent(nn.Module):
-    """The lines of the digits, one after another."""
+    """Return the lines of the digits as sequences."""
 
     def __init__(self, layer: str, **options: Any):
         super().__init__()

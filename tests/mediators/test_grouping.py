@@ -1,4 +1,4 @@
-"""The mediators of a round: drawn anew, or once for all rounds."""
+"""The mediators of a round: drawn in every round, or once for all rounds."""
 
 from __future__ import annotations
 

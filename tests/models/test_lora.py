@@ -1,4 +1,4 @@
-"""LoRA: only small matrices are trained, sent and counted; every other value stays to the bit."""
+"""LoRA: only small matrices are trained, sent and counted; every other value stays bit-identical."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def scaled(description: object) -> nn.Module:
 
 
 def test_torchs_own_encoder_is_evaluated_with_its_matrices():
-    """Its fast path, taken in evaluation alone, would read the weights of Linear layers and pass the matrices by."""
+    """Network whose fast path in evaluation would read the weights of Linear layers and skip the matrices."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     small, x = with_lora(nn.TransformerEncoder(layer, 2), OPTIONS), torch.randn(3, 5, 8)

@@ -46,7 +46,7 @@ def job(settings: list[str], folder: Path, **others: Any) -> dict[str, Any]:
 
 
 def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """What `run` returns for each of the jobs."""
+    """Return the result of `run` for each of the jobs."""
     if ranks == 1:
         return [run(**one) for one in jobs]
     out, listed = folder / f"out{ranks}.npz", folder / f"jobs{ranks}.json"

@@ -19,7 +19,7 @@ Found = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each of three ranks found."""
+    """Return the results of each of three ranks."""
     folder = tmp_path_factory.mktemp("api")
     job = run_mpi(RANKS, [PROGRAM, folder])
     assert job.returncode == 0, job.stderr
@@ -71,12 +71,12 @@ def test_on_round_is_called_on_rank_0_and_ends_all_and_any_rank_can_stop_all(fou
 @pytest.mark.parametrize(
     "name, sentence",
     [
-        ("failed", "in round 0: KeyError: 'a made-up fault'"),
+        ("failed", "in round 0: KeyError: 'a test fault'"),
         ("wrong", "unknown key local.lrr"),
         ("too many", "clients.count = 99, but the shards hold 7 clients"),
         ("nowhere", "the shard folder nowhere does not exist"),
-        ("unlike arrays", "the ranks do not run the same: "),
-        ("unlike networks", "the values of the model given (sha256)"),
+        ("different arrays", "the ranks do not run the same: "),
+        ("different networks", "the values of the model given (sha256)"),
     ],
 )
 def test_wrong_input_is_rejected_by_all_ranks_alike(found: Found, name: str, sentence: str):

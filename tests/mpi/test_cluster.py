@@ -33,7 +33,7 @@ TOGETHER = {
     ],
     4: EVERYWHERE,
 }
-"""Programs by number of ranks: one job runs them one after another, so that Python starts and torch loads once."""
+"""Programs by number of ranks: one job runs them sequentially, so that Python starts and torch loads once."""
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not semaphores_work(), reason="this system has no semaphores between processes"),
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same_everywhere(folder: Path, *ranks: int) -> None:
-    """Robust rules combine bit-identical updates however many ranks there are."""
+    """Robust rules combine bit-identical updates for any number of ranks."""
     found = [dict(np.load(folder / f"combined{n}.npz")) for n in ranks]
     assert len(found[0]) == 20 and all(values.any() for values in found[0].values())
     for other in found[1:]:
@@ -163,7 +163,7 @@ def test_a_semaphore_wakes_another_process_and_counts_only_posts_since_its_reset
         os._exit(0)
     assert 0.1 < seconds_of_wait(own, 30) < 10
     os.waitpid(child, 0)
-    assert 0.09 < seconds_of_wait(own, 0.1) < 5  # nobody posts
+    assert 0.09 < seconds_of_wait(own, 0.1) < 5  # no rank posts
     own.post()
     assert seconds_of_wait(own, 30) < 10  # posted before
     own.post()

@@ -1,6 +1,6 @@
-"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours.
+"""Decisions of the cluster without MPI: the launcher, the fastest sum, the cores and the device of a rank.
 
-A wait that is known to be long takes no core: asleep at once, and woken by what it waits for.
+A wait that is known to be long takes no core: the rank sleeps at once, and is woken by the awaited event.
 """
 
 from __future__ import annotations

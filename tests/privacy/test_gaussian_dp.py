@@ -89,7 +89,7 @@ def test_epsilon_of_a_fixed_sample_covers_neighbors_that_differ_in_one_client(si
 
 
 def test_sampling_never_costs_more_than_no_sampling():
-    """Where half of all take part the bound for samples is 17 % above the one without, after 100 rounds."""
+    """If half of all clients are selected, the bound for samples is 17 % above the one without, after 100 rounds."""
     pytest.importorskip("dp_accounting")
     sampled, whole = GaussianAccountant(1.0, 1e-5, 1000), GaussianAccountant(1.0, 1e-5, 1000)
     for _ in range(100):

@@ -1,5 +1,5 @@
-"""Who is charged for the size query in planned rounds: everybody who answered it, and without bound who tells its size
-otherwise."""
+"""Privacy accounts of the size query in planned rounds: all clients that answered it are charged, and those that
+disclose their size otherwise are charged without bound."""
 
 import logging
 import math
@@ -88,7 +88,7 @@ def test_strata_of_labels_openings_and_schedules_by_label_disclose_sizes(setting
 
 
 def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
-    """Of the sizes 10, 1, 30, 5, 5, 20, 9, 20 three lie above M − 1 = 19."""
+    """Three of the sizes 10, 1, 30, 5, 5, 20, 9, 20 are above M − 1 = 19."""
     rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=20")
     plans = [planner(*PRIVATE, *rule, f"samples.size.clip={clip}").plan(0) for clip in ("true", "false")]
     assert [plan.facts["size_unprotected"] for plan in plans] == [0, 3]

@@ -1,4 +1,4 @@
-"""What was freed is found again without page faults, unless the user has settings of their own."""
+"""Freed memory is reused without page faults, unless the user has set glibc's allocator."""
 
 import os
 import platform
@@ -60,7 +60,7 @@ def test_the_users_own_settings_are_left_alone(name: str):
     assert run("kept", **{name: "glibc.malloc.check=0" if name == "GLIBC_TUNABLES" else "131072"})[0] == "False"
 
 
-@pytest.mark.skipif(malloc._library() is None, reason="glibc's settings, where nobody has made them")
+@pytest.mark.skipif(malloc._library() is None, reason="glibc's settings, where the user has made none")
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_keeps_memory_and_what_comes_behind_it_does_not(fails: bool, monkeypatch: pytest.MonkeyPatch):
     made, change = [], malloc._set
@@ -69,7 +69,7 @@ def test_a_run_keeps_memory_and_what_comes_behind_it_does_not(fails: bool, monke
     def fail(record: dict[str, object]) -> None:
         assert made == [malloc.IN_A_RUN]
         if fails:
-            raise RuntimeError("made up")
+            raise RuntimeError("a test fault")
 
     with pytest.raises(fedmpi.ComponentFailure) if fails else nullcontext():
         fedmpi.run("fedavg", {"rounds": 2}, data="digits", on_round=fail)

@@ -169,7 +169,7 @@ def test_what_is_no_plain_file_is_no_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("last", ["null", "7", '""'])
 def test_a_checksum_that_is_no_text_is_no_checksum(tmp_path: Path, last: str):
-    """Of a key that stands twice JSON takes the last: what is found in the text is not what is compared."""
+    """JSON takes the last value of a repeated key: the value found in the text is not the one that is compared."""
     said = {"null": "None", '""': ""}.get(last, last)
     header = f'{{"__metadata__":{{"fedmpi":"{{}}","checksum":"{said}","checksum":{last}}}}}'.encode()
     path = tmp_path / "round-00000005.safetensors"

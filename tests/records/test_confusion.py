@@ -1,4 +1,4 @@
-"""Who is taken for whom: the files of a finished run, what they say, and how they are shown."""
+"""Confusion matrices: the files of a finished run, their contents, and their display."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def in_child(work: Callable[[], int]) -> int:
 
 
 def ended(child: int) -> int:
-    """Its exit code, or minus the signal that ended it."""
+    """Return the exit code of a process, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

@@ -1,4 +1,4 @@
-"""Records and summaries as they are read again: what is of another kind than reports count on is named and refused."""
+"""Records and summaries that are read again: a value of an unexpected kind is named and rejected."""
 
 from __future__ import annotations
 

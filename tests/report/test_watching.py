@@ -81,7 +81,7 @@ def test_the_last_round_of_a_stalled_run_is_printed_at_once(tmp_path: Path, caps
     done = len(fedmpi.run("fedavg", SMALL | {"rounds": 5}, out=tmp_path, stop=lambda: next(asked)).records)
 
     def never(seconds: float) -> None:
-        raise AssertionError("nobody writes to the folder: there is nothing to wait for")
+        raise AssertionError("no process writes to the folder: there is nothing to wait for")
 
     watch(tmp_path, sleep=never)
     shown = capsys.readouterr().out

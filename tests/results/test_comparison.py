@@ -582,11 +582,11 @@ def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     lines = as_latex(compared(tmp_path)).splitlines()
     for line in ("{}[200] & 1", "{}* one & 1", r"100 \% \& & 1"):
         assert sum(one.startswith(line) for one in lines) == 2
-    assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name stands for itself"
+    assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name is left as it was"
 
 
 def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
-    """A variant lists μ, which the reference does not know; rates are crossed; one variant has a rate of its own."""
+    """A variant lists μ, which the reference does not know; rates are crossed; one variant has another rate."""
     for seed in (0, 1):
         runs = [("FedAvg", lr, 0.0, {}) for lr in (0.1, 0.2)]
         runs += [("Prox", lr, mu, {"local.proximal_mu": mu}) for lr in (0.1, 0.2) for mu in (0.1, 1.0)]
@@ -604,7 +604,7 @@ def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
 
 
 def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path) -> None:
-    """One sweep has a rate of its own for all variants and does not name it; the other one crosses rates."""
+    """One sweep has another rate for all variants and does not name it; the other one crosses rates."""
     for lr, own in ((0.05, {}), (0.1, {"local.lr": 0.1}), (0.2, {"local.lr": 0.2})):
         for name, mu in (("FedAvg", 0.0), ("Prox", 0.1)):
             config = {"local.lr": lr, "local.proximal_mu": mu}

@@ -1,4 +1,4 @@
-"""Row rules of one's own: what they are told, what they may return, and who is named where that is wrong."""
+"""Custom data samplers: their arguments, allowed results, and the names in errors."""
 
 from __future__ import annotations
 

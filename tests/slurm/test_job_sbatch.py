@@ -38,7 +38,7 @@ pytestmark = [
 SECONDS = 240
 """Limit of one wait on a busy machine."""
 REQUEUE_SECONDS = 2.5
-"""SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
+"""SLURM does not start a job again within the second in which it was killed ("Job credential revoked")."""
 LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
 
 
@@ -51,7 +51,7 @@ class SlurmJob:
     log: Path
 
     def facts(self) -> dict[str, str]:
-        """What `scontrol show job` tells."""
+        """Return the output of `scontrol show job`."""
         shown = command("scontrol", "show", "job", self.number).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 

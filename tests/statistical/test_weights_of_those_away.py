@@ -32,7 +32,7 @@ def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABE
 
 
 def weights(plan: Plan, sizes: np.ndarray) -> np.ndarray:
-    """What each participant's update counts in the server's step."""
+    """Return the factor of each participant's update in the server's step."""
     c = plan.coefficients * (sizes[plan.clients] if plan.per_sample else 1)
     return c / c.sum() if plan.normalize and c.size else c
 
@@ -51,10 +51,10 @@ def class_weights(made: Planner, count: int, strata: Strata) -> np.ndarray:
 
 
 def test_fedsso_gives_every_stratum_its_share_whoever_of_it_is_there() -> None:
-    """Classes are there with 0.1 … 1.0. Where somebody of each is, every class weighs 0.1, whoever that is; a class of
-    which nobody is there (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
+    """Clients of a class are available with 0.1 … 1.0. If each class has one, every class weighs 0.1. A class
+    without one (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
 
-    The means, 0.066 to 0.106, are those of equal shares among the classes that are there, by the binomial law; within
+    The means, 0.066 to 0.106, are those of equal shares among the available classes, by the binomial law; within
     five standard errors of 1,000 rounds (false alarm 6e-6). Weights by presence would give 0.018 to 0.183.
     """
     made = planner("preset=fedsso", "seed=5", "rounds=2000", BY_CLASS, by_label(np.arange(1, 11) / 10))
@@ -149,7 +149,7 @@ FIRST = ["devices=true", "clients.over_selection=1.3", "clients.count=10"]
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedsso"])
 def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
-    """100 clients, 10 wanted, 13 asked, everybody equally fast: each counts in a tenth of 1,000 rounds.
+    """10 of 100 clients are requested, 13 invited, all equally fast: each counts in a tenth of 1,000 rounds.
 
     No frequency is five standard errors off (false alarm 6e-5).
     """
@@ -222,7 +222,7 @@ def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> Non
 
 
 def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
-    """Σ N_h mean_h over those there, over Σ N_h of the strata of which somebody is: unbiased for it in every round."""
+    """Σ N_h mean_h over those there, over Σ N_h of the strata with an available client: unbiased in every round."""
     made = planner(
         "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.availability=bernoulli",
         "clients.availability.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
@@ -242,7 +242,7 @@ TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 @pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
 def test_a_share_of_the_clients_in_a_cluster_is_selected_where_the_others_are_left_out(weighting: str) -> None:
-    """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and stand for the 60 alone."""
+    """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and represent the 60 alone."""
     labels = np.where(np.arange(100) < 60, np.arange(100) // 40, -1)
     made = planner("preset=fedsso", "clients.sampler.clustering.outliers=drop", f"server.weights={weighting}")
     for t in range(1, 30):

@@ -100,7 +100,7 @@ def test_impossible_weights_are_rejected():
 
 @pytest.mark.parametrize("draws", [(1, 2), (2, 1), (1, 0), (0, 1)])
 def test_stratified_means_are_unbiased_where_participants_have_no_sampled_row(draws: tuple[int, int]):
-    """E over cohorts and over who has a row is the update of all clients, of which as many have no row.
+    """E over cohorts and over which clients have a row is the update of all clients; as many of these have no row.
 
     m = 1 < H: either stratum is drawn, each with probability 1/2.
     """

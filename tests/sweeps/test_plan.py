@@ -1,4 +1,4 @@
-"""What a sweep's file describes: which runs, their names and numbers, their shards; and what is wrong with it."""
+"""A sweep's file: its runs, their names and numbers, their shards, and errors in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of each kind of task: engines agree, numbers are those of plain loops, what does not fit is refused."""
+"""Whole runs of each kind of task: engines agree, numbers are those of plain loops, and wrong data are rejected."""
 
 from __future__ import annotations
 

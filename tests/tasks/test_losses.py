@@ -1,4 +1,4 @@
-"""A loss of one's own goes everywhere that the built-in one goes: engines, probes, evaluation."""
+"""A custom loss is used everywhere that the built-in one is: engines, probes, evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation agrees with scikit-learn's metrics, and takes metrics of one's own."""
+"""Evaluation agrees with scikit-learn's metrics, and takes custom metrics."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def guesses() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def found(metric: Metric, *batches: int) -> dict[str, float]:
-    """What a metric comes to over batches of these sizes."""
+    """Return the value of a metric over batches of these sizes."""
     outputs, targets = guesses()
     tally = MetricTally([metric])
     for x, y in zip(outputs.split(batches or len(outputs)), targets.split(batches or len(outputs)), strict=True):

@@ -38,7 +38,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "partition attribute": {"attribute": "mean"},
     "partition pachinko": {"clients": 2, "size": 20},
 }
-"""What a part cannot do without, and choices that go with it."""
+"""Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
 OF_FILES = ("user", "user-groups", "pachinko")

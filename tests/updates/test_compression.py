@@ -113,7 +113,7 @@ def test_of_values_equally_large_top_k_sends_those_of_lower_places():
 
 
 def test_a_rounding_of_an_update_changes_what_top_k_makes_of_it_by_no_more_than_values_nearly_equal():
-    """Which of two values as large but for a rounding is sent jumps: by about the smallest one sent, never more."""
+    """Of two values equal up to rounding either may be sent: a jump of about the smallest one sent, never more."""
     sent = update()
     order = sent.abs().argsort(descending=True)
     smallest, next_one = order[12], order[13]
@@ -144,7 +144,7 @@ def test_rounding_belongs_to_client_and_round(kind: Any):
 
 @pytest.mark.parametrize("kind", [*ROUNDED, "top-k"])
 def test_with_error_feedback_all_arrives_in_the_end(kind: Any):
-    """What has arrived differs from what was sent by the residual kept, however many rounds there were."""
+    """Received values differ from sent ones by the residual kept, after any number of rounds."""
     transport = Transport(compression(kind, 0.05, error_feedback=True), Streams(5))
     sent, arrived = torch.zeros(1300), torch.zeros(1300)
     for round in range(60):
