@@ -182,8 +182,8 @@ def bare_arrays(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_a_class_or_function_has_a_name_of_its_own() -> None:
-    """One name for one thing. Commands bear the names of what they call, checks of parts those of what they try, and
-    readers of data sets one name each."""
+    """One name for one thing. Commands have the names of the functions that they call, checks those of the components
+    that they try, and readers of data sets one name each."""
     homes: dict[str, set[str]] = {}
     for name, path in sources().items():
         functions = name.startswith("fedmpi.") and room(name) not in ("cli", "testing", "__main__")

@@ -1,4 +1,4 @@
-"""Objects given from Python: the run's folder holds their name and options, or says that it cannot."""
+"""Objects given from Python: the run's folder contains their name and options, or a note that it cannot."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PLAIN = "plain"
 
 
 def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
-    """The part that `local.algorithm` chooses and an instance of it; None for plain local steps."""
+    """The component that `local.algorithm` chooses and an instance of it; None for plain local steps."""
     if config.local.algorithm.name == PLAIN:
         return None
     chosen = config.local.algorithm

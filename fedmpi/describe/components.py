@@ -10,7 +10,7 @@ from fedmpi.common.terminal import paragraph
 
 
 def list_components(kind: str | None) -> None:
-    """Print the built-in parts of a kind, or of all kinds."""
+    """Print the built-in components of a kind, or of all kinds."""
     for name in [known_kind(kind)] if kind is not None else KINDS:
         found = components(name)
         if found:

@@ -109,7 +109,7 @@ def _is_run(folder: Path, planned: bool) -> bool:
 
 
 def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
-    """In which order folders come: by their names, numbers in them by their values."""
+    """Return the key that sorts folders: by their names, numbers in them by their values."""
     name = str(folder)
     pieces = NUMBER.split(name)  # text, number, text, ...
     return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], name
@@ -228,7 +228,7 @@ class SeedGroup:
 class GroupsAlike:
     """Groups on the same data, evaluated alike."""
 
-    title: str  # Which data, where there are several blocks
+    title: str  # Name of the data, if there are several blocks
     groups: list[SeedGroup]
     notes: list[str]  # Facts that a reader has to know before comparing
 

@@ -354,7 +354,7 @@ BASE = "base"
 """The key."""
 
 DROP = "drop"
-"""In a named table, `drop = true`: the table of that name below is left out."""
+"""Key of a named table: with `drop = true`, the table of that name below is left out."""
 
 
 def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:

@@ -35,7 +35,7 @@ from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards
 
 CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
-"""In a run's folder: what it is started with; what differs in it, and why it failed last; what it printed."""
+"""Files in a run's folder: its configuration; its labels and last failure; its output."""
 POLLED, POLLED_OTHERS = 0.1, 1.0
 """Seconds between two looks at own processes, and at runs of others."""
 

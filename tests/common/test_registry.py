@@ -1,4 +1,4 @@
-"""The registry of parts: names, options, marks, and what the messages say."""
+"""The registry of components: names, options, marks, and messages."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ RETURNS: dict[str, Callable[[Any], Any]] = {
 
 
 def _parts(wrong: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
-    """One misbehaving part of each kind, as settings."""
+    """One misbehaving component of each kind, as settings."""
 
     def sampler(view: Any) -> Any:
         return wrong(view.available[: view.count])

@@ -1,4 +1,4 @@
-"""Every option of every built-in part changes something of a run, and nothing before the link that it belongs to."""
+"""Every option of every built-in component changes a run, and nothing before the link that it belongs to."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LOCAL_ADAM = {
 
 
 def options() -> list[tuple[str, str, str]]:
-    """(kind, part, option) of all built-in parts of a run but models."""
+    """Return (kind, component, option) of all built-in components of a run except models."""
     return [(kind, part.name, option.name) for kind in RUN for part in components(kind) for option in part.options]
 
 

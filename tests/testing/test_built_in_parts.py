@@ -1,4 +1,4 @@
-"""Every built-in part passes the conformance kit."""
+"""Every built-in component passes the conformance tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates on their way: rounded without bias, sized in bits, lost parts sent later; the same for a client anywhere."""
+"""Compressed updates: rounded without bias, sized in bits, lost values sent later; equal for a client on any rank."""
 
 from __future__ import annotations
 
