@@ -292,7 +292,7 @@ def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     assert "warning: " in shown.err and "round 1/1" in shown.out
 
 
-def test_a_program_that_wants_warnings_of_the_log_gets_no_more_with_a_folder(
+def test_a_program_that_selects_warnings_of_the_log_gets_no_more_with_a_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     log = logging.getLogger("fedmpi")
@@ -483,7 +483,7 @@ def test_importing_fedmpi_leaves_the_global_generator_as_it_is():
     assert float(done.stdout) == random.Random(1).random()
 
 
-def test_importing_fedmpi_is_light_and_its_names_are_there():
+def test_importing_fedmpi_is_light_and_its_names_are_available():
     script = "import sys, fedmpi; assert 'torch' not in sys.modules and 'numpy' not in sys.modules; fedmpi.UserError"
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True)
     for name in fedmpi.__all__:

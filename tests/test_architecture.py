@@ -104,7 +104,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert not left, "\n".join(f"{name} imports {', '.join(used & left.keys())}" for name, used in left.items())
 
 
-def test_modules_that_are_named_in_texts_lie_below_too() -> None:
+def test_modules_that_are_named_in_texts_are_below_too() -> None:
     """An import by name at the time of use counts like any other."""
     floor = {name: level for level, names in enumerate(FLOORS) for name in names}
     for name, path in sources().items():
@@ -133,7 +133,7 @@ def test_arrays_of_whole_numbers_and_of_floats_have_one_name_each() -> None:
 
 
 def test_annotations_of_arrays_name_their_values() -> None:
-    """By an alias, or by a type of NumPy's: a bare array would pass for one of any dtype wherever it goes."""
+    """Annotations name an alias or a type of NumPy's; a bare array would pass for one of any dtype anywhere."""
     home = ROOT / "fedmpi" / "common" / "types.py"
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
@@ -210,7 +210,7 @@ def test_libraries_have_one_door_each() -> None:
         assert users and not wrong, f"{library} is imported by {wrong}"
 
 
-def test_built_in_parts_lead_to_nothing_that_runs_them() -> None:
+def test_built_in_components_import_nothing_that_runs_them() -> None:
     """Modules that a user's file can import and use alone: no configuration, no ranks, no engine, no round."""
     for kind in (kind for kind in KINDS.values() if not kind.key.startswith("--")):
         for module in set(kind.modules) - PART_OF_THE_ENGINES:

@@ -99,7 +99,7 @@ def last_loss(settings: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
+def test_a_component_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
     (key, options), beside = PARTS[name], BESIDE.get(name, {})
     own = last_loss({key: name, **beside, **options})
     assert own != last_loss(beside)
@@ -111,7 +111,7 @@ CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.sta
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
+def test_a_component_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
     for check in fedmpi.testing.checks(name, CHECKED[name], KINDS.get(name), runs=False):
         check()
 

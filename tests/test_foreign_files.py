@@ -329,7 +329,7 @@ def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype:
         assert next(run.model.parameters()).dtype == getattr(torch, dtype)
 
 
-def test_weights_that_want_probabilities_name_the_sampler_that_keeps_them_back() -> None:
+def test_weights_that_need_probabilities_name_the_sampler_without_them() -> None:
     inverse = weights(normalized=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
     quiet = client_sampler(lambda view: Cohort(view.available[:3]))
     with pytest.raises(fedmpi.ComponentFailure, match=r"cohort.inclusion is None, since clients.sampler"):

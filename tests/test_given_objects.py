@@ -247,7 +247,7 @@ def changed() -> Scaled:
     ],
     ids=["changed", "by place", "bound", "own option", "method", "within", "sampler", "sampler by place", "algorithm"],
 )
-def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_else(
+def test_objects_without_a_file_are_reported_and_no_folder_repeats_them_as_something_else(
     key: str, given: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
@@ -419,7 +419,7 @@ def test_a_run_does_not_continue_with_another_function_that_no_name_finds(tmp_pa
     assert len(fedmpi.run("fedavg", {**more, "clients.sampler": first}, out=tmp_path, resume=True).records) == 3
 
 
-def test_each_function_that_no_name_finds_has_a_file_of_its_own_in_the_runs_folder(tmp_path: Path) -> None:
+def test_each_function_that_no_name_finds_has_a_separate_file_in_the_runs_folder(tmp_path: Path) -> None:
     keys = {**FEW, "server.weights": lambda cohort, sizes: np.ones(len(cohort.clients))}
     first = lambda client: np.arange(len(client.labels))  # noqa: E731
     other = lambda client: np.arange(len(client.labels) // 2 + 1)  # noqa: E731
@@ -514,7 +514,7 @@ def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
     return names
 
 
-def test_the_model_of_a_run_is_built_again_where_its_other_parts_are_not_found(tmp_path: Path) -> None:
+def test_the_model_of_a_run_is_built_again_where_its_other_components_are_not_found(tmp_path: Path) -> None:
     few = _typed_in("from fedmpi import Cohort\ndef few(view):\n    return Cohort(view.available[:3])\n")["few"]
     settings = {**FEW, "clients.sampler": fedmpi.client_sampler(few)}
     run = fedmpi.run("fedavg", settings, data="digits:clients=5", out=tmp_path)

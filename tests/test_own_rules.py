@@ -109,7 +109,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_part_of_ones_own_changes_a_run_by_its_name_alone(name: str, here: Path) -> None:
+def test_a_custom_component_changes_a_run_by_its_name_alone(name: str, here: Path) -> None:
     own = fedmpi.run("fedavg", SMALL | CHOSEN[name], data=DATA)
     if name == "A metric":
         assert 0 < own.records[-1]["test_surely_right"] < own.records[-1]["test_accuracy"]
@@ -123,7 +123,7 @@ def loss_of_a_plain_run() -> float:
     return loss
 
 
-def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> None:
+def test_a_custom_data_set_and_partition_become_shards(here: Path) -> None:
     assert (
         data_prep(["own:reader", "--partition", "own:law", "--raw", str(here), "--clients", "4", "--out", "shards"])
         == 0
@@ -151,7 +151,7 @@ def test_a_file_beside_the_presets_is_a_published_method(here: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks: int) -> None:
+def test_custom_components_run_together_as_the_guide_shows(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "own.py").write_text(OWN)
     together = [given for name, given in CHOSEN.items() if name != "How updates become one"]
     chosen = {key: value for given in together for key, value in given.items()}

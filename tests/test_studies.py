@@ -363,7 +363,7 @@ def test_shards_are_known_by_their_checksum(
             fedmpi.run("fedavg", {**ON_SHARDS, "data.source": str(shards / "other")}, out="runs/begun", resume=True)
 
 
-def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_two(
+def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_again_two(
     shards: Path, home: Path, command: Callable[..., Said]
 ) -> None:
     for seed, source, place in ((0, "digits", "here"), (1, "digits", "there"), (2, "other", "here")):
@@ -677,7 +677,7 @@ def test_a_key_that_a_run_does_not_have_is_shown_as_such(tmp_path: Path, command
     assert command("compare", tmp_path, "--by", "model.width").code == 2
 
 
-def test_every_option_has_a_description_of_its_own(command: Callable[..., Said]) -> None:
+def test_every_option_has_a_separate_description(command: Callable[..., Said]) -> None:
     for part in fedmpi.components():
         words = [option.doc for option in part.options]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)

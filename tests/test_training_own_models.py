@@ -159,7 +159,7 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
         assert torch.equal(values(one), plain[name]), name
 
 
-def test_a_thread_may_run_within_modes_of_its_own() -> None:
+def test_a_thread_may_run_within_separate_modes() -> None:
     data, found = arrays(), []
 
     def work() -> None:
@@ -224,7 +224,7 @@ class Masked(Own):
 
 
 class Large(Own):
-    """Holds numbers whose sum is infinite in float32."""
+    """Contains numbers whose sum is infinite in float32."""
 
     def __init__(self) -> None:
         super().__init__()

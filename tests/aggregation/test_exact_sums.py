@@ -120,7 +120,7 @@ def test_a_sum_that_could_leave_the_range_is_rejected_before_it_wraps():
 @pytest.mark.parametrize("before", [1, 63, 64, 130])
 @pytest.mark.parametrize("after", [1, 70])
 def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
-    """Also where terms have been moved to the sum in float64, before or after."""
+    """The same holds if terms have been moved to the sum in float64, before or after."""
     accumulator = FloatSum(np.zeros(3, np.float32))
     for _ in range(before):
         accumulator.add(torch.ones(3), 0.5)

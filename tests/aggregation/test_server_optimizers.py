@@ -73,7 +73,7 @@ def test_a_run_continues_from_its_state_bit_for_bit(kind: str):
 
 @server_optimizer
 class Keeping:
-    """Remembers an array, a tensor without axes and a number; sets in start() what no checkpoint holds."""
+    """Remembers an array, a tensor without axes and a number; sets values in start() that no checkpoint contains."""
 
     state = ("array", "scalar", "number")
 
@@ -118,7 +118,7 @@ def test_state_of_an_optimizer_that_no_checkpoint_can_hold_is_named():
         optimizer.state()
 
 
-def test_an_optimizer_of_ones_own_cannot_change_the_update():
+def test_a_custom_optimizer_cannot_change_the_update():
     @server_optimizer
     def greedy(w: torch.Tensor, update: torch.Tensor) -> None:
         w.add_(update)

@@ -158,7 +158,7 @@ def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_shares_by_which_nothing_can_be_divided_are_rejected_with_part_and_round(exact: bool) -> None:
+def test_shares_by_which_nothing_can_be_divided_are_rejected_with_component_and_round(exact: bool) -> None:
     def flushed(answers: Sequence[Any], normalized: bool = True) -> float:
         inner = FixedPointSum(np.zeros(6, np.int64)) if exact else FloatSum(np.zeros(6, np.float32))
         judged = JudgedSum(inner, judging(answers, normalized), lambda *_: 1.0, Cluster.connect())
@@ -176,7 +176,7 @@ def test_shares_by_which_nothing_can_be_divided_are_rejected_with_part_and_round
     assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalized=False) == 0.0
 
 
-def test_coefficients_whose_sum_nothing_can_hold_are_rejected_with_part_and_round() -> None:
+def test_coefficients_whose_sum_overflows_are_rejected_with_component_and_round() -> None:
     for normalized, most in ((True, 1e200), (False, 2.0**50)):
         chosen = weighing(weights(normalized=normalized)(lambda cohort, sizes, most=most: np.full(2, most)))
         with pytest.raises(

@@ -32,7 +32,7 @@ def squared_error(values: np.ndarray, restored: np.ndarray) -> float:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("levels", [3, 9])
 def test_large_gradients_are_compressed_as_well_as_by_scikit_learn(law: str, levels: int) -> None:
-    """Within 1 % of the better of ten k-means++ starts."""
+    """The result is within 1 % of the better of ten k-means++ starts."""
     values = gradients(law, 5000)
     shift = np.float64(values.mean())
     centred = values.astype(np.float64) - shift

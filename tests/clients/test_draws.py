@@ -39,7 +39,7 @@ def all_systematic_samples(inclusion: np.ndarray) -> list[tuple[float, np.ndarra
 
 
 def inclusion_one_after_another(norms: np.ndarray, count: int) -> np.ndarray:
-    """By enumeration of all ordered draws."""
+    """Return the probabilities by enumeration of all ordered draws."""
     inclusion = np.zeros(len(norms))
     for sequence in permutations(range(len(norms)), count):
         chance, left = 1.0, norms.sum()

@@ -253,7 +253,7 @@ def test_a_sampler_sees_only_what_it_has_asked_for_and_cannot_change_sizes() -> 
         view_of().fresh("loss")
 
 
-def test_measuring_wants_a_class_with_two_methods() -> None:
+def test_measuring_requires_a_class_with_two_methods() -> None:
     @client_sampler(measures=("loss",))
     def mine(view: View) -> Cohort:
         return Cohort(view.available)

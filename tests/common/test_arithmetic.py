@@ -63,7 +63,7 @@ def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
     assert found.stdout.strip() == "[]"
 
 
-def test_a_workspace_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_workspace_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(WORKSPACE, ":16:8")
     prepare(exact=True)
     assert os.environ[WORKSPACE] == ":16:8"

@@ -148,7 +148,9 @@ def test_names_that_do_not_exist_are_rejected(monkeypatch: pytest.MonkeyPatch) -
         client_sampler(needs=("los",))
 
 
-def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_components_are_listed_and_known_by_name_when_given_as_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     components("aggregator")
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
 
@@ -179,7 +181,7 @@ def test_the_public_names_are_those_of_the_registry() -> None:
         _ = fedmpi.sampler  # type: ignore[attr-defined]
 
 
-def test_what_a_part_raises_names_part_line_round_and_client() -> None:
+def test_what_a_component_raises_names_component_line_round_and_client() -> None:
     part = resolve("client sampler", loudest)
     with pytest.raises(ComponentFailure) as caught, calling(part, round=3, client=7):
         raise ZeroDivisionError("by nothing")

@@ -77,7 +77,7 @@ def test_numbers_are_not_true_or_false(annotation: Any, value: Any) -> None:
         (Answer, True, ""),
     ],
 )
-def test_what_lists_and_tables_hold_is_looked_at(annotation: Any, value: Any, expected: str) -> None:
+def test_contents_of_lists_and_tables_are_checked(annotation: Any, value: Any, expected: str) -> None:
     assert mistaken(annotation, value) == expected
 
 

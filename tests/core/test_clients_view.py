@@ -232,7 +232,7 @@ def test_fine_tuned_models_are_those_of_a_plain_loop_and_nothing_flows_back():
 
 @pytest.mark.parametrize("more", [{"evaluation.fine_tune": 2}, {"evaluation.fine_tune": 1, "local.batch_size": "all"}])
 def test_fine_tuning_that_diverges_ends_the_run_or_is_left_out(more: dict[str, Any]):
-    """Also where it does so in its last step, after which no loss is seen any more."""
+    """A client may also diverge in its last step, after which no loss is seen any more."""
     settings = SMALL | {"rounds": 1, "local.lr": 1e20, "clients.count": 1} | more
     with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
         fedmpi.run("fedavg", settings, data=arrays())

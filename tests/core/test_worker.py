@@ -108,7 +108,7 @@ def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
     assert totals.phase_seconds() == {"load": 4.0, "train": 7.5}
 
 
-def test_vectors_of_an_algorithm_are_its_own_and_outlast_the_next_sum():
+def test_vectors_of_an_algorithm_are_copies_and_remain_after_the_next_sum():
     cluster = Cluster.connect()
     summed, kept = RoundSum(cluster, torch.zeros(4), exact=False, vectors=("c",)), []
     for t in (1.0, 2.0):

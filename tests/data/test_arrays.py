@@ -187,7 +187,7 @@ def wrong():
 """
 
 
-def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_custom_function_is_a_source_of_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "three_clients.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -113,7 +113,7 @@ def test_a_tensor_remains_after_the_store_whose_file_it_maps(tmp_path: Path) -> 
     assert np.array_equal(x.numpy(), arrays.x[:5])
 
 
-def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
+def test_arrays_whose_memory_torch_cannot_share_are_copied() -> None:
     plain = Normalizer(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
     x = np.arange(LEAST_SHARED, dtype=np.float32).reshape(-1, 2)
     turned, swapped = np.asfortranarray(x), x.astype(">f4")

@@ -223,7 +223,7 @@ def test_folders_without_files_with_other_columns_or_damaged_ones_are_rejected(t
         read(tmp_path)
 
 
-def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path) -> None:
+def test_lists_of_present_labels_become_zeros_and_ones(tmp_path: Path) -> None:
     held = [[0, 2], [], [1]] * 6
     names = {"label": ["joy", "fear", "rage", "calm"]}
     write(tmp_path / "t.parquet", {"t": [f"word{row}" for row in range(18)], "label": held}, names)

@@ -79,7 +79,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_law_of_ones_own_says_who_gets_each_row(own: Path) -> None:
+def test_a_custom_partition_assigns_each_row(own: Path) -> None:
     words = ["digits", "--partition", "prep_of_mine:by_label", "--shift", "3", "--skip", "2", "--out", "shards"]
     assert main([*words, "--clients", "12"]) == 0
     assert open_store("shards").clients == 12  # the last ones are empty

@@ -304,7 +304,7 @@ def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50), st.integers(0, 500))
-def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
+def test_whole_sizes_keep_the_total_and_give_every_client_one(relative, extra) -> None:
     sizes = whole_sizes(np.array(relative), len(relative) + extra)
     assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
     assert whole_sizes(np.array([2.0, 3.0, 15.0]), 20).tolist() == [2, 3, 15]  # the sample of everyone is part of it

@@ -96,7 +96,7 @@ def test_drawing_together_has_the_distribution_of_sequential_draws(families: tup
     assert all(np.bincount(order, minlength=4).tolist() == list(STOCK) for order in seen)
 
 
-def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
+def test_the_client_with_the_turn_is_uniform_among_those_that_still_need_samples() -> None:
     """Sizes 1, 2 and 3: the last turn is client 2's with probability 49/108 + ..., by counting; 6,000 draws, z = 5."""
 
     def last(left: tuple[int, ...]) -> float:
@@ -136,7 +136,7 @@ def one_after_another(labels: np.ndarray, clients: int, alpha: float, generator:
     return counts
 
 
-def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
+def test_inner_dirichlet_has_the_distribution_of_the_loop_that_defines_it() -> None:
     """Sum of squared class counts of a draw, which measures how uneven clients are: 500 draws of each, z = 5."""
     labels = np.arange(60) % 3
     generator = np.random.default_rng(5)

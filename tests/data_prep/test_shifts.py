@@ -161,7 +161,7 @@ def crowded(labels, owners, classes, generator):
 """
 
 
-def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
+def test_custom_shifts_and_label_noise_are_functions(place: Path) -> None:
     Path("changes_of_mine.py").write_text(OWN)
     plain = prepared(*DIGITS, out="plain")
     words = ["--feature-shift", "changes_of_mine:dimmed", "--by", "0.9"]
@@ -183,7 +183,7 @@ def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
         (["--label-noise", "changes_of_mine:crowded"], r"returned float64 \(99,\) beside the labels"),
     ],
 )
-def test_a_useless_answer_names_the_part(place: Path, words: list[str], message: str) -> None:
+def test_a_useless_answer_names_the_component(place: Path, words: list[str], message: str) -> None:
     Path("changes_of_mine.py").write_text(OWN)
     with pytest.raises(ComponentFailure, match=message):
         main([*DIGITS, *words, "--out", "shards"])

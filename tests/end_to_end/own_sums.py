@@ -50,7 +50,7 @@ class Persistent(LocalAlgorithm):
 
 
 BROKEN: list[str] = []
-"""Anything in it breaks `fragile`."""
+"""Entries that make `fragile` fail."""
 
 
 @server_optimizer

@@ -103,7 +103,7 @@ def tied(description: DataDescription) -> Tied:
 
 
 class Talkative(nn.Sequential):
-    """Keeps words in its state dict, which a file of tensors cannot hold."""
+    """Keeps words in its state dict, which a file of tensors cannot store."""
 
     def get_extra_state(self) -> str:
         """Words."""
@@ -111,7 +111,7 @@ class Talkative(nn.Sequential):
 
 
 def talkative(description: DataDescription) -> nn.Module:
-    """A linear model whose state dict holds words."""
+    """A linear model whose state dict contains words."""
     return Talkative(nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
 
 

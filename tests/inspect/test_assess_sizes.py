@@ -40,7 +40,7 @@ def test_bias_deviation_and_saturation_agree_with_500_simulated_rounds(place: in
 
 
 @pytest.mark.parametrize("epsilon", [39.0, 40.0, 44.0, 120.0, 500.0])
-def test_answers_that_hardly_lie_are_assessed_too(epsilon: float):
+def test_answers_with_little_noise_are_assessed_too(epsilon: float):
     """Duchi's answers keep their spread: each is one of two values, however large ε is."""
     found = {one.mechanism: one for one in assess(SIZES, epsilon, 300, 1000)}
     spread = math.sqrt(float(((SIZES - 1) * (299 - SIZES)).sum()))

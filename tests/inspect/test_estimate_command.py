@@ -18,7 +18,7 @@ def estimate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170, check=False)
 
 
-def test_every_mechanism_is_assessed_on_the_users_own_clients_and_drawn(tmp_path: Path) -> None:
+def test_every_mechanism_is_assessed_on_the_users_clients_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "errors.png"
     result = estimate(
         "--sizes",

@@ -202,7 +202,7 @@ def half_rate(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.5) -> None
     w.add_(update, alpha=lr)
 
 
-def test_a_part_of_ones_own_keeps_its_own_defaults(watcher: Watcher):
+def test_a_custom_component_keeps_its_defaults(watcher: Watcher):
     own = f"{SOME} rounds=1 server.optimizer=tests.keys.test_every_option:half_rate"
     assert half_as_far(watcher.see(f"{SOME} rounds=1"), watcher.see(own))
     assert np.array_equal(watcher.see(f"{own} server.optimizer.lr=1").model, watcher.see(f"{SOME} rounds=1").model)

@@ -88,14 +88,14 @@ class _Constants(TorchFunctionMode):
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """Within: the device can be computed on."""
+    """Context in which the simulated device can compute."""
     with _Constants(), _Factories():
         yield ELSEWHERE
 
 
 @contextmanager
 def transfers() -> Iterator[list[str]]:
-    """Within: every copy between here and elsewhere, and every value that is read, "to the device" or "to the host"."""
+    """Context that records every copy, and every value that is read, as "to the device" or "to the host"."""
     found: list[str] = []
     _watched.append(found)
     try:

@@ -11,7 +11,7 @@ from fedmpi.models.flat import FlatModel, add_gradients
 
 
 class Mixed(nn.Module):
-    """Everything that may or may not travel: a frozen layer, batch norm, a constant buffer, tied weights."""
+    """All values that may or may not be communicated: a frozen layer, batch norm, a constant buffer, tied weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -130,7 +130,7 @@ def test_without_mpi4py_one_process_works_and_says_so() -> None:
 
 
 def test_a_small_shared_memory_makes_way_for_allreduce() -> None:
-    """In a mount namespace whose /dev/shm holds 64 MB, three ranks ask for a window of 160 MB."""
+    """In a mount namespace whose /dev/shm has 64 MB, three ranks request a window of 160 MB."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made (that takes root)")
     small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'

@@ -154,7 +154,7 @@ def test_cores_that_other_processes_keep_busy_are_left_to_them(fair, cores, othe
     assert threads_beside_others(fair, cores, others, ranks) == threads
 
 
-def test_the_work_of_another_process_is_seen_and_ones_own_is_not_counted():
+def test_the_work_of_another_process_is_seen_and_that_of_this_one_is_not_counted():
     """A process that computes all the time, on the one core looked at: it has at least a part of it, however busy."""
     core = min(os.sched_getaffinity(0))
     mask = np.arange(MOST_CORES) == core

@@ -51,7 +51,7 @@ def test_the_second_one_ends_it_at_once_unless_it_is_a_warning(number: str, code
     assert (f"error: ended by a second {number}" in done.stderr) == bool(code)
 
 
-def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
+def test_a_run_that_was_started_to_continue_without_its_terminal_does() -> None:
     assert sent("SIGHUP", "ignored").stdout.split() == ["False", "SIG_IGN"]
 
 

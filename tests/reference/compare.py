@@ -31,7 +31,7 @@ OF_LOSSES = 2e-6
 
 
 def differences(config: Config, trace: dict[str, np.ndarray]) -> list[str]:
-    """All that differs, in words; empty where program and plain loop agree."""
+    """Return all differences, in words; empty where program and plain loop agree."""
     loop = PlainLoop(config)
     if config.topology.name == "mediators":
         loop = PlainRelays(config)

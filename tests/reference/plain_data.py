@@ -66,7 +66,7 @@ class Drawn:
     stratum: list[int] | None = None
 
     def only(self, keep: Iterable[int]) -> Drawn:
-        """Those at these places."""
+        """Return the clients at these positions."""
         at = list(keep)
         stratum = None if self.stratum is None else [self.stratum[i] for i in at]
         return Drawn(

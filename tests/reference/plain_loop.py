@@ -359,7 +359,7 @@ class PlainLoop:
         return total.tolist()
 
     def _surviving(self, t: int, asked: Drawn, draws: list[int] | None) -> Drawn:
-        """Without those who drop out; π_k shrinks by the expected share of the places that are still filled."""
+        """Leave out clients that drop out; π_k shrinks by the expected share of the places that are still filled."""
         lost = self.config.clients.failure_rate
         if not lost:
             return asked

@@ -105,7 +105,7 @@ def test_costs_of_an_accuracy_are_those_of_the_first_round_that_reached_it(
         assert n == len(reached) and mean == (pytest.approx(np.mean(reached), rel=1e-4) if reached else None)
 
 
-def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
+def test_selected_clients_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
     (run,) = of(runs, "fedstas-dp")
     drawn = next(one for one in shown["runs"] if one["name"] == "strata")
     there = np.zeros((20, 3), int)

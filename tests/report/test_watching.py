@@ -21,7 +21,7 @@ def lines(*rounds: int) -> bytes:
     return b"".join(json.dumps({"round": t}).encode() + b"\n" for t in rounds)
 
 
-def test_only_whole_lines_are_taken_and_a_file_begun_anew_is_read_anew(tmp_path: Path) -> None:
+def test_only_whole_lines_are_taken_and_a_restarted_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
     assert tail.new() == []

@@ -43,7 +43,7 @@ def test_a_rule_sees_the_labels_and_clients_without_rows_are_left_out() -> None:
     assert rows_of(asked(ones), [0, 1, 2, 3]) == {0: [1, 2], 3: [2]}
 
 
-def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None:
+def test_a_sampler_draws_the_same_rows_of_a_client_on_any_rank() -> None:
     together = rows_of(asked(some), [0, 2, 3], round=4)
     assert {k: rows_of(asked(some), [k], round=4)[k] for k in (0, 2, 3)} == together
     by_hand = Streams(0).generator(Purpose.ROWS, 4, 3).choice(6, 2, replace=False)
@@ -92,7 +92,7 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
         ("first", "sorted whole numbers"),
     ],
 )
-def test_what_are_no_rows_is_rejected_naming_part_client_and_round(answer: Any, reason: str) -> None:
+def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: Any, reason: str) -> None:
     @data_sampler
     def wrong(client: RowClient) -> Any:
         return answer

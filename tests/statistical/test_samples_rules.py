@@ -100,7 +100,7 @@ def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int)
 
 
 @pytest.mark.parametrize("rule", [ratio_rows, bernoulli_rows])
-def test_every_block_of_the_axis_has_a_stream_of_its_own(rule):
+def test_every_block_of_the_axis_has_a_separate_stream(rule):
     """Two blocks of participants, or of samples, do not use the same places."""
     clients, each = (2 * RATIO_BLOCK, 10) if rule is ratio_rows else (BERNOULLI_BLOCK // 8, 16)
     sizes = np.full(clients, each, np.int64)

@@ -50,7 +50,7 @@ def class_weights(made: Planner, count: int, strata: Strata) -> np.ndarray:
     return np.array([np.bincount(LABELS[plan.clients], c, 10) for plan, c in rounds(made, count, strata)])
 
 
-def test_fedsso_gives_every_stratum_its_share_whoever_of_it_is_there() -> None:
+def test_fedsso_gives_every_stratum_its_share_with_any_available_clients() -> None:
     """Clients of a class are available with 0.1 … 1.0. If each class has one, every class weighs 0.1. A class
     without one (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
 
@@ -112,7 +112,7 @@ DRAWS = {
 
 
 def assert_mean(values: np.ndarray, expected: float) -> None:
-    """Within five standard errors (false alarm 6e-7)."""
+    """The frequencies are within five standard errors (false alarm 6e-7)."""
     assert abs(np.mean(values) - expected) < 5 * np.std(values) / np.sqrt(len(values)) + 1e-12
 
 
@@ -120,7 +120,7 @@ def assert_mean(values: np.ndarray, expected: float) -> None:
 @pytest.mark.parametrize(
     "law", [pytest.param(law, marks=[] if law == "label-group" else pytest.mark.slow) for law in AWAY]
 )
-def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> None:
+def test_unbiased_weights_are_unbiased_with_any_available_clients(law: str, draw: str) -> None:
     """E[Σ c_k] = 1 and E[Σ c_k y_k] = Σ ρ_k y_k over presence, draws and drop-outs, for samples and for clients."""
     population = "clients" if draw.startswith("fedsts") else "samples"
     settings = ["server.weights=unbiased", f"server.weights.population={population}", "rounds=500", "seed=3"]
@@ -221,7 +221,7 @@ def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> Non
     assert_mean(np.array([c @ VALUES[plan.clients] for plan, c in rounds(made, 600, strata)]), VALUES.mean())
 
 
-def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
+def test_stratified_means_are_those_of_the_available_strata() -> None:
     """Σ N_h mean_h over those there, over Σ N_h of the strata with an available client: unbiased in every round."""
     made = planner(
         "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.availability=bernoulli",

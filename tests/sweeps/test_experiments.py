@@ -85,7 +85,7 @@ def test_every_file_is_listed_with_what_it_makes() -> None:
 
 
 def runs(name: str) -> tuple[PlannedRun, ...]:
-    """Those of one seed."""
+    """Return the runs of one seed."""
     return plan_sweep(FOLDER / f"{name}.toml", settings=("seed=0",)).runs
 
 
@@ -200,5 +200,5 @@ def test_letters_are_made_of_the_balanced_split_as_the_files_at_hand(
 
 
 def contents(path: Path) -> bytes:
-    """Those of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
+    """Return the bytes of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -338,7 +338,7 @@ def test_of_several_runs_with_one_wrong_model_the_first_is_named(tmp_path: Path)
         plan_sweep({"clients": {"count": 5}, "sweep": {"run": variants}}, tmp_path)
 
 
-def test_objects_that_no_file_holds_are_rejected_before_any_run_starts(tmp_path: Path) -> None:
+def test_objects_that_no_file_contains_are_rejected_before_any_run_starts(tmp_path: Path) -> None:
     from torch import nn
 
     tables = {

@@ -559,7 +559,7 @@ def test_two_sweeps_of_one_file_share_its_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kill(tmp_path: Path) -> None:
+def test_shards_are_prepared_once_by_several_that_need_them_and_again_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         "rounds = 1\nclients.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
         "[sweep]\nseed = [0, 1, 2]\n"
@@ -598,7 +598,7 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kil
         check_runs(other, other.runs)
 
 
-def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Path) -> None:
+def test_shards_are_prepared_for_no_run_whose_folder_contains_another(tmp_path: Path) -> None:
     """`--prepare` leaves what a sweep notes in a run's folder, which must not be that of another configuration."""
     api.run({**COMMON, "rounds": 1, "seed": 0}, out=tmp_path / "out" / "seed=0")
     other = {**COMMON, "local": {"lr": 0.5}, "sweep": {"seed": [0]}}

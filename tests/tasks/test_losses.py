@@ -54,7 +54,7 @@ ENGINES: dict[str, tuple[Callable, LocalRule]] = {
     [(SMALL_IMAGES, "mlp", {"hidden": [9]}), (TEXTS, "text-cnn", {"dimension": 6, "filters": 4, "dropout": 0.5})],
     ids=["mlp", "text-cnn"],
 )
-def test_cross_entropy_written_anew_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
+def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
     kind, rule = ENGINES[engine]
     source, found = sources(description), []
     for loss in (CROSS_ENTROPY, OWN):
