@@ -5,7 +5,7 @@
     python -m benchmarks --quick             tiny sizes, a smoke test
     python -m benchmarks --device cuda       one process each, on that device
 
-A peer in an environment of its own is included by --peer NAME=PYTHON, e.g. --peer pfl=/opt/pfl/bin/python. The
+A peer in a separate environment is included by --peer NAME=PYTHON, e.g. --peer pfl=/opt/pfl/bin/python. The
 machine's speed varies with time and with other programs. Ratios are therefore taken within a pass. The table shows the
 median over the passes and the range; `!` marks rows during which other programs used more than 0.3 cores.
 """

@@ -146,7 +146,7 @@ class Merged(Tight):
 
 
 class Gradient(Flat):
-    """Centralized SGD, data-parallel: K samples of the pool, drawn anew every round."""
+    """Centralized SGD, data-parallel: K samples of the pool, drawn in every round."""
 
     def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network)

@@ -1,6 +1,6 @@
 """Networks of the workloads.
 
-Those of W1 to S6 have two forms: a sequence of layers, and a user's own module with the same parameters in the same
+Those of W1 to S6 have two forms: a sequence of layers, and a custom module with the same parameters in the same
 order, so that both start from the same weights. The classes from OddCNN on are networks as users write them, in the
 style of public tutorials; their names are models, as in `model.name = "benchmarks.networks:LeNet"`.
 """

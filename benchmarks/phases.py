@@ -1,4 +1,4 @@
-"""Where the time of fedmpi's rounds goes, by phase and by rank, as Markdown:
+"""Time of fedmpi's rounds, by phase and by rank, as Markdown:
 
     python -m benchmarks.phases            W1, W2, W3, S4, S6
     python -m benchmarks.phases W1 lstm

@@ -1,4 +1,4 @@
-"""How fedmpi's cost grows with the clients, the cohort, the model and the ranks, one at a time:
+"""Growth of fedmpi's cost with the clients, the cohort, the model and the ranks, one at a time:
 
 python -m benchmarks.scale
 """

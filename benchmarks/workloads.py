@@ -53,7 +53,7 @@ class Workload:
     classes: int
     rounds: int  # Rounds of one measurement, the first `WARM_UP` of them not counted
     seed: int
-    own: str = ""  # Name of the same network with a forward pass of its own
+    own: str = ""  # Name of the same network with a custom forward pass
     wanted: int = 0  # Sample budget K of FedSampling; 0 = federated averaging
     each: int = 0  # Samples of every client; 0 = drawn per client
     # Samples of the last client, if the first has one and the others are evenly spaced in logarithms between them

@@ -98,7 +98,7 @@ def prepare_command(
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or module:reader of yours.")
     ],
-    partition: Annotated[str, typer.Option(metavar="NAME", help="How samples are given to clients.")],
+    partition: Annotated[str, typer.Option(metavar="NAME", help="Assignment of samples to clients.")],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
     clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
     shards: Annotated[int, typer.Option(metavar="S", help="Training shards.")] = 8,

@@ -285,7 +285,7 @@ class DataSet:
     sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty if the user must download the files
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes
     raw: Literal["folder", "file", "none"] = "folder"  # Kind of path that `--raw` names
-    own: Component | None = None  # Custom reader, which has options of its own
+    own: Component | None = None  # Custom reader, which has its options
 
     @property
     def reading(self) -> Component:

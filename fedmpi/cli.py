@@ -109,7 +109,7 @@ def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bo
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Of the page.")] = "",
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = "",
 ) -> None:
     """Write one page that shows and compares runs: curves, costs, participation, traffic, privacy; it works offline.
 
@@ -233,13 +233,13 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
     by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that distinguish groups.")] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="KEY", help="Of the records [test_accuracy].")
+        str | None, typer.Option("--metric", metavar="KEY", help="Key of the records [test_accuracy].")
     ] = None,
     target: Annotated[
         float | None, typer.Option("--target", metavar="X", help="A value to reach; from above where less is better.")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="NAME", help="What the others are compared with [the first].")
+        str | None, typer.Option("--reference", metavar="NAME", help="Group to compare with [the first].")
     ] = None,
     last: Annotated[int, typer.Option("--last", metavar="N", help="Average over the last N rounds.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
@@ -367,7 +367,7 @@ def inspect(
     ],
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
-    clients: Annotated[bool, typer.Option("--clients", help="Of a run: how its clients are served.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="For a run: show its clients.")] = False,
 ) -> None:
     """Show clients, sizes, class balance and heterogeneity of shards. For a run, show its confusion matrix or clients.
 

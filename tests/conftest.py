@@ -31,7 +31,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests are no garbage: they are not searched for it while the tests run, nor behind them."""
+    """Modules and tests are no garbage: they are not searched for it while the tests run, nor afterwards."""
     gc.freeze()
     end_quickly()
 

@@ -1,4 +1,4 @@
-"""What several files of tests look at and what takes seconds to make is made once for all processes of pytest-xdist."""
+"""Files that several tests read and that take seconds to make: made once for all processes of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder of this name that all of them share, filled by `make` in whichever asks first; the others wait for it.
 
-    Where `make` fails, the next one to ask tries again in a folder of its own.
+    Where `make` fails, the next one to ask tries again in another folder.
     """
     base = factory.getbasetemp()
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base

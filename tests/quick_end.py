@@ -10,5 +10,5 @@ import gc
 
 
 def end_quickly() -> None:
-    """From the end of this process on, nothing that it holds is searched for garbage."""
+    """Skip the search for garbage from here to the end of this process."""
     atexit.register(gc.freeze)

@@ -51,7 +51,7 @@ def plain() -> fedmpi.Run:
 
 
 def digits() -> fedmpi.ClientArrays:
-    """The embedded digits as somebody's arrays."""
+    """Return the embedded digits as a user's arrays."""
     store = open_store("digits")
     owner = np.repeat(np.arange(store.clients), store.sizes)
     x, y = store.rows(np.arange(store.samples))
@@ -59,7 +59,7 @@ def digits() -> fedmpi.ClientArrays:
     return fedmpi.ClientArrays(x, y, owner, test=store.test(), mean=description.mean, std=description.std)
 
 
-# What a run gives back
+# Result of a run
 
 
 def test_a_run_has_a_record_a_round_with_its_evaluation_a_summary_and_the_final_model(plain: fedmpi.Run):
@@ -111,7 +111,7 @@ def test_the_records_as_a_table(plain: fedmpi.Run):
     assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
 
 
-# What is run
+# Arguments of a run
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_wrong_input_is_a_user_error(call: Any, sentence: str):
         call()
 
 
-# A model of one's own
+# A custom model
 
 
 def test_a_function_and_a_network_are_models(plain: fedmpi.Run):
@@ -227,7 +227,7 @@ def own_net(description: Any) -> nn.Module:
 
 
 class Unsettling(nn.Module):
-    """A network that changes how everybody computes."""
+    """A network that changes how all clients compute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     assert "warning: " in shown.err and "round 1/1" in shown.out
 
 
-def test_a_program_that_wants_warnings_of_the_log_gets_no_more_with_a_folder(
+def test_a_program_that_selects_warnings_of_the_log_gets_no_more_with_a_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     log = logging.getLogger("fedmpi")
@@ -395,12 +395,12 @@ def test_an_exception_of_on_round_names_function_line_and_round():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_asked_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
+def test_asked_to_stop_a_run_saves_and_continues_later(plain: fedmpi.Run, tmp_path: Path):
     run = small(out=tmp_path / "run", stop=iter([False, True]).__next__)
     assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
     more = small(out=tmp_path / "run", resume=True)
     assert more.ending == "finished" and untimed(more.records) == untimed(plain.records)
-    assert untimed(run.records) == untimed(plain.records)[:1]  # first asked for when the folder holds more
+    assert untimed(run.records) == untimed(plain.records)[:1]  # requested with a folder that contains more
     assert same_values(more.model, plain.model)
 
 
@@ -456,7 +456,7 @@ def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_stays_flat_over_two_hundred_runs():
-    """Within 2 % from the twentieth run to the last, in a process of its own; pages of libraries' files left out, which
+    """Within 2 % from the twentieth run to the last, in a separate process; pages of libraries' files left out, which
     the system takes in and gives up as it likes."""
     script = "\n".join(
         [
@@ -483,7 +483,7 @@ def test_importing_fedmpi_leaves_the_global_generator_as_it_is():
     assert float(done.stdout) == random.Random(1).random()
 
 
-def test_importing_fedmpi_is_light_and_its_names_are_there():
+def test_importing_fedmpi_is_light_and_its_names_are_available():
     script = "import sys, fedmpi; assert 'torch' not in sys.modules and 'numpy' not in sys.modules; fedmpi.UserError"
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True)
     for name in fedmpi.__all__:

@@ -1,5 +1,5 @@
-"""The rooms of the package: arrows point downwards only, nothing goes in a circle, and three libraries have one door
-each.
+"""The packages of fedmpi: imports lead to lower levels only, none are circular, and only one package may import each
+of three libraries.
 
 A module's imports are read from its source, those inside functions and those for type checkers included.
 """
@@ -32,21 +32,21 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-"""From the ground up. Rooms of a floor may use one another, as long as nothing goes in a circle."""
+"""Packages by level, from the lowest. Packages of a level may use one another without circular imports."""
 
 DOORS = {"mpi4py": ("fedmpi.mpi",), "h5py": ("fedmpi.data", "data_prep")}
-"""Who alone may import a library."""
+"""The only packages that may import a library."""
 
 
 TWICE = {"Adam", "Strata", "stratified", "uniform"}
 """Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
 SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}
-"""What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
-description."""
+"""Packages that built-in components may import beside common, cohorts, and the one that they are in: arithmetic, the
+data's description."""
 
 LOOKED_UP_FOR_OTHERS = {"fedmpi.common.registry"}
-"""Where parts live, each under its kind."""
+"""Modules that import components of all kinds by their names."""
 
 BY_NAME = {"fedmpi.data.arrays": "data_prep.arrays_saved"}
 """`ClientArrays.save` hands its samples to the writer of shards."""
@@ -55,7 +55,7 @@ PART_OF_THE_ENGINES = {"fedmpi.local.optimizers"}
 """SGD and Adam are fused into the engines' own arithmetic."""
 
 METAPHORS = {"told", "heard", "foretold", "untold", "look_away", "there_and_back"}
-"""What no name holds, whole or between underscores and capitals: a name is a common noun for the value."""
+"""Words that no name contains, whole or between underscores and capitals: a name is a common noun for the value."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def test_no_rooms_use_one_another_in_a_circle() -> None:
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    """Whatever room they are in, and wherever in a file an import stands; the package's list of public names apart,
-    which looks them up when they are asked for."""
+    """Imports count in any package and anywhere in a file, except the package's list of public names,
+    which imports them on first use."""
     left = {name: {module for module in uses(path) if module in sources()} for name, path in sources().items()}
     left = {name: used - {name, "fedmpi"} for name, used in left.items() if name != "fedmpi"}
     while free := {name for name, used in left.items() if not used & left.keys()}:
@@ -104,8 +104,8 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert not left, "\n".join(f"{name} imports {', '.join(used & left.keys())}" for name, used in left.items())
 
 
-def test_modules_that_are_named_in_texts_lie_below_too() -> None:
-    """What is imported by its name when it is needed is an arrow like any other."""
+def test_modules_that_are_named_in_texts_are_below_too() -> None:
+    """An import by name at the time of use counts like any other."""
     floor = {name: level for level, names in enumerate(FLOORS) for name in names}
     for name, path in sources().items():
         if name in LOOKED_UP_FOR_OTHERS or not name.startswith("fedmpi."):
@@ -133,7 +133,7 @@ def test_arrays_of_whole_numbers_and_of_floats_have_one_name_each() -> None:
 
 
 def test_annotations_of_arrays_name_their_values() -> None:
-    """By an alias, or by a type of NumPy's: a bare array would pass for one of any dtype wherever it goes."""
+    """Annotations name an alias or a type of NumPy's; a bare array would pass for one of any dtype anywhere."""
     home = ROOT / "fedmpi" / "common" / "types.py"
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
@@ -156,7 +156,7 @@ def test_annotations_of_arrays_name_their_values() -> None:
         'Kept = TypeVar("Kept", bound=NDArray[np.generic])',
     ],
 )
-def test_a_bare_array_is_found_wherever_it_stands(source: str) -> None:
+def test_a_bare_array_is_found_anywhere(source: str) -> None:
     assert [line for line, _ in bare_arrays(ast.parse(source))] == [1]
 
 
@@ -182,8 +182,8 @@ def bare_arrays(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_a_class_or_function_has_a_name_of_its_own() -> None:
-    """One name for one thing. Commands bear the names of what they call, checks of parts those of what they try, and
-    readers of data sets one name each."""
+    """One name for one thing. Commands have the names of the functions that they call, checks those of the components
+    that they try, and readers of data sets one name each."""
     homes: dict[str, set[str]] = {}
     for name, path in sources().items():
         functions = name.startswith("fedmpi.") and room(name) not in ("cli", "testing", "__main__")
@@ -210,8 +210,8 @@ def test_libraries_have_one_door_each() -> None:
         assert users and not wrong, f"{library} is imported by {wrong}"
 
 
-def test_built_in_parts_lead_to_nothing_that_runs_them() -> None:
-    """What a file of the user's own can import and use alone: no configuration, no ranks, no engine, no round."""
+def test_built_in_components_import_nothing_that_runs_them() -> None:
+    """Modules that a user's file can import and use alone: no configuration, no ranks, no engine, no round."""
     for kind in (kind for kind in KINDS.values() if not kind.key.startswith("--")):
         for module in set(kind.modules) - PART_OF_THE_ENGINES:
             reached = {name for name in all_below(module) if room(name) not in ("common", "clients", room(module))}
@@ -267,7 +267,7 @@ def uses(path: Path, typing: bool = True) -> frozenset[str]:
 
 
 def asked_of_the_package(path: Path) -> set[str]:
-    """What a file takes from `fedmpi` itself, by either way of importing it."""
+    """Names that a file takes from `fedmpi` itself, by either way of importing it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "fedmpi":
@@ -311,11 +311,11 @@ def test_names_are_plain_words() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        *("told = 1", "def f(*, heard): ...", "a._foretold", "class AllTold: ...", "f(told=1)"),
+        *("told=1", "def f(*, heard): ...", "a._foretold", "class AllTold: ...", "f(told=1)"),
         *("def _look_away(): ...", "class LookAway: ..."),
     ],
 )
-def test_a_metaphor_is_found_wherever_a_name_stands(source: str) -> None:
+def test_a_metaphor_is_found_in_any_name(source: str) -> None:
     assert may_hold_a_metaphor(source)
     assert any(is_metaphor(name) for _, name in identifiers(ast.parse(source)))
 

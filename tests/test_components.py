@@ -128,7 +128,7 @@ def test_an_object_is_copied_for_each_run_and_recorded_by_its_class() -> None:
     assert "clients.sampler" in sentence and f"{HERE}:Counting(...)" in sentence
 
 
-def test_a_schedule_of_ones_own_sets_the_rate_of_each_round() -> None:
+def test_a_custom_schedule_sets_the_rate_of_each_round() -> None:
     run = fedmpi.run(
         "fedavg", {"rounds": 3, "local.lr": 0.1, "local.schedule": lambda lr, round, rounds: lr / 2**round}
     )

@@ -1,4 +1,4 @@
-"""The configuration refuses what it cannot do, in one clear sentence, and survives a round trip through TOML."""
+"""The configuration rejects what it cannot do, in one clear sentence, and survives a round trip through TOML."""
 
 import json
 import tomllib
@@ -95,7 +95,7 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
 
 
 def slow_server(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.125, tau: float = 2.0) -> None:
-    """A server optimizer of one's own with options that those of presets have too."""
+    """A custom server optimizer with options that those of presets have too."""
     w.add_(update, alpha=lr)
 
 
@@ -183,7 +183,7 @@ def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_value_is_named_with_its_key_and_where_it_comes_from(tmp_path: Path):
+def test_a_rejected_value_is_named_with_its_key_and_where_it_comes_from(tmp_path: Path):
     wrong, path = "local.lr = -1{}: input should be greater than 0", tmp_path / "run.toml"
     path.write_text('preset = "fedavg"\n[local]\nlr = -1\n')
     for call, origin in (

@@ -1,4 +1,4 @@
-"""What the pages show can be typed: commands and options are there, keys are keys, every preset has its equations."""
+"""Examples on the pages can be typed: commands and options are there, keys are keys, every preset has its equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/howto/write-*.md and docs/examples: every snippet is short, stands in a file, runs, and keeps its contract."""
+"""docs/howto/write-*.md and docs/examples: every snippet is short, is in a file, runs, and keeps its contract."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 BESIDE: dict[str, dict[str, Any]] = {
     "scheduling:dealt": {"topology": "mediators", "topology.clients_per_mediator": 2},
 }
-"""What a part means nothing without."""
+"""Settings that a component needs."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"least": 0.2}}
 PREPARED: dict[str, dict[str, Any]] = {
     "data_set:waves": {"noise": 0.1},
@@ -71,7 +71,7 @@ SMALL = {
 
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a folder that holds the files."""
+    """Change to a folder that contains the files."""
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
@@ -99,7 +99,7 @@ def last_loss(settings: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
+def test_a_component_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
     (key, options), beside = PARTS[name], BESIDE.get(name, {})
     own = last_loss({key: name, **beside, **options})
     assert own != last_loss(beside)
@@ -111,7 +111,7 @@ CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.sta
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
+def test_a_component_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
     for check in fedmpi.testing.checks(name, CHECKED[name], KINDS.get(name), runs=False):
         check()
 

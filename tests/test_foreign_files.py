@@ -51,7 +51,7 @@ def among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def facts(run: fedmpi.Run) -> list[Any]:
-    """What a run has come to: a digest of its model, losses and who took part."""
+    """Return the result of a run: a digest of its model, losses and selected clients."""
     values = b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
     scores = [[record[key] for key in ("train_loss", "test_loss", "participants", "samples")] for record in run.records]
     return [hashlib.sha256(values).hexdigest(), scores]
@@ -63,7 +63,7 @@ def after_rounds(rounds: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_they_go_on_after_a_stop_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
+def test_they_continue_after_a_stop_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
     settings = SAME | TOGETHER[name]
     whole = facts(fedmpi.run("fedavg", settings))
     assert fedmpi.run("fedavg", settings, out=tmp_path / "run", stop=after_rounds(2)).ending == "stopped"
@@ -77,7 +77,7 @@ def test_they_keep_their_contract(name: str) -> None:
         assert check()
 
 
-def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: Path) -> None:
+def test_options_of_data_are_kept_with_the_run_and_wrong_ones_rejected(tmp_path: Path) -> None:
     data = {"data.source": "blobs:blobs", "data.source.clients": 5}
     fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"} | data, out=tmp_path)
     config = fedmpi.Config.load(tmp_path / "config.toml")
@@ -131,7 +131,7 @@ class WrongHook(LocalAlgorithm):
         return None
 
 
-def nobody():
+def no_clients():
     x, y = np.zeros((0, 2), np.float32), np.zeros(0, int)
     return fedmpi.ClientArrays(x, y, y, test=(x, y))
 
@@ -177,13 +177,13 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     ("clients.sampler", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
     ("local.algorithm", Pushed, {}, r"has proximal_mu = -1.0: the weight of the pull is a finite number"),
-    ("data.source", nobody, {}, "nobody': ClientArrays: x holds no sample"),
+    ("data.source", no_clients, {}, "no_clients': ClientArrays: x holds no sample"),
 ]
-"""Key, what is chosen, other settings, what the refusal says."""
+"""Key, chosen value, other settings, words of the error."""
 
 
 @pytest.mark.parametrize(("key", "chosen", "others", "words"), MISFITS)
-def test_what_cannot_be_called_is_refused_before_anything_is_done(
+def test_what_cannot_be_called_is_rejected_before_anything_is_done(
     key: str, chosen: Any, others: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(fedmpi.UserError, match=words) as refused:
@@ -277,7 +277,7 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
 
 
 class FailsAtOnce(FailsLate):
-    """Fails when it is tried: on any samples, on few, or where gradients are wanted."""
+    """Model that fails when it is tried: on any samples, on few, or where gradients are requested."""
 
     def __init__(self, description: Any, *, when: str = "always"):
         super().__init__(description)
@@ -305,7 +305,7 @@ def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, a
 
 
 class OfType(nn.Module):
-    """Of a type of its own, to which it converts its samples or not."""
+    """Model of another type, to which it converts its samples or not."""
 
     def __init__(self, description: Any, *, dtype: str, converts: bool):
         super().__init__()
@@ -317,7 +317,7 @@ class OfType(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_model_of_another_type_takes_samples_for_float32_or_is_refused(dtype: str) -> None:
+def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype: str) -> None:
     keys = {"rounds": 1, "clients.count": 4, "model.name": OfType, "model.dtype": dtype}
     none = dtype != "float64"
     why = "which no engine trains" if none else rf"but samples come as float32, .* with x = x.to\(torch.{dtype}\)"
@@ -329,7 +329,7 @@ def test_a_model_of_another_type_takes_samples_for_float32_or_is_refused(dtype: 
         assert next(run.model.parameters()).dtype == getattr(torch, dtype)
 
 
-def test_weights_that_want_probabilities_name_the_sampler_that_keeps_them_back() -> None:
+def test_weights_that_need_probabilities_name_the_sampler_without_them() -> None:
     inverse = weights(normalized=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
     quiet = client_sampler(lambda view: Cohort(view.available[:3]))
     with pytest.raises(fedmpi.ComponentFailure, match=r"cohort.inclusion is None, since clients.sampler"):

@@ -1,4 +1,4 @@
-"""Objects given from Python: the run's folder holds their name and options, or says that it cannot."""
+"""Objects given from Python: the run's folder contains their name and options, or a note that it cannot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ScaledByPlace(Scaled):
 
 
 class ScaledTwice(Scaled):
-    """With an option of its calls, too."""
+    """A component with an option of its calls, too."""
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, *, times: int = 2) -> torch.Tensor:
         return times * super().__call__(outputs, targets)
@@ -88,7 +88,7 @@ def slow(parameters: Any, *, lr: float, momentum: float = 0.0) -> torch.optim.SG
 
 
 class CountsOnce:
-    """How many samples there were; what it was asked is seen by those who gave it."""
+    """Return the number of samples; the test sees the arguments."""
 
     def __init__(self, *, weight: float = 1.0):
         self.weight = weight
@@ -188,7 +188,7 @@ def test_an_object_has_no_options_of_its_class() -> None:
 
 
 class Draws:
-    """Parts of one's own, kept together."""
+    """Custom components, kept together."""
 
     @client_sampler
     class Ones(FirstOnes):
@@ -200,7 +200,7 @@ class Draws:
 
 
 @pytest.mark.parametrize("given", [Draws.Ones, Draws.last])
-def test_what_lies_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
+def test_what_is_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
     run = fedmpi.run("fedavg", {**FEW, "clients.sampler": given, "clients.sampler.most": 5}, out=tmp_path / "run")
     assert stored(run, "clients.sampler") == f"{HERE}:{given.__qualname__}"
     assert values(fedmpi.run(tmp_path / "run" / "config.toml")) == values(run)
@@ -247,7 +247,7 @@ def changed() -> Scaled:
     ],
     ids=["changed", "by place", "bound", "own option", "method", "within", "sampler", "sampler by place", "algorithm"],
 )
-def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_else(
+def test_objects_without_a_file_are_reported_and_no_folder_repeats_them_as_something_else(
     key: str, given: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
@@ -284,7 +284,7 @@ def test_an_option_with_the_name_of_another_key_belongs_to_its_component_alone(t
         ("local.optimizer", partial(slow, lr=0.5), "local.optimizer.lr is unknown to .*: its options are momentum"),
     ],
 )
-def test_a_partial_that_binds_an_unknown_option_is_refused(key: str, given: Any, words: str) -> None:
+def test_a_partial_that_binds_an_unknown_option_is_rejected(key: str, given: Any, words: str) -> None:
     with pytest.raises(fedmpi.UserError, match=words):
         fedmpi.run("fedavg", {**FEW, key: given})
 
@@ -322,7 +322,7 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
         fedmpi.run(tmp_path / "config.toml")
 
 
-def test_a_partial_with_arguments_by_place_is_refused_where_a_class_is_made() -> None:
+def test_a_partial_with_arguments_by_place_is_rejected_where_a_class_is_made() -> None:
     with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
         fedmpi.run("fedavg", {**FEW, "clients.sampler": partial(ByPlace, 5)})
     with pytest.raises(fedmpi.UserError, match=r"ByPlace.* is called with view, which it does not take"):
@@ -378,7 +378,7 @@ def kept_by_its_name(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     return outputs
 
 
-def test_what_a_partial_binds_tells_its_kind_and_its_source_where_no_file_holds_it() -> None:
+def test_what_a_partial_binds_shows_its_kind_and_its_source_where_no_file_contains_it() -> None:
     assert describe(partial(powers, exponent=2.0)).kind == "weights"
     text = "def typed(cohort, sizes, *, exponent=0.5):\n    return sizes[cohort.clients] ** exponent\n"
     linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
@@ -409,7 +409,7 @@ def test_an_object_that_measures_makes_its_numbers_as_its_class_does(tmp_path: P
     assert fedmpi.run("fedavg", {**FEW, "task.metrics": [Extremes()]}).records[-1]["test_rarest"] > 0
 
 
-def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
     first = client_sampler(lambda view: Cohort(view.available[:3]))
     other = client_sampler(lambda view: Cohort(view.available[-3:]))
     fedmpi.run("fedavg", {**FEW, "clients.sampler": first}, out=tmp_path)
@@ -419,7 +419,7 @@ def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path:
     assert len(fedmpi.run("fedavg", {**more, "clients.sampler": first}, out=tmp_path, resume=True).records) == 3
 
 
-def test_each_function_that_no_name_finds_has_a_file_of_its_own_in_the_runs_folder(tmp_path: Path) -> None:
+def test_each_function_that_no_name_finds_has_a_separate_file_in_the_runs_folder(tmp_path: Path) -> None:
     keys = {**FEW, "server.weights": lambda cohort, sizes: np.ones(len(cohort.clients))}
     first = lambda client: np.arange(len(client.labels))  # noqa: E731
     other = lambda client: np.arange(len(client.labels) // 2 + 1)  # noqa: E731
@@ -514,7 +514,7 @@ def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
     return names
 
 
-def test_the_model_of_a_run_is_built_again_where_its_other_parts_are_not_found(tmp_path: Path) -> None:
+def test_the_model_of_a_run_is_built_again_where_its_other_components_are_not_found(tmp_path: Path) -> None:
     few = _typed_in("from fedmpi import Cohort\ndef few(view):\n    return Cohort(view.available[:3])\n")["few"]
     settings = {**FEW, "clients.sampler": fedmpi.client_sampler(few)}
     run = fedmpi.run("fedavg", settings, data="digits:clients=5", out=tmp_path)

@@ -15,24 +15,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = {
     r"processors?": "CPU",
-    r"made[- ]up": "synthetic",
-    r"row rules?": "data sampler",
+    r"made[-\s]+up": "synthetic",
+    r"row\s+rules?": "data sampler",
     r"combiners?": "aggregator",
-    r"means? nothing": "has no effect",
-    r"side by side": "batched, or at the same time",
-    r"one after (?:another|the other)": "sequentially, in turn",
+    r"means?\s+nothing": "has no effect",
+    r"side\s+by\s+side": "batched, or at the same time",
+    r"one\s+after\s+(?:another|the\s+other)": "sequentially, in turn",
     r"Student's": "95 % confidence interval (paired t)",
-    r"in (?:the )?place of": "instead of",
-    r"(?:one's|their|his) own": "custom",
-    r"published systems?": "published method",
+    r"in\s+(?:the\s+)?place\s+of": "instead of",
+    r"(?:one's|their|his)\s+own": "custom",
+    r"published\s+systems?": "published method",
     r"refus(?:e|es|ed|al|als)(?!\()": "reject",
-    r"to the bit|the same bits": "bit for bit, bit-identical",
-    r"goes on|go on|begins? anew": "continues, resumes, restarts",
+    r"to\s+the\s+bit|the\s+same\s+bits": "bit for bit, bit-identical",
+    r"goes\s+on|go\s+on|begins?\s+anew": "continues, resumes, restarts",
     r"tells?|told": "reports, prints; distinguishable",
-    r"who (?:is|are) there|takes? part": "available; is selected",
+    r"who\s+(?:is|are)\s+there|takes?\s+part": "available; is selected",
     r"nobody|somebody|everybody": "no client, all clients",
-    r"(?<!\.)wanted(?! :)": "requested, budget",
-    r"\w+, of which": "split the sentence",
+    r"(?<!\.)wanted(?!\s:)": "requested, budget",
+    r"\w+,\s+of\s+which": "split the sentence",
     r"lies|stands?": "is",
     r"unlike": "different",
     r"(?:central|normal|random|standard|summar|initial|regular)is(?:e|es|ed|ing|ation)": "US spelling",
@@ -42,7 +42,7 @@ GLOSSARY = {
 """Pattern → what to write instead."""
 PATTERN = re.compile(rf"\b(?:{'|'.join(GLOSSARY)})\b", re.IGNORECASE)
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "jobs", "benchmarks")]
-SOURCES = [ROOT / name for name in ("fedmpi", "data_prep", "benchmarks")]
+SOURCES = [ROOT / name for name in ("fedmpi", "data_prep", "benchmarks", "tests")]
 
 
 def pages() -> Iterator[tuple[Path, str]]:

@@ -1,4 +1,4 @@
-"""Components of every kind in a file of the user's own change a run by their name alone."""
+"""Components of every kind in a custom file change a run by their name alone."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ clients = {sampler = "uniform", fraction = 0.4}
 local = {lr = 0.1, epochs = 2}
 
 [about]
-title = "A system of one's own"
-paper = "Nobody 2026, Algorithm 1"
+title = "A custom method"
+paper = "Example 2026, Algorithm 1"
 example = "fedmpi train --set preset=own"
 """
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_part_of_ones_own_changes_a_run_by_its_name_alone(name: str, here: Path) -> None:
+def test_a_custom_component_changes_a_run_by_its_name_alone(name: str, here: Path) -> None:
     own = fedmpi.run("fedavg", SMALL | CHOSEN[name], data=DATA)
     if name == "A metric":
         assert 0 < own.records[-1]["test_surely_right"] < own.records[-1]["test_accuracy"]
@@ -123,7 +123,7 @@ def loss_of_a_plain_run() -> float:
     return loss
 
 
-def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> None:
+def test_a_custom_data_set_and_partition_become_shards(here: Path) -> None:
     assert (
         data_prep(["own:reader", "--partition", "own:law", "--raw", str(here), "--clients", "4", "--out", "shards"])
         == 0
@@ -133,7 +133,7 @@ def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> Non
     assert json.loads((here / "shards" / "manifest.json").read_text())["dataset"] == "own:reader"
 
 
-def test_a_file_beside_the_presets_is_a_published_system(here: Path) -> None:
+def test_a_file_beside_the_presets_is_a_published_method(here: Path) -> None:
     package = here / "fedmpi"  # one of whose folders is a copy
     package.mkdir()
     for entry in (ROOT / "fedmpi").iterdir():
@@ -146,12 +146,12 @@ def test_a_file_beside_the_presets_is_a_published_system(here: Path) -> None:
         f"print([r['participants'] for r in fedmpi.run('own', {{'samples.sampler': 'all'}}, data='{DATA}').records])"
     )
     done = run_alone(["-c", program], cwd=here)
-    assert done.stdout.splitlines() == ["A system of one's own", "[4, 4]"], done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["A custom method", "[4, 4]"], done.stderr[-2000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks: int) -> None:
+def test_custom_components_run_together_as_the_guide_shows(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "own.py").write_text(OWN)
     together = [given for name, given in CHOSEN.items() if name != "How updates become one"]
     chosen = {key: value for given in together for key, value in given.items()}

@@ -1,4 +1,4 @@
-"""docs/reference/python.md runs as it stands."""
+"""docs/reference/python.md runs as written."""
 
 import re
 from pathlib import Path

@@ -22,7 +22,7 @@ def test_the_table_of_presets_is_the_one_of_the_program():
 def test_the_sampler_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From a file, as a component's source is kept with the run."""
+    """Import from a file, as a component's source is kept with the run."""
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "mine.py").write_text(block)
     monkeypatch.chdir(tmp_path)

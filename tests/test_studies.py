@@ -61,7 +61,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, with its exit code."""
+    """Return the output of a command, with its exit code."""
 
     code: int
     text: str
@@ -85,7 +85,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Within, the modules of this file's users are imported anew, as in another process."""
+    """Context in which the modules of this file's users are imported again, as in another process."""
     own = [name for name in sys.modules if name.partition(".")[0] in ("own_study", "own_net")]
     kept = {name: sys.modules.pop(name) for name in own}
     try:
@@ -98,7 +98,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory of a user with components of their own."""
+    """Working directory of a user with custom components."""
     folder = tmp_path / "home"
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +128,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_runs_of_an_edited_component_are_groups_of_their_own(
-    what: str, home: Path, command: Callable[..., Said]
-) -> None:
+def test_runs_of_an_edited_component_are_separate_groups(what: str, home: Path, command: Callable[..., Said]) -> None:
     file, old, new = EDITS[what]
     for seed in range(3):
         if seed == 2:
@@ -365,7 +363,7 @@ def test_shards_are_known_by_their_checksum(
             fedmpi.run("fedavg", {**ON_SHARDS, "data.source": str(shards / "other")}, out="runs/begun", resume=True)
 
 
-def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_anew_two(
+def test_runs_on_copies_of_one_data_set_are_one_group_and_on_data_prepared_again_two(
     shards: Path, home: Path, command: Callable[..., Said]
 ) -> None:
     for seed, source, place in ((0, "digits", "here"), (1, "digits", "there"), (2, "other", "here")):
@@ -406,7 +404,7 @@ def test_an_edited_component_does_not_change_what_a_finished_run_is(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_moved_goes_on(home: Path, command: Callable[..., Said]) -> None:
+def test_a_sweep_that_was_moved_continues(home: Path, command: Callable[..., Said]) -> None:
     tables = {**SWEEP, "sweep": {"seed": [0, 1]}, "clients": {"count": 2}}
     tables["prepare"] = {"dataset": "digits", "partition": "iid", "clients": 4, "seed": "{seed}"}
     Path("study.toml").write_text(tomli_w.dumps(tables))
@@ -679,7 +677,7 @@ def test_a_key_that_a_run_does_not_have_is_shown_as_such(tmp_path: Path, command
     assert command("compare", tmp_path, "--by", "model.width").code == 2
 
 
-def test_every_option_has_a_description_of_its_own(command: Callable[..., Said]) -> None:
+def test_every_option_has_a_separate_description(command: Callable[..., Said]) -> None:
     for part in fedmpi.components():
         words = [option.doc for option in part.options]
         assert all(words) and len(set(words)) == len(words), (part.kind, part.name, words)

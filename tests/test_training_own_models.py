@@ -1,4 +1,4 @@
-"""A model of one's own trains as torch would train it, whatever surrounds the run, or is rejected before round 0."""
+"""A custom model trains as torch would train it, whatever surrounds the run, or is rejected before round 0."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def values(done: Run) -> Tensor:
     return torch.cat([value.reshape(-1) for value in done.model.state_dict().values()])
 
 
-# What surrounds the run
+# Surroundings of the run
 
 
 @contextmanager
@@ -119,7 +119,7 @@ WITHIN: dict[str, dict[str, Any]] = {
 
 @cache
 def undisturbed() -> dict[str, Tensor]:
-    """What the runs of `WITHIN`, and one of a network given as an object, come to with nothing around them."""
+    """Results of the runs of `WITHIN`, and of one of a network given as an object, without surroundings."""
     found = {name: values(run(built, arrays(), more)) for name, more in WITHIN.items()}
     return {**found, "object": values(run(Own(), arrays(), SEQUENTIAL))}
 
@@ -150,7 +150,7 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
         with pytest.raises(UserError):
             run(Own(change=lambda out: (out,), when="evaluation"), data)
         assert modes() == before != usual
-        if "autocast" in around:  # the casts of a weight that has changed are made anew
+        if "autocast" in around:  # the casts of a weight that has changed are made again
             layer = nn.Linear(2, 2, bias=False)
             first = layer(torch.ones(1, 2))
             assert first.dtype != torch.float32
@@ -159,7 +159,7 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
         assert torch.equal(values(one), plain[name]), name
 
 
-def test_a_thread_may_run_within_modes_of_its_own() -> None:
+def test_a_thread_may_run_within_separate_modes() -> None:
     data, found = arrays(), []
 
     def work() -> None:
@@ -172,7 +172,7 @@ def test_a_thread_may_run_within_modes_of_its_own() -> None:
     assert torch.equal(values(found[0]), undisturbed()["plain"])
 
 
-# What the model returns
+# Results of the model
 
 WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a tuple": (lambda out: (out, None), "tuple"),
@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", ["training", "evaluation"])
-def test_outputs_that_nobody_can_use_are_rejected_before_round_0(kind: str, when: str) -> None:
+def test_unusable_outputs_are_rejected_before_round_0(kind: str, when: str) -> None:
     data, rounds = arrays(kind), []
     for name in WRONG if kind == "classification" else ("indices", "one more axis", "twice as many", "some NaN"):
         change, said = WRONG[name]
@@ -224,7 +224,7 @@ class Masked(Own):
 
 
 class Large(Own):
-    """Holds numbers whose sum is infinite in float32."""
+    """Contains numbers whose sum is infinite in float32."""
 
     def __init__(self) -> None:
         super().__init__()

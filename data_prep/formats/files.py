@@ -204,7 +204,7 @@ class Scratch:
         with temporary_room(os.environ.get("TMPDIR", "/tmp"), 0, 1):
             self._folder = tempfile.gettempdir()
             self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (as long as this object)
-        weakref.finalize(self, self._file.close)  # a map outlives it
+        weakref.finalize(self, self._file.close)  # a map may remain open after it
 
     def append(self, rows: AnyArray) -> None:
         """Add rows, shape (r, *shape)."""

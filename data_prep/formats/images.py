@@ -286,7 +286,7 @@ def _listed(names: Sequence[str]) -> str:
 def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
     """Return the facts about a readable image; count an unreadable one and return None.
 
-    `where` names an image that is not a file of its own.
+    `where` names an image that is not a separate file.
     """
     where, problem = where or str(path), ""
     try:

@@ -28,7 +28,7 @@ LETTER_FREQUENCIES = np.array(
 )
 DIGIT_FREQUENCY = 100 / 26  # per cent: a digit counts as a letter of mean frequency
 LETTERS, DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
-LTRF1_SHARE = 117_500 / 230_752  # of LTRF2's samples, Table I
+LTRF1_SHARE = 117_500 / 230_752  # share of LTRF2's samples, Table I
 NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
 
 
@@ -39,7 +39,7 @@ class AstraeaVariant:
     even: bool
     totals: str
     mix: str
-    share: float = 1.0  # of the largest total with these class totals
+    share: float = 1.0  # share of the largest total with these class totals
 
 
 VARIANTS = {

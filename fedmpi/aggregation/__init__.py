@@ -1,1 +1,1 @@
-"""From client updates to the next global model: weights, sums, privacy noise, server optimizers."""
+"""Steps from client updates to the next global model: weights, sums, privacy noise, server optimizers."""

@@ -4,7 +4,7 @@ FedSSO clusters one-step model changes (Algorithm 1, lines 1-2), FedSTS and FedS
 Algorithm 1); above a stated size a Johnson-Lindenstrauss projection of them is clustered instead.
 
 IS(), the information squeezing of FedSTS and FedSTaS (Algorithm 1), turns a client's d gradient values into d' centres
-and one index per coordinate. The one-dimensional k-means behind it is batched over clients and uses sorted values and
+and one index per coordinate. The one-dimensional k-means is batched over clients and uses sorted values and
 prefix sums: dynamic programming on a grid of cells finds the start, Lloyd's iteration on all values finishes.
 """
 

@@ -124,7 +124,7 @@ def refuse_result(
 
 def is_complex(found: Any) -> bool:
     """Check whether a component's result is complex; torch and NumPy would keep only the real parts."""
-    own = getattr(found, "is_complex", None)  # of tensors
+    own = getattr(found, "is_complex", None)  # only tensors have it
     return bool(own()) if callable(own) else isinstance(found, complex | np.ndarray) and np.iscomplexobj(found)
 
 

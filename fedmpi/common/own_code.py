@@ -1,4 +1,4 @@
-"""The user's own code: names of functions and classes, their source text, and their lines in a traceback."""
+"""Code of custom components: names of functions and classes, their source text, and their lines in a traceback."""
 
 from __future__ import annotations
 

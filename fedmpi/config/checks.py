@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
 Checks = Iterator[tuple[bool, str]]
-"""Whether a contradiction exists, and the sentence about it."""
+"""Pairs of a condition that is a contradiction, and the sentence about it."""
 DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
 CALLED_THEMSELVES = ("model", "local optimizer", "data source")

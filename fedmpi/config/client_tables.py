@@ -33,7 +33,7 @@ class DataTable(Table):
 
     source: Annotated[Chosen, chooses(SOURCE, DIGITS)] = Chosen(SOURCE, DIGITS)
     """Folder written by `python -m data_prep`; digits: the 1,797 embedded handwritten digits of scikit-learn (options
-    clients, partition, alpha, seed); or "package.module:function" of your own: function(**options) returns
+    clients, partition, alpha, seed); or a custom "package.module:function": function(**options) returns
     ClientArrays."""
     verify: bool = False
     """Check the SHA-256 of every shard before training."""
@@ -78,16 +78,15 @@ class TaskTable(Table):
     """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
     next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
     loss: Annotated[Chosen, chooses("loss", "cross-entropy")] = Chosen("loss", "cross-entropy")
-    """Of classification and tokens: cross-entropy; label-smoothing (option smoothing); focal (option gamma). Of
-    multilabel: bce, binary cross-entropy of each label. Of regression: mse; l1; huber (option delta). The first of each
-    unless another is named. Or your own "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,),
-    one value a sample."""
+    """Loss. Classification and tokens: cross-entropy; label-smoothing (option smoothing); focal (option gamma).
+    Multilabel: bce, binary cross-entropy of each label. Regression: mse; l1; huber (option delta). The first of each is
+    the default. Or a custom "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,), one value per
+    sample."""
     metrics: Annotated[tuple[Chosen, ...], chooses_several("metric")] = ()
-    """What else the global model is evaluated by, beside what its kind always measures (classification: accuracy and
-    macro-f1; tokens: accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae,
-    rmse, r2): top-5; top-k (option k); perplexity; calibration-error (option bins); or your own
-    "package.module:function": function(outputs, targets) -> dict of sums over the samples, recorded as means:
-    test_NAME, val_NAME."""
+    """Metrics of the global model in addition to those of its kind (classification: accuracy and macro-f1; tokens:
+    accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae, rmse, r2): top-5;
+    top-k (option k); perplexity; calibration-error (option bins); or a custom "package.module:function":
+    function(outputs, targets) -> dict of sums over the samples, recorded as means: test_NAME, val_NAME."""
 
     @model_validator(mode="before")
     @classmethod
@@ -104,14 +103,14 @@ class ClientsTable(Table):
 
     sampler: Annotated[Chosen, chooses("client sampler", "uniform")] = Chosen("client sampler", "uniform")
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
-    oort (by loss); clustered-md (by size); or "package.module:object", a sampler of your own."""
+    oort (by loss); clustered-md (by size); or a custom sampler, "package.module:object"."""
     count: Annotated[Count | None, not_with("sampler", "all")] = None
     """Number of clients selected per round, m. Give this or `fraction`."""
     fraction: Annotated[Probability | None, not_with("sampler", "all")] = None
     """Share of all clients selected per round."""
     availability: Annotated[Chosen, chooses("availability", "always")] = Chosen("availability", "always")
     """always; bernoulli: with a probability in every round; time-of-day; label-group: by the client's most frequent
-    class; or "package.module:object" of your own: (view) -> a probability for each client."""
+    class; or a custom "package.module:object": (view) -> a probability for each client."""
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a selected client's update is lost after training."""
     over_selection: Annotated[
@@ -130,7 +129,7 @@ class SizeTable(Table):
     """Estimate of the total number of samples, Ñ, for Bernoulli samples."""
 
     estimate: Literal["exact", "randomized-response", "duchi", "piecewise"] = "exact"
-    """How the server learns the total size: exactly, or from ε-LDP answers."""
+    """Estimation of the total size by the server: exactly, or from ε-LDP answers."""
     epsilon: Annotated[
         Positive,
         limits(1e-6, 500.0, "below, answers say nothing of the sizes; above they reveal them (estimate = exact)"),
@@ -142,7 +141,7 @@ class SizeTable(Table):
     clip: Annotated[bool, only_with("estimate", "randomized-response")] = True
     """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
     query: Literal["all", "selected"] = "all"
-    """Which clients report their size."""
+    """Clients that report their size."""
     reuse_reports: Annotated[bool, PRIVATE] = False
     """Each client answers once and repeats that answer: ε is spent once."""
 
@@ -152,27 +151,27 @@ class SamplesTable(Table):
 
     sampler: Annotated[Chosen, chooses("data sampler", "all")] = Chosen("data sampler", "all")
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
-    pooled samples; or "package.module:object", a data sampler of your own."""
+    pooled samples; or a custom data sampler, "package.module:object"."""
     budget: Annotated[Count | None, only_with("sampler", "bernoulli", "exact", OWN)] = None
     """K, the number of samples per round."""
     size: Annotated[SizeTable, BERNOULLI] = SizeTable()
-    """How Ñ is estimated: { estimate, epsilon, max_size, clip, query, reuse_reports }."""
+    """Estimation of Ñ: { estimate, epsilon, max_size, clip, query, reuse_reports }."""
 
 
 class LocalTable(Table):
     """Local training of a selected client."""
 
     algorithm: Annotated[Chosen, chooses("local algorithm", "plain")] = Chosen("local algorithm", "plain")
-    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or "package.module:class" of
-    your own, a fedmpi.LocalAlgorithm."""
+    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or a custom
+    "package.module:class", a fedmpi.LocalAlgorithm."""
     optimizer: Annotated[Chosen, chooses("local optimizer", "sgd")] = Chosen("local optimizer", "sgd")
-    """sgd; adam; or "package.module:object" of your own: object(parameters, lr=η, **options) returns an object with
+    """sgd; adam; or a custom "package.module:object": object(parameters, lr=η, **options) returns an object with
     step(), as a torch.optim.Optimizer, new for every client and round. Clients are then trained sequentially."""
     lr: Positive = 0.05
     """Learning rate η of round 0."""
     schedule: Annotated[Chosen, chooses("schedule", "constant")] = Chosen("schedule", "constant")
-    """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or
-    "package.module:function" of your own: (lr, round, rounds) -> the round's learning rate."""
+    """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times `factor` every `every` rounds; or a
+    custom "package.module:function": (lr, round, rounds) -> the round's learning rate."""
     epochs: Annotated[Count, limits(0, 10**5, "a client's batches are laid out before it trains")] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""
     steps: Annotated[Count, PLANNED] | None = None
@@ -186,7 +185,7 @@ class LocalTable(Table):
     proximal_mu: NonNegative = 0.0
     """μ of FedProx (Li et al. 2020, Eq 2)."""
     on_divergence: Literal["stop", "drop"] = "stop"
-    """What to do if a client's loss or update is not finite, or too large to learn from. stop: the run ends and names
+    """Action if a client's loss or update is not finite, or too large to learn from. stop: the run ends and names
     the client. drop: the round continues without its update, and the record counts it as `diverged`. A dropped client
     does not count if weights are normalized. Otherwise (stratified) it counts as unchanged."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"

@@ -39,7 +39,7 @@ def read_toml(path: Path) -> Values:
         return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}): check the path") from error
-    except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
         twice = re.search("overwrite|mutate", str(error))
         advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
         raise UserError(f"{path} is not valid TOML: {error}{advice}") from error

@@ -1,4 +1,4 @@
-"""From preset, file and --set to a validated configuration."""
+"""Load and validate a configuration from preset, file and --set."""
 
 from __future__ import annotations
 

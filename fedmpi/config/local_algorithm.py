@@ -16,7 +16,7 @@ PLAIN = "plain"
 
 
 def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
-    """The part that `local.algorithm` chooses and an instance of it; None for plain local steps."""
+    """The component that `local.algorithm` chooses and an instance of it; None for plain local steps."""
     if config.local.algorithm.name == PLAIN:
         return None
     chosen = config.local.algorithm
@@ -28,7 +28,7 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
 
 
 def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
-    """What travels beside a client's model and update: vectors (d,) down, vectors up, numbers up."""
+    """Values sent in addition to a client's model and update: vectors (d,) down, vectors up, numbers up."""
     found = local_algorithm(config)
     if found is None:
         return 0, 0, 0

@@ -21,9 +21,9 @@ class Preset:
     name, title, paper, example : str
         One line on it, where it was published, a command that runs it.
     table : dict
-        Its parts, with the paper's numbers.
+        Its components, with the paper's numbers.
     digits : dict
-        What takes their place on the embedded digits, whose 20 clients hold 72 samples each; empty where they suit.
+        Their replacements on the embedded digits, whose 20 clients have 72 samples each; empty where they suit.
     """
 
     name: str

@@ -57,8 +57,8 @@ class Mediators(Table):
     """once: group all clients once, and in every round the available ones of a group share a mediator (needs
     clients.sampler = "all"); every-round: group each round's selected clients."""
     scheduling: Annotated[Chosen, chooses("scheduling", "greedy")] = Chosen("scheduling", "greedy")
-    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or
-    "package.module:function" of your own: (class_counts (m, C), most, generator, target (C,)) -> mediator of each
+    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or a
+    custom "package.module:function": (class_counts (m, C), most, generator, target (C,)) -> mediator of each
     selected client (m,), from 0."""
     target: Annotated[Literal["uniform", "test"], not_with("scheduling", "random")] = "uniform"
     """Class distribution that a mediator should approximate."""
@@ -95,7 +95,7 @@ Rebalance = Annotated[RebalanceTable | None, switch(RebalanceTable)]
 
 
 class ServerTable(Table):
-    """How updates become the next global model."""
+    """Computation of the next global model from the updates."""
 
     weights: Annotated[Chosen, chooses("weights", "samples")] = Chosen("weights", "samples")
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
@@ -210,7 +210,7 @@ class PrivacyTable(Table):
 
     clip_norm: Positive | None = None
     """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
-    (N with clients.sampler = "all"), whoever is there and returns. Unset = no privacy of updates."""
+    (N with clients.sampler = "all"), whichever are available and return. Unset = no privacy of updates."""
     noise_multiplier: Annotated[
         NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates"), CLIPPED
     ] = 0.0
@@ -221,7 +221,7 @@ class PrivacyTable(Table):
 
 
 class ClusterTable(Table):
-    """How the ranks compute and communicate."""
+    """Computation and communication of the ranks."""
 
     device: str = "auto"
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
@@ -234,15 +234,15 @@ class ClusterTable(Table):
     job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""
     server_trains: Literal["auto", "never", "always"] = "auto"
     """always: rank 0 of several trains clients too; never; auto: it does when data is shared (cluster.placement) and
-    every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
+    every rank of a node has a core (or GPU) that would idle otherwise. A single process always trains."""
     placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
-    """Which rank trains a selected client. owner: the one that owns its data; shared (star): any rank may map any
+    """Rank that trains a selected client. owner: the one that owns its data; shared (star): any rank may map any
     shard, so that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in
     a star whose data is small enough for every rank to keep, else owner."""
     balance: Annotated[
         Literal["planned", "measured"], only_with("topology", "star"), only_with("placement", "auto", "shared")
     ] = "planned"
-    """How a shared cohort is spread over the ranks. planned: equal samples and steps; measured: the cost of a step and
+    """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the cost of a step and
     the speed of every worker are learned from the seconds of past rounds. Two runs with "measured" agree only up to
     floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
@@ -255,7 +255,7 @@ class ClusterTable(Table):
 
 
 class EvaluationTable(Table):
-    """How the global model is evaluated."""
+    """Evaluation of the global model."""
 
     every: Count = 1
     """Rounds between two evaluations (the last round is always evaluated)."""
@@ -286,16 +286,16 @@ class EvaluationTable(Table):
 
 
 class CheckpointTable(Table):
-    """How much work a killed run can lose."""
+    """Frequency and number of checkpoints."""
 
     every: WholeOrZero = 10
     """Rounds between two checkpoints; 0 = only when stopped by a signal."""
     keep: Count = 2
-    """How many checkpoints are kept."""
+    """Number of checkpoints to keep."""
 
 
 class LoggingTable(Table):
-    """What is shown and written."""
+    """Output to terminal and files."""
 
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""

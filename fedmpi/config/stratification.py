@@ -67,14 +67,15 @@ class Norms(Table):
     """Measurement of gradients for samplers that draw by their norms."""
 
     features: Features = CompressedGradient()
-    """What is measured of a client: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
+    """Measurement of a client: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
     label shares."""
     refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
     refresh_clients: Annotated[
         Literal["all", "selected"], not_with("features", "label-histogram"), not_with("refresh", 0)
     ] = "all"
-    """Whose gradients are measured again: all, or those selected in the previous round (the others' become stale)."""
+    """Clients whose gradients are measured again: all, or those selected in the previous round (the others' become
+    stale)."""
     projection_above: Annotated[Count, not_with("features", "label-histogram")] = 20_000_000
     """Feature values (clients × parameters) above which a Johnson–Lindenstrauss projection is clustered instead."""
 
@@ -85,7 +86,7 @@ class Strata(Norms):
     initial_step: bool = False
     """Round 0 is one step of every client, from which the strata are made, too (FedSSO, Algorithm 1, lines 1-3)."""
     clustering: Clustering = KMeansClustering()
-    """How clients are grouped into strata: k-means, or OPTICS."""
+    """Method that groups clients into strata: k-means, or OPTICS."""
     strata: Annotated[Count, only_with("clustering", "kmeans")] = 10
     """H, the number of strata of k-means."""
     spread: Annotated[Literal["std", "pairwise"], only_with("allocation", "neyman")] = "std"

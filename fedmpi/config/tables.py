@@ -41,7 +41,7 @@ class ConfigTables(Table):
     """T, the number of rounds."""
     data: DataTable = DataTable()
     model: Model = Chosen("model", "mlp")
-    """Built-in model (mlp, cnn, …) or "package.module:function" of your own: function(description, **options). `lora` =
+    """Built-in model (mlp, cnn, …) or a custom "package.module:function": function(description, **options). `lora` =
     { rank, alpha, targets }: small matrices beside Linear layers that alone are trained and sent (Hu et al. 2022)."""
     task: TaskTable = TaskTable()
     clients: ClientsTable = ClientsTable()

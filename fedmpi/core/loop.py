@@ -223,7 +223,7 @@ class Simulation:
     def _finish(self, ending: Ending) -> None:
         """Write model and summary of a finished run, or only the files to resume a stopped run."""
         if self.recorder is None:
-            self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
+            self._settle(last=True)  # a stopped run without a folder cannot store its last record
         else:
             self.recorder.saved()
         self.sums.release()

@@ -168,7 +168,7 @@ def rate_of(config: Config, t: int) -> float:
 
 @dataclass(frozen=True)
 class DataSampling:
-    """Probability with which a selected client's sample is used, and the size estimate behind it, if any.
+    """Probability with which a selected client's sample is used, and the size estimate used for it, if any.
 
     `asked` int64 (a,) are the queried clients; None for all.
     """
@@ -303,7 +303,7 @@ class Planner:
         return Weighing(resolve("weights", "normalized"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
-        """Return the probability with which samples are used, and the size estimate behind it.
+        """Return the probability with which samples are used, and the size estimate used for it.
 
         p = K/Ñ for the Bernoulli rule (FedSampling, Eq 2), the fixed ratio for the naive rule, K over the samples of
         all available clients for a custom pooled sampler, 1 otherwise.

@@ -222,7 +222,7 @@ class SavedState:
         tensors, header = self.gathered()
         header["mpi_bytes"] = asdict(self.moved())
         if self.recorder is not None:
-            self.recorder.saved()  # of the previous checkpoint, which also tidies up the folder
+            self.recorder.saved()  # wait for the previous checkpoint, and tidy up the folder
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
         with writing(self.recorder.folder) if self.recorder else nullcontext():
             header |= self.local.save_clients(path)

@@ -1,4 +1,4 @@
-"""Which samples belong to which client, and which clients to which worker.
+"""Assignment of samples to clients, and of clients to workers.
 
 Pure functions over arrays, shared by data_prep's partitions and the embedded digits; no loop over clients. Every draw
 returns rows, client after client, and offsets.
@@ -73,7 +73,7 @@ def fill_empty(owner: npt.NDArray[np.int32], clients: int, generator: np.random.
     empty = np.flatnonzero(sizes == 0)
     if len(empty) == 0:
         return 0
-    order = generator.permutation(clients)  # of equally large clients none gives rather than another
+    order = generator.permutation(clients)  # random order, so that no equally large client is preferred
     given = np.empty_like(sizes)
     given[order] = level_down(sizes[order], len(empty), floor=1)
     rows, offsets = group_by_owner(owner, clients, generator)
@@ -93,7 +93,7 @@ def dirichlet_by_class(
     fill: bool = True,
     redraws: int = REDRAWS,
 ) -> tuple[Ints, Ints, int]:
-    """For every class, the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
+    """Draw for every class the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
 
     Shares become whole samples by `systematic_counts`: each client's expected count is exactly its share. A draw that
     leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client gets one

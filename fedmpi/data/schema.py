@@ -43,7 +43,7 @@ TEXTS_AND_FILES |= {"train", "test", "val", "extras", "words", "vectors"}
 REPREPARE = "prepare it again with python -m data_prep"
 
 Modality = Literal["image", "text", "vector"]
-"""What one sample is."""
+"""Kind of a sample."""
 TASKS: tuple[str, ...] = get_args(Modality)
 
 
@@ -70,18 +70,18 @@ class DataDescription:
     # (uint8) or x (float32); empty for token ids
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    targets: str = "classification"  # What y holds (`TARGETS`)
+    targets: str = "classification"  # Meaning of y (`TARGETS`)
     # Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels
     target_shape: tuple[int, ...] = ()
 
     @property
     def labeled(self) -> bool:
-        """Whether every sample has one class."""
+        """True if every sample has one class."""
         return self.targets == "classification"
 
     @property
     def counted(self) -> bool:
-        """Whether y contains numbers of classes, int64 in memory; otherwise numbers, float32."""
+        """True if y contains numbers of classes, int64 in memory; otherwise numbers, float32."""
         return self.targets in ("classification", "tokens")
 
     @property
@@ -179,7 +179,7 @@ class Understood:
 
     sample: str = ""  # Parts of one sample, e.g. ``"3 numbers: age, income, height"``
     target: str = ""  # Source of the target, e.g. ``"column label"`` or ``"name of the folder"``
-    # (str, str): Columns or files that were not used, and why, e.g. ``("id", "every row has a value of its own")``
+    # (str, str): Columns or files that were not used, and why, e.g. ``("id", "every row has another value")``
     unused: tuple[tuple[str, str], ...] = ()
 
 
@@ -208,13 +208,13 @@ class Manifest:
     licence: str = ""  # Terms of the data set, what to cite, and the command that made the folder
     citation: str = ""
     command: str = ""
-    notes: tuple[str, ...] = ()  # What the reader, the partition and the writer reported
+    notes: tuple[str, ...] = ()  # Reports of the reader, the partition and the writer
     understood: Understood = Understood()  # What the reader took the files for
     # Samples of one part with the features of a sample of another (`fedmpi.data.statistics.duplicates`)
     duplicates: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, str]]:
-        """What the data are, as (name, sentence): the sample, the target, the classes, columns or files not used."""
+        """Description of the data as (name, sentence): sample, target, classes, columns or files not used."""
         known = self.understood
         facts = [
             ("sample", known.sample or self.description.sample),
@@ -232,7 +232,7 @@ class Manifest:
 
     @property
     def parts(self) -> str:
-        """How many samples each part has."""
+        """Number of samples of each part."""
         held = 0 if self.val is None else self.val.samples
         return f"{self.samples:,} train, {self.test.samples:,} test, {held:,} validation"
 
@@ -260,7 +260,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what identifies the data: data prepared anew, in another way, have another."""
+        """The SHA-256 of what identifies the data: data prepared again in another way have another."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def files(self) -> list[ShardFile]:

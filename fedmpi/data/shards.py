@@ -169,7 +169,7 @@ class ShardStore:
         return self.client(client)[1]
 
     def unannounced(self, clients: Ints) -> Ints:
-        """Those of the clients (m,) that were not announced lately; they count as announced from now on.
+        """Return the clients of (m,) that were not announced lately; they count as announced from now on.
 
         All are forgotten once the announced samples exceed a quarter of the machine's memory.
         """

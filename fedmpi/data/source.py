@@ -1,4 +1,4 @@
-"""What engines read: the samples of clients as torch tensors, normalized, on the device of the work.
+"""Data source of the engines: samples of clients as torch tensors, normalized, on the device of the work.
 
 A client that was read completely stays in memory, normalized, within a budget, so that later rounds only take views. On
 a CPU, samples that a model receives as they are stored are not copied: the tensors share the memory of the mapped file,

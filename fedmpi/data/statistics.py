@@ -1,4 +1,4 @@
-"""What the samples and labels of a data set look like: distances of label distributions from a target, mean and
+"""Statistics of the samples and labels of a data set: distances of label distributions from a target, mean and
 standard deviation of the features, and samples or classes that parts share.
 
 Kullback-Leibler divergence: Duan et al. 2019 (Astraea), section III-B and Fig 7, in nats. Sum of the distances of all
@@ -139,7 +139,7 @@ def statistics(
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     smallest = SMALLEST_COLUMN_STD if columns else 1e-8
-    std[(least == most) | (std < smallest)] = 1.0  # of a constant channel rounding may leave more than that
+    std[(least == most) | (std < smallest)] = 1.0  # rounding may leave more in a constant channel
     return tuple(float(value) for value in mean + offset), tuple(float(value) for value in std)
 
 

@@ -1,1 +1,1 @@
-"""What `fedmpi inspect` and `fedmpi estimate` show."""
+"""Output of `fedmpi inspect` and `fedmpi estimate`."""

@@ -1,4 +1,4 @@
-"""What can be chosen, as `fedmpi components` lists it: kinds, names, options with their defaults, sources."""
+"""Available components, as `fedmpi components` lists them: kinds, names, options with their defaults, sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedmpi.common.terminal import paragraph
 
 
 def list_components(kind: str | None) -> None:
-    """Print the built-in parts of a kind, or of all kinds."""
+    """Print the built-in components of a kind, or of all kinds."""
     for name in [known_kind(kind)] if kind is not None else KINDS:
         found = components(name)
         if found:
@@ -25,7 +25,7 @@ def list_components(kind: str | None) -> None:
 
 
 def show_component(choice: str, kind: str | None) -> None:
-    """Print one part, built-in or of the user's own."""
+    """Print one component, built-in or custom."""
     part = describe(choice) if kind is None else resolve(known_kind(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     if part.title:

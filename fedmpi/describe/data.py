@@ -115,7 +115,7 @@ class Inspection:
         console.print(table)
 
     def lines(self) -> list[tuple[str, str]]:
-        """What the table says, name and value."""
+        """Rows of the table, name and value."""
         manifest, found = self.store.manifest, self.measures
         options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
         low, first, median, third, high = found.size_quartiles

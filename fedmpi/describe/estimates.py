@@ -1,4 +1,4 @@
-"""What each size-estimation mechanism would do for given clients: bias, standard deviation and saturation risk.
+"""Effect of each size-estimation mechanism on given clients: bias, standard deviation and saturation risk.
 
 Everything follows from the mechanisms' closed forms and a normal approximation of the sum of the answers; nothing is
 simulated. It answers which M and ε to choose before a run.
@@ -25,17 +25,17 @@ SMALLEST_DRAWN = 1e-6
 
 @dataclass(frozen=True)
 class Assessment:
-    """One mechanism on the user's own clients."""
+    """One mechanism on the user's clients."""
 
     mechanism: str  # Its name in the configuration
     epsilon: float  # ε of one answer, and M
     threshold: int
-    clients: int  # How many clients are asked, and the total of their sizes (its mean, when some of all are asked)
+    clients: int  # Number of queried clients, and the total of their sizes (its mean, if not all are queried)
     samples: int
     clipped_fraction: float  # Share of the clients above M − 1
     # E[Ñ] − n before the floor, in samples: what clipping hides, plus one for every empty client, which answers 1
     bias: float
-    standard_deviation: float  # Of Ñ before the floor, in samples
+    standard_deviation: float  # Standard deviation of Ñ before the floor, in samples
     relative_error: float  # Root mean square error of Ñ before the floor, divided by n
     floor_probability: float  # Chance that Ñ falls below N and is floored
     saturation_probability: float  # Chance that p = K/Ñ is capped at 1, so that every sample is used

@@ -31,7 +31,7 @@ MIXED = 5
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, and not one of shards."""
+    """Return True if a folder is that of a run, and not one of shards."""
     return (folder / "config.toml").is_file()
 
 
@@ -72,7 +72,7 @@ AGAINST = {
     "times_used": "rounds selected",
     "label_distance": "distance of the label mix from that of all",
 }
-"""What scores are held against."""
+"""Quantities with which scores are compared."""
 CLIENT_SCORES = {
     "accuracy": "accuracy",
     "tuned_accuracy": "accuracy, fine-tuned",
@@ -101,7 +101,7 @@ class ClientsOfRun:
     folder: Path
     table: Columns  # All rows, and those of the last evaluation
     last: Columns
-    rows: str  # What the clients were evaluated on, in words; "" of a run that is not finished
+    rows: str  # Samples on which the clients were evaluated, in words; "" if the run is not finished
 
     @property
     def score(self) -> str:
@@ -130,7 +130,7 @@ class ClientsOfRun:
                 if name in self.last
             ],
         )
-        beside = [score for score in scores if score != "tuned_loss" or self.score == "loss"]  # what 80 columns hold
+        beside = [score for score in scores if score != "tuned_loss" or self.score == "loss"]  # fits 80 columns
         columns = ["client", *beside, "samples", *(name for name in AGAINST if name in self.last)]
         headings = [SHORT.get(name, name) for name in columns]
         show_table(

@@ -1,1 +1,1 @@
-"""What a machine or an allocation offers to a run, and problems with it."""
+"""Properties of a machine or an allocation that matter to a run, and problems with it."""

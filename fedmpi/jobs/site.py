@@ -25,7 +25,7 @@ class Site(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     launcher: str = "srun"
-    """Command that starts the ranks: "srun", "mpiexec" (of the submitting Python), or your own command line, with
+    """Command that starts the ranks: "srun", "mpiexec" (of the submitting Python), or a custom command line, with
     {ranks}, {ranks_per_node}, {nodes}, {cpus_per_rank} and {gpus} as placeholders."""
     mpi: Literal["auto", "mpich", "openmpi", "cray"] = "auto"
     """MPI of the jobs; "auto" uses that of the submitting Python."""

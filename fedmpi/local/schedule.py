@@ -1,7 +1,7 @@
 """The batches of one client: the local samples of every step. All engines share this one definition.
 
 Epochs: each is a fresh permutation cut into batches of B; the last one is short or left out. Steps: each draws
-min(B, n) distinct samples anew.
+min(B, n) new distinct samples.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def semaphores_work() -> bool:
 
 
 class Semaphore:
-    """Semaphore in memory that belongs to the caller and outlives it."""
+    """Semaphore in memory that belongs to the caller and remains after it is closed."""
 
     def __init__(self, memory: Bytes, made: bool):
         library = _library()

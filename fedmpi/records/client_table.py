@@ -20,7 +20,7 @@ from fedmpi.common.types import AnyArray
 
 Columns = dict[str, AnyArray]
 """Columns of one length by name: int64 "round", "client", "samples" (evaluated), "training_samples", "times_used" (in
-how many rounds the client has taken part), float64 "label_distance", "loss", "accuracy", "tuned_loss",
+how many rounds the client was selected), float64 "label_distance", "loss", "accuracy", "tuned_loss",
 "tuned_accuracy", as far as there are such numbers."""
 
 FILE = "clients.parquet"

@@ -1,4 +1,4 @@
-"""Who is taken for whom: RUN/confusion.csv and RUN/classes.csv, of the final model on the test part."""
+"""Confusion matrix of the final model on the test part: RUN/confusion.csv and RUN/classes.csv."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from fedmpi.common.files import read_plain
 
 FOLDER = ".lock"
 SECONDS = 1.5
-"""Seconds to wait for a lock: rank 0 may outlive its launcher briefly."""
+"""Seconds to wait for a lock: rank 0 may end shortly after its launcher."""
 
 
 def owner_of(run: Path) -> str | None:
@@ -51,7 +51,7 @@ class Hold:
             self._lock = _taken(run)
         except Timeout:
             raise _in_use(run, _described(self.path)) from None
-        self.before = before  # Whose place this one takes
+        self.before = before  # Previous owner of the lock
         self._made = self.path.stat().st_ino
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ class RoundDisplay(Protocol):
 
 
 def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> RoundDisplay:
-    """Return a bar if standard output is the user's own terminal, plain lines otherwise."""
+    """Return a bar if standard output is the user's terminal, plain lines otherwise."""
     return _Bar(rounds, first) if on_terminal() and not launched else _Lines(rounds, first, interval)
 
 

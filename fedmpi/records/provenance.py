@@ -84,7 +84,7 @@ def is_foreign(kind: str, choice: str) -> bool:
 def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     """Return the sources of custom components by file name: their modules, and the user's modules that these import.
 
-    A component without a module of its own, such as a lambda or one that was typed in, is stored as its own text. The
+    A component without a module, such as a lambda or one that was typed in, is stored as its own text. The
     key of the configuration is in the name of that file, since several keys may be given a lambda of one module.
     """
     sources: dict[str, bytes] = {}
@@ -176,7 +176,7 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
                     "another --out"
                 )
         return
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier start
+    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start
     for name, content in sources.items():
         make_folder((folder / name).parent)
         write_whole(folder / name, content)

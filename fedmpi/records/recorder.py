@@ -258,7 +258,7 @@ class Recorder:
         try:
             try:
                 self.saved()
-            except RunFailure as failure:  # of a run that another failure has ended
+            except RunFailure as failure:  # the run has already ended with another failure
                 log.warning("%s", failure)
             with writing(self.folder):
                 if self._tensorboard is not None:

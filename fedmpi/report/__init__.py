@@ -1,1 +1,1 @@
-"""What is made of finished runs: a page that shows and compares them."""
+"""Report of finished runs: a page that shows and compares them."""

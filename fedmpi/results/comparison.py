@@ -24,7 +24,7 @@ AXES = {
     "seconds": "seconds",
     "virtual_seconds": "virtual seconds",
 }
-"""What a curve can be drawn against."""
+"""Quantities on the horizontal axis of a curve."""
 LESS_IS_BETTER = (
     (
         "loss",
@@ -49,9 +49,9 @@ EQUAL = 1e-12
 
 
 def spent(records: Sequence[Record]) -> dict[str, Floats]:
-    """What has been spent at the end of each round, float64 (rounds,) for each of `AXES`.
+    """Return the amount spent at the end of each round, float64 (rounds,) for each of `AXES`.
 
-    Virtual seconds only where every record has them (`devices`).
+    Simulated time only if every record has it (`devices`).
     """
     megabytes = [sum(record.get(f"bytes_{link}") or 0 for link in LINKS) / 1e6 for record in records]
     found = {
@@ -82,7 +82,7 @@ def better(key: str) -> Literal["more", "less"] | None:
 
 
 def rises(key: str) -> bool:
-    """Whether a target of it is come up to, and not down to."""
+    """Return True if a target of the metric is reached from below."""
     return better(key) != "less"
 
 
@@ -102,7 +102,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """That of some values; None of none."""
+        """Return the spread of some values; None without values."""
         if not len(values):
             return None
         mean, alike = float(np.mean(values)), np.ptp(values) <= EQUAL * np.max(np.abs(values))
@@ -112,13 +112,13 @@ class Spread:
 
 
 def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:
-    """What the runs that reached an accuracy had spent at the end of the round that did."""
+    """Return the amount spent by the runs that reached an accuracy, at the end of the round that did."""
     firsts = [first_reached(records, target, key) for records in runs]
     return up_to([spent(records) for records in runs], firsts, axis)
 
 
 def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
-    """As `to_target`, of what each run had spent (`spent`) at the end of one of its rounds (`first_reached`)."""
+    """Return the same as `to_target` for the amounts `spent` of each run at the end of a round (`first_reached`)."""
     return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])
 
 
@@ -192,7 +192,7 @@ def paired(values: Sequence[float], reference: Sequence[float], level: float = L
 
 
 COSTS = ("round", "samples", "megabytes", "virtual_seconds")
-"""What is counted up to a target."""
+"""Costs that are counted up to a target."""
 ALIKE = 1e-9
 """Differences that are equal but for rounding, relative to the values."""
 
@@ -263,12 +263,12 @@ def compare_runs(
 
 
 def in_percent(metric: str) -> bool:
-    """Whether it is a share, shown in per cent."""
+    """Return True if the metric is a share, shown in per cent."""
     return metric.endswith(("accuracy", "f1"))
 
 
 def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGroup | None]:
-    """What each group is compared with; itself where it is a reference."""
+    """Return the group with which each group is compared; itself for a reference."""
     if wanted is None:
         return [groups[0]] * len(groups)
     named = [group for group in groups if group.label == wanted]
@@ -355,7 +355,7 @@ def _curve(run: OneRun, metric: str) -> dict[int, float]:
 
 
 def _has_metric(run: OneRun, metric: str) -> bool:
-    """Whether a run has the metric; of a score, also in the end: null there is one that was not finite."""
+    """Return True if a run has the metric. The last value of a score must be finite."""
     numbers = [_number(record, metric) for record in run.records if _has(record, metric)]
     return any(value is not None for value in numbers) and not (metric.startswith(SCORES) and numbers[-1] is None)
 
@@ -368,7 +368,7 @@ def _late(run: OneRun, metric: str, last: int) -> float:
 
 
 def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | None:
-    """What was spent up to the first record that reaches the target."""
+    """Return the amount spent up to the first record that reaches the target."""
     records: list[Record] = [{metric: _number(record, metric)} for record in run.records]
     reached = None if target is None else first_reached(records, target, metric)
     if reached is None:
@@ -382,7 +382,7 @@ def _has(record: Record, key: str) -> bool:
 
 
 def _place(record: Record, key: str) -> tuple[Record, str]:
-    """Where a record holds a key, and its name there: "table.name" may lie in a table of it."""
+    """Return the table of a record that contains a key, and the key's name in it ("table.name" is in a table)."""
     outer, _, name = key.partition(".")
     table = record.get(outer)
     return (table, name) if name and isinstance(table, dict) else (record, key)

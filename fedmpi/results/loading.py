@@ -36,7 +36,7 @@ class OneRun:
 
     folder: Path
     # The complete configuration, {"part.key": value}, as config.toml holds it, `data.source` where they are now; and by
-    # "plugins/FILE" the SHA-256 of each source file of the user's own components
+    # "plugins/FILE" the SHA-256 of each source file of custom components
     table: dict[str, Any]
     records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
     summary: Record
@@ -48,7 +48,7 @@ class OneRun:
 
     @property
     def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
-        """How far it is."""
+        """State of the run."""
         if self.summary:
             return "finished"
         if self.failure:
@@ -57,12 +57,12 @@ class OneRun:
 
     @property
     def where(self) -> str:
-        """Its folder, and how far it is."""
+        """Folder of the run, and its finished rounds."""
         return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
 
     @property
     def state_text(self) -> str:
-        """How far it is, in words."""
+        """State of the run, in words."""
         return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
 
     @property
@@ -72,7 +72,7 @@ class OneRun:
 
     @property
     def seed(self) -> int:
-        """Of the run's random numbers."""
+        """Seed of the run's random numbers."""
         return int(self.table.get("seed", 0))
 
 
@@ -100,16 +100,16 @@ def runs_in(*folders: Path, planned: bool = False) -> list[Path]:
 
 
 def _is_run(folder: Path, planned: bool) -> bool:
-    """Whether a run has begun in a folder, or, if `planned`, a sweep has left there what it will start one with.
+    """Return True if a run has begun in a folder, or, if `planned`, a sweep has left its configuration there.
 
-    A sweep leaves two files: sweep.toml by itself may be the user's own, the file of a sweep.
+    A sweep leaves two files: sweep.toml by itself may be the user's, the file of a sweep.
     """
     begun = (folder / CONFIGURATION).is_file()
     return begun or (planned and all((folder / name).is_file() for name in (PLANNED, NOTE)))
 
 
 def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
-    """In which order folders come: by their names, numbers in them by their values."""
+    """Return the key that sorts folders: by their names, numbers in them by their values."""
     name = str(folder)
     pieces = NUMBER.split(name)  # text, number, text, ...
     return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], name
@@ -210,17 +210,17 @@ class SeedGroup:
 
     @property
     def words(self) -> list[str]:
-        """Its parts, `without local.lr` and such left out unless there are no others."""
+        """Components of the name; `without local.lr` and such are left out unless there are no others."""
         given = [part for key, part in self.parts.items() if self.values[key] is not None]
         return given or [*self.parts.values()]
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """Name of the group in tables."""
         return ", ".join(self.words)
 
     def is_called(self, name: str) -> bool:
-        """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
+        """Return True if that is its name, apart from capitals and spaces around commas and signs of equality."""
         return plain(name) in (plain(self.label), plain(", ".join(self.parts.values())))
 
 
@@ -228,9 +228,9 @@ class SeedGroup:
 class GroupsAlike:
     """Groups on the same data, evaluated alike."""
 
-    title: str  # Which data, where there are several blocks
+    title: str  # Name of the data, if there are several blocks
     groups: list[SeedGroup]
-    notes: list[str]  # What a reader has to know before comparing
+    notes: list[str]  # Facts that a reader has to know before comparing
 
 
 def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
@@ -315,12 +315,12 @@ def _what_sets_apart(
 
 
 def _of_the_measure(key: str) -> bool:
-    """Whether scores of runs that differ in this key are not of the same thing."""
+    """Return True if scores of runs that differ in this key are not comparable."""
     return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
 
 
 def _has_its_key(key: str) -> bool:
-    """Whether a value is named together with its key, and not alone, as that of a list of variants is."""
+    """Return True if a value is named together with its key, and not alone as in a list of variants."""
     return key not in BARE and ("." in key or key in all_keys())
 
 
@@ -329,7 +329,7 @@ def _labeled(run: OneRun, key: str) -> str | None:
 
 
 def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
-    """What a run has of a key, as tables show it; None where it has none of it."""
+    """Return a run's value of a key, as tables show it; None if it has none."""
     if key == DATA and str(run.folder) in data:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
@@ -361,7 +361,7 @@ def _is_source(key: str) -> bool:
 def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
     """The data of each run, by its folder: shards of one checksum have one name, whatever their folders.
 
-    Partitions that are drawn anew for each seed have one name, with {seed}. Shards that were prepared otherwise in the
+    Partitions that are drawn again for each seed have one name, with {seed}. Shards that were prepared otherwise in the
     same folder meanwhile have their checksums beside the name.
     """
     folders: dict[str, str] = {}
@@ -392,7 +392,7 @@ def _without_seed(shards: str, seed: int) -> str:
 
 
 def _notes(runs: Sequence[OneRun]) -> list[str]:
-    """What differs in runs of one block and would be overlooked."""
+    """Return differences between runs of one block that would be overlooked."""
     notes = source_notes(runs)
     for key, why in (
         ("evaluation.every", "best rounds and rounds to a target depend on the number of evaluations"),
@@ -412,7 +412,7 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
 
 
 def source_notes(runs: Sequence[OneRun]) -> list[str]:
-    """Of which components the sources differ in runs that are otherwise configured alike: which file, in which runs."""
+    """Return the components whose sources differ between otherwise identical runs, with their files and runs."""
     data = _data_names(runs)
     keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
     alike: dict[tuple[str | None, ...], list[OneRun]] = {}
@@ -440,7 +440,7 @@ def shortened(names: Sequence[str], most: int = 8) -> str:
 
 
 def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
-    """The components that were chosen from a source file; of a file that is only imported, all of the user's own."""
+    """The components that were chosen from a source file; of a file that is only imported, all custom ones."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     chosen = {
         (kind.key, choice)

@@ -15,7 +15,7 @@ from fedmpi.results.comparison import Comparison, Row, Spread, in_percent
 from fedmpi.results.loading import GroupsAlike, plain
 
 UNITS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
-"""Of what was spent up to a target: the word, and digits."""
+"""Unit and number of digits of each cost up to a target."""
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",

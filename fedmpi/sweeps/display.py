@@ -145,7 +145,7 @@ def sweep(
     stop: Callable[[], bool] | None = None,
     mix_sources: bool = False,
 ) -> list[Run]:
-    """Bring all runs of a sweep to their end, each in a process of its own; finished ones are only read.
+    """Bring all runs of a sweep to their end, each in a separate process; finished ones are only read.
 
     Parameters
     ----------

@@ -42,13 +42,13 @@ class PlannedRun:
     index: int  # From 0 on: the number of its task in a SLURM array
     name: str  # What differs, as the name of its folder
     folder: Path
-    labels: Values  # What differs, by key; a variant's name by the name of its tables ("run")
+    labels: Values  # Values that differ, by key; a variant's name by the name of its tables ("run")
     config: Config
     data: Preparation | None  # The shards that are prepared for it
 
     @property
     def rounds(self) -> int:
-        """How many it is to have."""
+        """Number of rounds that it is to have."""
         return self.config.rounds
 
 
@@ -114,7 +114,7 @@ def plan_sweep(
     for name in prepared:
         below = len(layers) > 1 and name not in layers[-1].get(
             "prepare", {}
-        )  # what a base describes may be left unused
+        )  # descriptions in a base may be left unused
         if name not in used and not below:
             raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.source = "{name}" where it is')
     return Sweep(origin, folder, _ranks(swept.get("ranks", 1) if ranks is None else ranks, origin), tuple(runs))
@@ -266,7 +266,7 @@ def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
 
 
 def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
-    """Objects from Python that no file holds: every run is a process of its own, started from one."""
+    """Objects from Python that no file holds: every run is a separate process, started from one."""
     for run in runs:
         sentences = not_repeatable(run.config)
         if run.config.data.source.name.startswith(ARRAYS):
@@ -354,7 +354,7 @@ BASE = "base"
 """The key."""
 
 DROP = "drop"
-"""In a named table, `drop = true`: the table of that name below is left out."""
+"""Key of a named table: with `drop = true`, the table of that name below is left out."""
 
 
 def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
@@ -471,7 +471,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def labels_text(labels: Mapping[str, Any]) -> str:
-    """What a run has of each thing that differs, in a line."""
+    """Return a run's value of each thing that differs, in a line."""
     return ", ".join(f"{key} = {shown_value(value)}" for key, value in labels.items())
 
 

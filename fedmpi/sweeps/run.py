@@ -1,4 +1,4 @@
-"""Bringing the runs of a sweep to their end, each in a process of its own: the command that a user would give.
+"""Bringing the runs of a sweep to their end, each in a separate process: the command that a user would give.
 
 Finished runs are passed over, stopped and failed ones continued; what another process works on is waited for. A run
 that fails stops no other. A signal is handed on: the runs save, and the sweep started again continues with them.
@@ -35,14 +35,14 @@ from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards
 
 CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
-"""In a run's folder: what it is started with; what differs in it, and why it failed last; what it printed."""
+"""Files in a run's folder: its configuration; its labels and last failure; its output."""
 POLLED, POLLED_OTHERS = 0.1, 1.0
 """Seconds between two looks at own processes, and at runs of others."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is."""
+    """State of a run."""
 
     state: Literal["new", "begun", "finished", "busy"]  # "busy" where another process works on it
     rounds: int = 0  # Recorded
@@ -52,12 +52,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """Outcome of a run."""
 
     run: PlannedRun
     ending: Literal["finished", "failed", "stopped"]
     standing: Standing
-    seconds: float = 0.0  # What it took now; 0 where it was finished before
+    seconds: float = 0.0  # Time of this start; 0 if it was finished before
     why: str = ""  # Of a failed one, what it said last
 
 
@@ -100,7 +100,7 @@ def look(run: PlannedRun) -> Standing:
 
 
 def _glance(run: PlannedRun) -> Standing:
-    """As `look`, of a run that was looked at before."""
+    """Return the same as `look`, for a run that was looked at before."""
     try:
         return look(run)
     except UserError:
@@ -127,7 +127,7 @@ def write_notes(sweep: Sweep, runs: Iterable[PlannedRun]) -> None:
 
 
 def _note(run: PlannedRun, failure: str | None) -> None:
-    """What differs in a run, and why it failed last, for `fedmpi compare`."""
+    """Write the values that differ in a run, and the reason of its last failure, for `fedmpi compare`."""
     labels = {key: written(value) for key, value in run.labels.items()}
     content = {"labels": labels, **({} if failure is None else {"failure": failure})}
     _put(run.folder / NOTE, json.dumps(content, indent=1, default=str) + "\n")
@@ -169,7 +169,7 @@ def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing],
 
 
 def check_folders(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
-    """How far each run is, where their folders exist, or can be made."""
+    """Return the state of each run; require that its folder exists or can be made."""
     refuse_unwritable(sweep.out)
     standings = [look(run) for run in runs]
     for run, now in zip(runs, standings, strict=True):
@@ -342,7 +342,7 @@ def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> Plan
 
 
 def command(run: PlannedRun, ranks: int) -> list[str]:
-    """What a run is started with."""
+    """Return the command that starts a run."""
     words = ["train", str(run.folder / CONFIGURATION), "--out", str(run.folder), "--resume"]
     return [*launcher(ranks), *this_fedmpi(), *words]
 

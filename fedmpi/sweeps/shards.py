@@ -1,7 +1,7 @@
-"""The shards that a sweep needs: described in its file, prepared once, whoever asks for them and however often.
+"""Shards that a sweep needs: described in its file, and prepared once for all runs.
 
-Who prepares locks a folder beside the shards; the others wait. What a killed preparation has left is cleared by the
-next one.
+The process that prepares them locks a folder beside the shards; the others wait. Files of a killed preparation are
+cleared by the next one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Preparation:
 
     name: str  # The name in the sweep's file; "" where there is none
     folder: Path
-    words: tuple[str, ...]  # What `fedmpi prepare` is given, without --out
+    words: tuple[str, ...]  # Arguments of `fedmpi prepare`, without --out
 
     @property
     def title(self) -> str:
-        """Its name, or that of the data set."""
+        """Name of the shards, or that of the data set."""
         return self.name or self.words[0]
 
     @property
@@ -66,7 +66,7 @@ class Preparation:
                 raise kind(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
-        """Whether the shards are there, whole."""
+        """Return True if the shards are there and complete."""
         if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
             return False
         there = _meaning(shlex.split(read_manifest(self.folder).command)[3:])
@@ -161,7 +161,7 @@ def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _meaning(words: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
-    """What a command line of data_prep says about the shards: each option with its values."""
+    """Return the options of a command line of data_prep, each with its values."""
     found: dict[str, list[str]] = {}
     option = "data set"
     for word in words:

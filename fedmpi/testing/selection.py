@@ -229,7 +229,7 @@ def _combined(subject: Subject, slices: int = 1) -> list[AnyArray]:
 RESUMED = Alike(
     "state survives a checkpoint",
     ({"resumed": LATER},),
-    "made anew as after a resume, it remembers what no checkpoint contains. Let it depend on what it is given, such as "
+    "made again as after a resume, it remembers what no checkpoint contains. Let it depend on its arguments, such as "
     "the numbers that a sampler needs=(…), and name arrays and numbers that it keeps in state = (…)",
 )
 MANY = f"cost with {CLIENTS:,} clients"

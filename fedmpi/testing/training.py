@@ -28,7 +28,7 @@ from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Alike, CheckFailed, Contract, Subject, demand
 
 POPULATION, ROUNDS, SAVED, STEPS = 6, 6, 3, 4
-"""N, rounds, the round before which a component is made anew, and a client's steps."""
+"""N, rounds, the round before which a component is made again, and a client's steps."""
 SAMPLES, POSITIONS, CLASSES = 24, 4, 5
 MODEL_SAMPLES = 6
 DESCRIPTIONS = (
@@ -230,7 +230,7 @@ def _source_digest(subject: Subject) -> list[AnyArray]:
 RESUMED = Alike(
     "state survives a checkpoint",
     ({"resumed": SAVED},),
-    "made anew as after a resume, it remembers what no checkpoint contains. Name it in client_state, server_state, or "
+    "made again as after a resume, it remembers what no checkpoint contains. Name it in client_state, server_state, or "
     "the state of an optimizer",
 )
 

@@ -1,4 +1,4 @@
-"""Combiners beside plain loops over Python floats, and what they are for: they bear clients that lie."""
+"""Robust aggregators compared with plain loops over Python floats, and their resistance to Byzantine clients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def built_in(name: str, **options: Any) -> Combiner:
 
 
 def some_updates(m: int, d: int, seed: int = 0) -> np.ndarray:
-    """Rows of unlike lengths; two coordinates are alike in all of them."""
+    """Return rows of different lengths; two coordinates are equal in all of them."""
     draws = np.random.default_rng(seed)
     updates = draws.normal(size=(m, d)) * draws.uniform(0.3, 3, (m, 1))
     updates[:, 1], updates[:, 2] = 0.0, 1.5
@@ -87,7 +87,7 @@ def combined(chosen: Combiner, updates: torch.Tensor, coefficients: torch.Tensor
 @pytest.mark.parametrize("m", [7, 10])
 @pytest.mark.parametrize("slices", [1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_a_combiner_does_what_a_plain_loop_does(name: str, slices: int, m: int) -> None:
+def test_an_aggregator_does_what_a_plain_loop_does(name: str, slices: int, m: int) -> None:
     plain, options = CASES[name]
     updates = some_updates(m, 203)
     coefficients = np.random.default_rng(1).dirichlet(np.ones(m))
@@ -99,7 +99,7 @@ def test_a_combiner_does_what_a_plain_loop_does(name: str, slices: int, m: int) 
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
-def test_no_lie_moves_a_robust_combiner_out_of_the_range_of_the_honest(name: str) -> None:
+def test_no_attack_moves_a_robust_aggregator_out_of_the_range_of_the_honest(name: str) -> None:
     """Two of nine send what they like; the weighted mean goes along with them."""
     options = {"trimmed-mean": {"trim": 2 / 9}}.get(name, CASES[name][1])
     updates = torch.from_numpy(some_updates(9, 40))
@@ -128,7 +128,7 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
         (7, {"byzantine": 2, "keep": 4}, "keep at most 3"),
     ],
 )
-def test_krum_refuses_rounds_that_attackers_could_outvote(participants: int, options: Any, reason: str) -> None:
+def test_krum_rejects_rounds_that_attackers_could_outvote(participants: int, options: Any, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         built_in("krum", **options).measure(torch.zeros(participants, 3), 0)
     built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0)
@@ -140,7 +140,7 @@ def plan(round: int = 0, normalize: bool = True) -> Plan:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_combined_sum_is_what_the_combiner_makes_of_all_kept_updates(name: str, exact: bool) -> None:
+def test_an_aggregated_sum_is_what_the_aggregator_makes_of_all_kept_updates(name: str, exact: bool) -> None:
     plain, options = CASES[name]
     updates, cluster = some_updates(9, 700).astype(np.float32), Cluster.connect()
     clients, coefficients = [4, 0, 7, 1, 8, 2, 3, 6, 5], np.linspace(1, 2, 9)
@@ -207,7 +207,7 @@ def beyond(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     "chosen, reason",
     [(beyond, "not finite as torch.float32"), (flat, r"shape \(3, 5\)"), (blank, "not finite"), (listed, "list")],
 )
-def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reason: str) -> None:
+def test_what_is_no_update_is_rejected_with_the_aggregator_named(chosen: Any, reason: str) -> None:
     with pytest.raises(ComponentFailure, match=reason) as caught:
         combined(Combiner(resolve("aggregator", chosen), {}), torch.ones(3, 5), torch.ones(3))
     assert "test_combiners" in str(caught.value) and "round 0" in str(caught.value)

@@ -76,9 +76,7 @@ def test_a_term_that_is_not_finite_is_seen_however_long_ago_it_was_added(count: 
 
 @given(permutation=st.permutations(range(12)), cut=st.integers(0, 12))
 @settings(max_examples=40, deadline=None)
-def test_the_fixed_point_sum_has_the_same_bits_in_any_order_and_on_any_number_of_ranks(
-    permutation: list[int], cut: int
-):
+def test_the_fixed_point_sum_is_bit_identical_in_any_order_and_on_any_number_of_ranks(permutation: list[int], cut: int):
     chosen = terms(12, 500)
     whole, first, second = (np.empty(500, np.int64) for _ in range(3))
     total(FixedPointSum(whole), chosen)
@@ -103,14 +101,14 @@ def test_an_accumulator_starts_again_after_a_reset(kind: type, count: int):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_an_update_that_is_not_finite_is_refused_by_the_fixed_point_sum(bad: float):
+def test_an_update_that_is_not_finite_is_rejected_by_the_fixed_point_sum(bad: float):
     vector = torch.zeros(CHUNK + 5)
     vector[CHUNK + 1] = bad
     with pytest.raises(FloatingPointError, match=r"local\.lr"):
         FixedPointSum(np.empty(CHUNK + 5, np.int64)).add(vector, 1.0)
 
 
-def test_a_sum_that_could_leave_the_range_is_refused_before_it_wraps():
+def test_a_sum_that_could_leave_the_range_is_rejected_before_it_wraps():
     buffer = np.empty(3, np.int64)
     accumulator = FixedPointSum(buffer, ranks=4)
     accumulator.add(torch.tensor([1e6, -1e6, 0]), 1.0)
@@ -122,7 +120,7 @@ def test_a_sum_that_could_leave_the_range_is_refused_before_it_wraps():
 @pytest.mark.parametrize("before", [1, 63, 64, 130])
 @pytest.mark.parametrize("after", [1, 70])
 def test_what_was_added_to_a_float_sum_is_forgotten(before: int, after: int):
-    """Also where terms have been moved to the sum in float64, before or after."""
+    """The same holds if terms have been moved to the sum in float64, before or after."""
     accumulator = FloatSum(np.zeros(3, np.float32))
     for _ in range(before):
         accumulator.add(torch.ones(3), 0.5)
@@ -176,7 +174,7 @@ def test_any_value_is_kept_to_the_stated_resolution(dtype: np.dtype, value: floa
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**50])
-def test_values_that_cannot_be_kept_are_refused(bad: float):
+def test_values_that_cannot_be_kept_are_rejected(bad: float):
     with pytest.raises(OverflowError, match="metric"):
         encode_metrics(np.array([1.0, bad]), DTYPES[0])
 

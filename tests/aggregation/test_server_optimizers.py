@@ -61,7 +61,7 @@ def test_three_steps_follow_the_published_recursion(kind: str, tau: float):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
+def test_a_run_continues_from_its_state_bit_for_bit(kind: str):
     whole = run(made(kind, lr=0.1), torch.ones(4))
     first, second = made(kind, lr=0.1), made(kind, lr=0.1)
     w = run(first, torch.ones(4), UPDATES[:2])
@@ -73,7 +73,7 @@ def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
 
 @server_optimizer
 class Keeping:
-    """Remembers an array, a tensor without axes and a number; sets in start() what no checkpoint holds."""
+    """Remembers an array, a tensor without axes and a number; sets values in start() that no checkpoint contains."""
 
     state = ("array", "scalar", "number")
 
@@ -95,7 +95,7 @@ def test_what_is_remembered_comes_back_in_its_form_and_after_start():
     expected = run(whole, torch.zeros(4), UPDATES)
     w = run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)
-    third.load(second.state(), 2)  # of a run that was stopped again before its first step
+    third.load(second.state(), 2)  # a run that was stopped again before its first step
     assert run(third, w, UPDATES[2:]).tolist() == expected.tolist()
     assert type(third._chosen.array) is np.ndarray and type(third._chosen.number) is int
 
@@ -118,7 +118,7 @@ def test_state_of_an_optimizer_that_no_checkpoint_can_hold_is_named():
         optimizer.state()
 
 
-def test_an_optimizer_of_ones_own_cannot_change_the_update():
+def test_a_custom_optimizer_cannot_change_the_update():
     @server_optimizer
     def greedy(w: torch.Tensor, update: torch.Tensor) -> None:
         w.add_(update)
@@ -130,7 +130,7 @@ def test_an_optimizer_of_ones_own_cannot_change_the_update():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_divides_the_sum_as_it_goes_with_the_same_bits(kind: str):
+def test_a_step_divides_the_sum_as_it_goes_bit_for_bit(kind: str):
     values = BLOCK + 100
     w, update = torch.randn(values), torch.randn(values)
     whole, parted, kept = w.clone(), w.clone(), update.clone()

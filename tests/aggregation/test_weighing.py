@@ -1,4 +1,4 @@
-"""Weights of one's own are checked and made to add up in any order; q-FFL follows its paper."""
+"""Custom weights are checked and made to add up in any order; q-FFL follows its paper."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def weighing(chosen: Any, **options: Any) -> Weighing:
     return Weighing(resolve("weights", chosen), options)
 
 
-def test_normalized_weights_add_up_to_the_same_bits_in_any_order() -> None:
+def test_normalized_weights_add_up_bit_for_bit_in_any_order() -> None:
     sizes = np.random.default_rng(0).integers(1, 1000, 3001)
     found = weighing(root).of(full_participation(3001), sizes, 0)
     assert sum(found.tolist()) == sum(found[::-1].tolist()) == sum(np.sort(found).tolist())
@@ -78,7 +78,7 @@ def answering(answer: Any, normalized: bool = True) -> Weighing:
         (lambda sizes: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_what_are_no_coefficients_is_refused_with_the_weights_named(answer: Any, reason: str) -> None:
+def test_what_are_no_coefficients_is_rejected_with_the_weights_named(answer: Any, reason: str) -> None:
     with pytest.raises(ComponentFailure, match=reason) as caught:
         answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
     assert "test_weighing" in str(caught.value) and "round 6" in str(caught.value)
@@ -135,7 +135,7 @@ def test_updates_of_weights_far_apart_are_added_up() -> None:
     assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
 
 
-def test_exact_sums_refuse_weights_finer_than_their_steps() -> None:
+def test_exact_sums_reject_weights_finer_than_their_steps() -> None:
     chosen, cluster = weighing("q-ffl", q=5.0), Cluster.connect()
     judged = JudgedSum(FixedPointSum(np.zeros(6, np.int64)), chosen, lambda client, w, t: 0.01, cluster)
     judged.begin(Plan(3, 0.1, np.arange(2), np.ones(2), False, True), torch.zeros(6))
@@ -145,7 +145,7 @@ def test_exact_sums_refuse_weights_finer_than_their_steps() -> None:
 
 
 def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
-    """Weights that find of client k what stands in its place."""
+    """Weights that return a given value for each client k."""
 
     class Judge:
         def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
@@ -158,7 +158,7 @@ def judging(answers: Sequence[Any], normalized: bool = True) -> Weighing:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_shares_by_which_nothing_can_be_divided_are_refused_with_part_and_round(exact: bool) -> None:
+def test_shares_by_which_nothing_can_be_divided_are_rejected_with_component_and_round(exact: bool) -> None:
     def flushed(answers: Sequence[Any], normalized: bool = True) -> float:
         inner = FixedPointSum(np.zeros(6, np.int64)) if exact else FloatSum(np.zeros(6, np.float32))
         judged = JudgedSum(inner, judging(answers, normalized), lambda *_: 1.0, Cluster.connect())
@@ -176,7 +176,7 @@ def test_shares_by_which_nothing_can_be_divided_are_refused_with_part_and_round(
     assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalized=False) == 0.0
 
 
-def test_coefficients_whose_sum_nothing_can_hold_are_refused_with_part_and_round() -> None:
+def test_coefficients_whose_sum_overflows_are_rejected_with_component_and_round() -> None:
     for normalized, most in ((True, 1e200), (False, 2.0**50)):
         chosen = weighing(weights(normalized=normalized)(lambda cohort, sizes, most=most: np.full(2, most)))
         with pytest.raises(
@@ -186,14 +186,14 @@ def test_coefficients_whose_sum_nothing_can_hold_are_refused_with_part_and_round
 
 
 @pytest.mark.parametrize("answer", [float("nan"), "much", (1.0,), (1.0, 2.0, 3.0), None])
-def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> None:
+def test_what_is_no_judgement_is_rejected_with_client_and_round(answer: Any) -> None:
     chosen = judging([answer] * 4)
     assert chosen.judges
     with pytest.raises(ComponentFailure, match=r"after\(\) returned"):
         chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))
 
 
-def test_a_stratum_that_nobody_can_represent_leaves_its_share_to_the_others() -> None:
+def test_a_stratum_that_no_client_can_represent_leaves_its_share_to_the_others() -> None:
     strata = StrataSummary(np.array([4, 6, 10]), np.array([2, 1, 0]), np.zeros(3), np.array([1, 0.5, 0]))
     cohort = Cohort(np.arange(3), stratum=np.array([0, 0, 1]), strata=strata)
     found = weighing("stratified").of(cohort, np.ones(20, np.int64), 0)

@@ -29,7 +29,7 @@ from fedmpi.core.loop import Simulation
 from tests.local.elsewhere import elsewhere
 
 FOLDER = Path(str(benchmarks.__file__)).parent
-# Whole local sets as batches: then the order of the samples, which every contestant draws in its own way, has no part.
+# Whole local sets as batches: the order of the samples, which every contestant draws in its own way, has no effect.
 IMAGES = replace(WORKLOADS["W1"], clients=6, cohort=3, batch=600, rounds=3, lr=0.1)
 TEXTS = replace(WORKLOADS["W3"], clients=200, cohort=20, batch=100, rounds=3, lr=1.0)
 

@@ -17,7 +17,7 @@ from tests.statistical.weighed import there
 STREAMS = Streams(7)
 
 
-def test_more_generous_laws_have_everybody_of_the_stricter_ones() -> None:
+def test_more_generous_laws_have_all_clients_of_the_stricter_ones() -> None:
     strict, generous = (there(f"bernoulli clients.availability.probability={p}", STREAMS, 4, 500) for p in (0.3, 0.6))
     assert np.isin(strict, generous).all()
     assert len(strict) < len(generous)
@@ -42,7 +42,7 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
     assert day[likeliest, np.arange(50)] == pytest.approx(np.full(50, 0.8), abs=0.003)
 
 
-def test_label_groups_have_their_own_probabilities() -> None:
+def test_label_groups_have_separate_probabilities() -> None:
     labels = dominant_label(np.array([[5, 1, 0], [0, 0, 9], [2, 2, 1]]))
     assert labels.tolist() == [0, 2, 0]
     for by_label, chances in {"[1.0,0.5,0.0]": [1, 0, 1], "[1.0,0.0]": [1, 1, 1]}.items():  # beyond the end they repeat
@@ -60,19 +60,19 @@ def test_label_groups_have_their_own_probabilities() -> None:
         "label-group clients.availability.by_label=[0.5,-1.0]",
     ],
 )
-def test_impossible_laws_are_refused(law: str) -> None:
+def test_impossible_laws_are_rejected(law: str) -> None:
     with pytest.raises(UserError, match="availability|system"):
         there(law, STREAMS, 0, 3, np.arange(3))
 
 
 def odd_rounds(view: View, *, rest: float = 0.0) -> np.ndarray:
-    """Large clients in odd rounds, and the rest with a chance of their own."""
+    """Return probability 1 for large clients in odd rounds and 0 in others, and `rest` for small ones."""
     chance = np.full(len(view.sizes), rest)
     chance[view.sizes > 5] = view.round % 2
     return chance
 
 
-def test_a_law_of_ones_own_says_who_is_there() -> None:
+def test_a_custom_law_gives_the_available_clients() -> None:
     sizes = np.array([3, 9, 4, 8, 7])
     settings = {"clients.count": 2, "clients.availability": odd_rounds, "server.weights": "unbiased"}
     draw = CohortDraw(given_config("fedavg", settings), sizes, None, STREAMS, values=10)
@@ -93,7 +93,7 @@ def test_a_law_of_ones_own_says_who_is_there() -> None:
 @pytest.mark.parametrize(
     ("found", "message"), [(np.ones(4), r"of shape \(4,\): return a probability"), (np.full(5, 1.5), "no probability")]
 )
-def test_what_is_no_probability_for_each_client_is_refused(found: np.ndarray, message: str) -> None:
+def test_what_is_no_probability_for_each_client_is_rejected(found: np.ndarray, message: str) -> None:
     config = given_config("fedavg", {"clients.availability": lambda view: found})
     with pytest.raises(ComponentFailure, match=message):
         CohortDraw(config, np.full(5, 3), None, STREAMS, values=10).draw(2, None)

@@ -56,7 +56,7 @@ def test_strata_are_numbered_in_order_of_their_first_clients() -> None:
 def test_optics_finds_groups_without_knowing_their_number(
     distances_up_to: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether all distances are computed at once or, of many clients, as they are needed."""
+    """Compute all distances at once or, for many clients, as they are needed; both give the same clusters."""
     monkeypatch.setattr(stratifier, "DISTANCES_UP_TO", distances_up_to)
     assert adjusted_rand_score(GROUPS, optics(CLOUDS)) == 1.0
     assert optics(LONERS, min_samples=3)[40:].tolist() == [-1, -1, -1]
@@ -86,6 +86,6 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
     assert run.strata is not None and np.array_equal(run.strata.labels, labels)
 
 
-def test_dropping_everybody_is_refused() -> None:
+def test_dropping_all_clients_is_rejected() -> None:
     with pytest.raises(UserError, match="drop"):
         strata_of_clusters(optics(np.eye(1, dtype=np.float32)), np.eye(1, dtype=np.float32), "drop")

@@ -32,7 +32,7 @@ def squared_error(values: np.ndarray, restored: np.ndarray) -> float:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("levels", [3, 9])
 def test_large_gradients_are_compressed_as_well_as_by_scikit_learn(law: str, levels: int) -> None:
-    """Within 1 % of the better of ten k-means++ starts."""
+    """The result is within 1 % of the better of ten k-means++ starts."""
     values = gradients(law, 5000)
     shift = np.float64(values.mean())
     centred = values.astype(np.float64) - shift
@@ -62,7 +62,7 @@ def test_every_value_goes_to_its_nearest_centre_and_every_centre_is_the_mean_of_
     assert (np.diff(centres[0]) > 0).all()
 
 
-def test_clients_compressed_together_or_alone_give_the_same_bits() -> None:
+def test_clients_compressed_together_or_alone_give_bit_identical_values() -> None:
     block = np.stack([gradients(law, 700, seed) for seed, law in enumerate(LAWS)])
     together = compress(block, 9)
     for row, (centres, indices) in enumerate(zip(*together, strict=True)):

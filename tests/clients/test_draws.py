@@ -39,7 +39,7 @@ def all_systematic_samples(inclusion: np.ndarray) -> list[tuple[float, np.ndarra
 
 
 def inclusion_one_after_another(norms: np.ndarray, count: int) -> np.ndarray:
-    """By enumeration of all ordered draws."""
+    """Return the probabilities by enumeration of all ordered draws."""
     inclusion = np.zeros(len(norms))
     for sequence in permutations(range(len(norms)), count):
         chance, left = 1.0, norms.sum()
@@ -84,7 +84,7 @@ def test_norm_zero_is_drawn_only_when_the_others_do_not_suffice(design: str) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1e-8, 0.1, 1 / 3, 1.0, 7.0, 1e12]), min_size=1, max_size=30), st.data())
-def test_any_norms_give_a_sample_of_the_wanted_size(norms: list[float], data: st.DataObject) -> None:
+def test_any_norms_give_a_sample_of_the_requested_size(norms: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(0, len(norms)))
     round = data.draw(st.integers(0, 9))
     design = data.draw(st.sampled_from(["systematic", "sequential"]))
@@ -95,12 +95,12 @@ def test_any_norms_give_a_sample_of_the_wanted_size(norms: list[float], data: st
     assert ((inclusion >= 0) & (inclusion <= 1)).all()
 
 
-def test_norms_that_are_not_finite_are_refused() -> None:
+def test_norms_that_are_not_finite_are_rejected() -> None:
     with pytest.raises(UserError, match="norm"):
         draw_by_norm(np.array([1.0, np.nan]), 1, stream())
 
 
-def test_sequential_draws_from_too_many_clients_are_refused() -> None:
+def test_sequential_draws_from_too_many_clients_are_rejected() -> None:
     with pytest.raises(UserError, match="systematic"):
         inclusion_by_norm(np.ones(5000), 3, "sequential")
 

@@ -31,7 +31,7 @@ def drawn(t: int) -> list[int]:
 
 @client_sampler(measures=("update_norm", "seconds"), needs=("update_norm", "seconds"))
 class Trying:
-    """Draws the same clients whatever it is told, and remembers that."""
+    """Draw the same clients whatever values arrive, and remember these values."""
 
     def candidates(self, view: View) -> np.ndarray:
         return np.arange(1 if view.round == 1 else 0, len(view.sizes))
@@ -89,7 +89,7 @@ def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
     ],
     ids=str,
 )
-def test_who_takes_part_makes_the_very_update_that_was_measured(more: dict[str, Any]) -> None:
+def test_a_selected_client_makes_the_very_update_that_was_measured(more: dict[str, Any]) -> None:
     tried(local__batch_size=40, **more)
     for t in range(SMALL["rounds"] - 1):
         for name in ("update_norm", "seconds"):

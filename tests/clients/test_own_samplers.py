@@ -1,4 +1,4 @@
-"""Samplers in a file of one's own, and those that remember or measure clients, on any number of ranks."""
+"""Samplers in a custom file, and those that remember or measure clients, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     experiment.close()
 
 
-def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None:
+def test_selected_clients_have_the_highest_losses_of_the_candidates() -> None:
     settings = ["clients.sampler=power-of-choice", "clients.sampler.candidates=6", "clients.count=2"]
     quiet = ["rounds=3", "data.source=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet, "logging.tensorboard=false"]))
@@ -127,7 +127,7 @@ def here(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mine
 
 
-def test_weights_that_need_inclusion_probabilities_are_refused_where_nobody_knows_them(here: Path) -> None:
+def test_weights_that_need_inclusion_probabilities_are_rejected_where_these_are_unknown(here: Path) -> None:
     settings = [
         "clients.sampler=mine:loudest",
         "clients.count=3",

@@ -41,7 +41,7 @@ def chance_of_set(weights: np.ndarray, drawn: tuple[int, ...]) -> float:
     return total
 
 
-def test_candidates_are_drawn_by_size_one_after_another() -> None:
+def test_candidates_are_drawn_by_size_sequentially() -> None:
     """Chi-square over all sets of 3 of 6 clients; false-alarm rate 1e-4."""
     sizes = np.array([5, 1, 10, 2, 7, 3], np.int64)
     sets = list(itertools.combinations(range(6), 3))
@@ -54,7 +54,7 @@ def test_candidates_are_drawn_by_size_one_after_another() -> None:
     assert chisquare(list(seen.values()), 20_000 * expected).pvalue > FALSE_ALARM
 
 
-def test_the_candidates_with_the_highest_loss_take_part() -> None:
+def test_the_candidates_with_the_highest_loss_are_selected() -> None:
     losses = np.full(10, np.nan)
     losses[[0, 1, 3, 6, 8, 9]] = [0.5, 2.0, 0.1, 2.0, 3.0, 0.2]
     cohort = PowerOfChoice().draw(view_of(count=3, measured={"loss": losses}))
@@ -137,7 +137,7 @@ def test_exploration_decays_from_round_to_round_down_to_its_least() -> None:
 
 
 def test_clients_without_samples_are_not_explored_for_ever() -> None:
-    """Nobody ever has a loss of theirs, so that they would stay unknown."""
+    """No client ever has a loss, so that all would stay unknown."""
     sizes = np.array([0, 0, 0, 0, 5, 6, 7, 8, 9], np.int64)
     known = remembered(dict.fromkeys(range(4, 9), 1), dict.fromkeys(range(4, 9), 0.7), 30)
     for seed in range(10):
@@ -151,7 +151,7 @@ def test_clients_without_samples_are_not_explored_for_ever() -> None:
 
 
 def plain_urns(sizes: np.ndarray, m: int) -> list[list[int]]:
-    """m urns of n balls: clients from the largest to the smallest lay down m n_k balls each, one after another."""
+    """m urns of n balls: clients from the largest to the smallest lay down m n_k balls each, sequentially."""
     order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
     balls = [k for k in order for _ in range(m * int(sizes[k]))]
     n = int(sizes.sum())
@@ -184,7 +184,7 @@ def test_the_expected_number_of_draws_is_that_of_draws_by_size() -> None:
     assert (np.abs(times / rounds - m * SIZES / n) < 4.9 * error).all()
 
 
-# What a sampler returns is checked
+# Checks of what a sampler returns
 
 
 def sampler_of(draw: Any) -> ClientSampler:
@@ -208,7 +208,7 @@ def sampler_of(draw: Any) -> ClientSampler:
         (Cohort(np.array([1]), np.array([np.nan])), "inclusion nan for client 1: it must be finite"),
     ],
 )
-def test_a_useless_cohort_is_refused_by_name(returned: Any, message: str) -> None:
+def test_a_useless_cohort_is_rejected_by_name(returned: Any, message: str) -> None:
     def mine(view: View) -> Any:
         return returned
 
@@ -253,7 +253,7 @@ def test_a_sampler_sees_only_what_it_has_asked_for_and_cannot_change_sizes() -> 
         view_of().fresh("loss")
 
 
-def test_measuring_wants_a_class_with_two_methods() -> None:
+def test_measuring_requires_a_class_with_two_methods() -> None:
     @client_sampler(measures=("loss",))
     def mine(view: View) -> Cohort:
         return Cohort(view.available)
@@ -295,7 +295,7 @@ def test_there_are_at_least_as_many_candidates_as_participants_and_none_without_
     assert not len(PowerOfChoice().candidates(view_of(present=np.array([2], np.int64))))
 
 
-def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
+def test_where_no_client_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
     nobody = ClientNumbers(("loss",), 10)
     assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
     assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(0, 4, numbers=nobody)).clients) == 4

@@ -1,4 +1,4 @@
-"""Stratified cohorts: who is in them, and what happens when clients are away or too many are asked."""
+"""Stratified cohorts: their clients, unavailable clients, and too large requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def four_strata(norms: np.ndarray | None = NORMS) -> Strata:
 @pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("count", [1, 8, 40, 100])
-def test_a_cohort_is_sorted_of_the_wanted_size_and_keeps_to_its_allocation(
+def test_a_cohort_is_sorted_of_the_requested_size_and_keeps_to_its_allocation(
     allocation: str, draw: str, count: int
 ) -> None:
     cohort = stratified(four_strata(), 42, count, Streams(0), 3, allocation=allocation, draw=draw)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def test_a_cohort_is_sorted_of_the_wanted_size_and_keeps_to_its_allocation(
     assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
 
 
-def test_the_rest_of_a_cluster_stands_in_for_those_who_are_away() -> None:
+def test_the_rest_of_a_cluster_represents_unavailable_clients() -> None:
     available = np.setdiff1d(np.arange(42), np.arange(12))
     cohort = stratified(four_strata(), available, 20, Streams(0), 0)
     assert cohort.strata is not None
@@ -67,7 +67,7 @@ def test_over_selection_asks_more_and_takes_the_first_of_each_stratum(draw: str)
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("every", [None, True, False])
 def test_unless_set_otherwise_neyman_draws_from_every_stratum(draw: str, every: bool | None) -> None:
-    """One stratum has next to all the spread; another one has nobody left."""
+    """One stratum has next to all the spread; another one has no client left."""
     strata = make_strata(LABELS, np.array([1e3, 1e-3, 1e-3, 1e-3]), NORMS)
     own = {} if every is None else {"every_stratum": every}
     available = np.flatnonzero(LABELS != 2)

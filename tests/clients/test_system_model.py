@@ -55,7 +55,7 @@ def test_over_selection_takes_the_first_to_arrive_and_ends_the_round_with_the_la
 
 @pytest.mark.parametrize("before", [None, [0.5, 0.25, 0.8]])
 def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: list[float] | None) -> None:
-    """Three were asked of the first stratum, one of the second, nobody of the third."""
+    """Three clients of the first stratum were invited, one of the second, none of the third."""
     known = None if before is None else np.array(before)
     strata = StrataSummary(np.array([6, 9, 5]), np.array([3, 1, 1]), np.zeros(3), known)
     cohort = Cohort(np.array([1, 4, 7, 12]), np.full(4, 0.5), stratum=np.array([0, 1, 0, 0]), strata=strata)
@@ -76,7 +76,7 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
         {"law": "classes", "rates": (1.0, -2.0), "shares": (0.5, 0.5)},
     ],
 )
-def test_impossible_laws_are_refused(options: dict) -> None:
+def test_impossible_laws_are_rejected(options: dict) -> None:
     with pytest.raises(UserError, match="devices"):
         RateLaw(**options)
 

@@ -1,4 +1,4 @@
-"""How devices compute: repeatable in exact runs, in full precision while a model is tried. The flags; no GPU needed."""
+"""Arithmetic of devices: repeatable in exact runs, in full precision while a model is tried. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prepare(exact: bool, *more: str) -> None:
     prepare_device(load_config(None, settings), Cluster.connect())
 
 
-def test_exact_runs_compute_the_same_bits_every_time():
+def test_exact_runs_are_bit_identical_every_time():
     prepare(exact=True)
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -63,7 +63,7 @@ def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
     assert found.stdout.strip() == "[]"
 
 
-def test_a_workspace_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_workspace_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(WORKSPACE, ":16:8")
     prepare(exact=True)
     assert os.environ[WORKSPACE] == ":16:8"

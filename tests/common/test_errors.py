@@ -1,4 +1,4 @@
-"""What is said of an exception: type and words, and of an attribute that an object of fedmpi lacks, those it has."""
+"""Messages of exceptions: type and words; for an attribute that an object of fedmpi lacks, those that it has."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ from fedmpi.records.recorder import Recorder
 
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """What is synced, renamed, made and deleted, in order; files are named as they are called at that moment."""
+    """Files that are synced, renamed, made and deleted, in order, by their names at that moment."""
     seen: list[tuple[str, Path]] = []
     fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
 
@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_stays_set_aside(tmp_path: Path, order: list):
     assert order == [("sync", tmp_path)]
 
 
-def test_what_is_no_plain_file_is_refused_and_not_kept_open(tmp_path: Path):
+def test_what_is_no_plain_file_is_rejected_and_not_kept_open(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     before = len(os.listdir("/proc/self/fd"))
     for path in (tmp_path, tmp_path / "fifo"):
@@ -140,7 +140,7 @@ def test_what_is_no_plain_file_is_refused_and_not_kept_open(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lacking", [os.W_OK, os.X_OK])
-def test_a_folder_that_cannot_be_made_is_refused_before_that(
+def test_a_folder_that_cannot_be_made_is_rejected_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
 ):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""The registry of parts: names, options, marks, and what the messages say."""
+"""The registry of components: names, options, marks, and messages."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_function_is_made_with_its_options_bound_and_a_class_as_an_instance() 
         ({"top": 1.5}, r"clients\.sampler\.top = 1\.5 "),
     ],
 )
-def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_a_wrong_option_is_rejected_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve("client sampler", loudest).make(options)
 
@@ -97,7 +97,7 @@ def test_a_missing_option_is_named() -> None:
         resolve("client sampler", of_both).make({})
 
 
-def test_ranges_are_part_of_a_type_and_a_type_that_nobody_knows_is_not_checked() -> None:
+def test_ranges_are_part_of_a_type_and_an_unknown_type_is_not_checked() -> None:
     def ranged(view: Any, *, share: Annotated[float, Field(gt=0)] = 0.5, free: "Unheard" = None, bare=1) -> Any:  # type: ignore[name-defined,no-untyped-def]  # noqa: F821, UP037
         return share, free, bare
 
@@ -134,7 +134,7 @@ def test_the_working_directory_is_searched_last(tmp_path: Path, monkeypatch: pyt
     assert resolve("client sampler", "open_house_two:mine").options[0].default == 1
 
 
-def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_do_not_exist_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     components("aggregator")  # the built-in ones register before the table is replaced
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
     register("aggregator", "median")(lambda updates, coefficients: updates)
@@ -148,7 +148,9 @@ def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         client_sampler(needs=("los",))
 
 
-def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_components_are_listed_and_known_by_name_when_given_as_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     components("aggregator")
     monkeypatch.setitem(registry._BUILT_IN, "aggregator", {})
 
@@ -166,7 +168,7 @@ def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monke
         describe("halfs")
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest_one() -> None:
+def test_an_unknown_kind_is_rejected_with_the_nearest_one() -> None:
     with pytest.raises(UserError, match="there is no kind of component 'samplers': did you mean 'data sampler'?"):
         components("samplers")
     with pytest.raises(UserError, match="there is no kind of component '': there are client sampler, data sampler"):
@@ -179,7 +181,7 @@ def test_the_public_names_are_those_of_the_registry() -> None:
         _ = fedmpi.sampler  # type: ignore[attr-defined]
 
 
-def test_what_a_part_raises_names_part_line_round_and_client() -> None:
+def test_what_a_component_raises_names_component_line_round_and_client() -> None:
     part = resolve("client sampler", loudest)
     with pytest.raises(ComponentFailure) as caught, calling(part, round=3, client=7):
         raise ZeroDivisionError("by nothing")

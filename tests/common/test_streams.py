@@ -36,6 +36,6 @@ def test_clients_of_one_round_are_uncorrelated():
     assert abs(correlations.mean() * np.sqrt(400 * 1000)) < 4
 
 
-def test_a_negative_seed_is_refused():
+def test_a_negative_seed_is_rejected():
     with pytest.raises(ValueError, match="seed"):
         Streams(-1)

@@ -1,4 +1,4 @@
-"""A table on a terminal keeps its words whole and all of its columns, or is told line by line."""
+"""A table on a terminal keeps its words whole and all of its columns, or is printed line by line."""
 
 from __future__ import annotations
 

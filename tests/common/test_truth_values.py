@@ -1,4 +1,4 @@
-"""Where a type wants a number, true and false are none; where it wants true or false, no number is."""
+"""True and false are no numbers where a type requires a number, and no number is true or false."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Unknown = TypeVar("Unknown")
 
 
 class Draws(Protocol):
-    """What cannot be asked whether a value is one."""
+    """Object that cannot be compared with a value."""
 
     def draw(self) -> int: ...
 
@@ -76,7 +76,7 @@ def test_numbers_are_not_true_or_false(annotation: Any, value: Any) -> None:
         (Answer, True, ""),
     ],
 )
-def test_what_lists_and_tables_hold_is_looked_at(annotation: Any, value: Any, expected: str) -> None:
+def test_contents_of_lists_and_tables_are_checked(annotation: Any, value: Any, expected: str) -> None:
     assert mistaken(annotation, value) == expected
 
 
@@ -84,5 +84,5 @@ def test_what_lists_and_tables_hold_is_looked_at(annotation: Any, value: Any, ex
 @pytest.mark.parametrize(
     "annotation", [Any, object, bool | int, int | bool, numbers.Number, Unknown, Draws, "int", str, np.ndarray]
 )
-def test_where_a_type_takes_both_or_nobody_knows_nothing_is_said(annotation: Any, value: Any) -> None:
+def test_where_a_type_takes_both_or_is_unknown_there_is_no_error(annotation: Any, value: Any) -> None:
     assert mistaken(annotation, value) == ""

@@ -1,4 +1,4 @@
-"""What rows, steps and workers cost is recovered from seconds, and work is spread by it."""
+"""Costs of rows, steps and workers are recovered from seconds, and work is spread by them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
         assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
 
 
-def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_workers():
+def test_a_checkpoint_continues_where_it_was_and_keeps_the_step_cost_on_other_workers():
     learner = BalanceLearner(3)
     Machine(40.0, [1.5, 1.0, 0.5]).run(learner, 40)
     same, more = BalanceLearner(3), BalanceLearner(5)

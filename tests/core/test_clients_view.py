@@ -1,4 +1,4 @@
-"""Every client's view: the numbers are those of a plain loop, whoever evaluates them and after any stop."""
+"""Per-client evaluation: the numbers are those of a plain loop on any rank and after any stop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrays(held_out: tuple[int, ...] | None = None) -> ClientArrays:
 
 
 def by_hand(module: nn.Module, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> dict[int, tuple[float, float]]:
-    """Mean loss and accuracy of each client, one after the other in float64."""
+    """Return mean loss and accuracy of each client, sequentially in float64."""
     exact, found = copy.deepcopy(module).double().eval(), {}
     for client, (x, y) in rows.items():
         outputs = exact(torch.tensor(x).double()).detach().numpy()
@@ -97,7 +97,7 @@ def test_scores_are_those_of_a_plain_loop_over_clients(held_out: tuple[int, ...]
     assert done.summary["final"]["client_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
 
 
-def test_a_record_tells_how_they_spread_and_a_phase_what_it_cost():
+def test_a_record_reports_how_they_spread_and_a_phase_what_it_cost():
     done = fedmpi.run("fedavg", SMALL | {"rounds": 5, "evaluation.clients_every": 2}, data=arrays())
     for record in done.records:
         due = record["round"] in (1, 3, 4)
@@ -189,7 +189,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("everybody", r"evaluation\.clients = 'everybody'.*: give \"all\", \"participants\", or how many clients"),
+        ("most", r"evaluation\.clients = 'most'.*: give \"all\", \"participants\", or how many clients"),
         (0, "how many clients"),
         (-3, "how many clients"),
         (True, "give a number, not true or false"),
@@ -198,7 +198,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
         (900, "but 7 of the 8 clients"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(value: Any, sentence: str):
+def test_what_cannot_be_evaluated_is_rejected(value: Any, sentence: str):
     with pytest.raises(UserError, match=sentence):
         fedmpi.run("fedavg", SMALL | {"evaluation.clients": value}, data=arrays())
 
@@ -232,7 +232,7 @@ def test_fine_tuned_models_are_those_of_a_plain_loop_and_nothing_flows_back():
 
 @pytest.mark.parametrize("more", [{"evaluation.fine_tune": 2}, {"evaluation.fine_tune": 1, "local.batch_size": "all"}])
 def test_fine_tuning_that_diverges_ends_the_run_or_is_left_out(more: dict[str, Any]):
-    """Also where it does so in its last step, after which no loss is seen any more."""
+    """A client may also diverge in its last step, after which no loss is seen any more."""
     settings = SMALL | {"rounds": 1, "local.lr": 1e20, "clients.count": 1} | more
     with pytest.raises(fedmpi.ClientFailure, match="training diverged"):
         fedmpi.run("fedavg", settings, data=arrays())
@@ -294,7 +294,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_stopped_run_goes_on_with_its_rows(whole: Path, tmp_path: Path):
+def test_a_stopped_run_continues_with_its_rows(whole: Path, tmp_path: Path):
     assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
     assert np.unique(read_clients(tmp_path)["round"]).tolist() == [0, 1, 2, 3, 4]
     assert run_into(tmp_path, *VIEWED, resume=True) == 0

@@ -1,4 +1,4 @@
-"""Equal planned work: whoever is dealt which participants, each has one worker and nobody has much more than others."""
+"""Equal planned work: each participant has one worker, and no worker has much more than others."""
 
 import logging
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from fedmpi.local.work import LocalRule
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
 
 
-def test_the_head_start_of_worker_0_is_made_up_for():
+def test_the_head_start_of_worker_0_is_compensated():
     owners = longest_first(np.ones(30), 3, head_start=6.0)
     assert np.bincount(owners).tolist() == [6, 12, 12]
     assert (longest_first(np.ones(4), 3, head_start=50.0) > 0).all()
@@ -39,7 +39,7 @@ SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
 
 @settings(max_examples=60, deadline=None)
 @given(COSTS, SPEEDS, st.floats(0, 500))
-def test_nobody_else_would_have_finished_the_last_one_given_to_a_worker_earlier(
+def test_no_other_worker_would_have_finished_the_last_client_of_a_worker_earlier(
     costs: np.ndarray, speeds: np.ndarray, head: float
 ):
     owners = longest_first(costs, len(speeds), head, speeds)

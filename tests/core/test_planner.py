@@ -44,7 +44,7 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
 
 
-def test_accounts_go_on_where_a_checkpoint_left_them():
+def test_accounts_continue_where_a_checkpoint_left_them():
     settings = ["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40", "logging.diagnostics=true"]
     first, second = planner(*settings), planner(*settings)
     first.plan(0)
@@ -52,7 +52,7 @@ def test_accounts_go_on_where_a_checkpoint_left_them():
     assert second.plan(1).facts == first.plan(1).facts
 
 
-def test_a_plan_tells_who_comes_next_where_that_is_known():
+def test_a_plan_announces_the_next_clients_where_they_are_known():
     ahead = planner("preset=fedavg", "clients.count=4", "rounds=3")
     assert not ahead.plan(0).coming.size
     for t in (1, 2, 3):
@@ -72,7 +72,7 @@ def test_a_plan_tells_who_comes_next_where_that_is_known():
         ["preset=fedavg", "clients.count=4", "samples.sampler=ratio", "samples.sampler.ratio=0.5"],
     ],
 )
-def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings: list[str]):
+def test_no_client_is_announced_that_is_selected_anyway_or_is_read_in_parts(settings: list[str]):
     silent = planner(*settings)
     silent.prepare(0)
     silent.prepare(1)
@@ -101,7 +101,7 @@ def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | 
     ("weights", "coefficients"),
     [("stratified", np.full(8, 1 / 8)), ("literal", SIZES / 100), ("gradient-sum", np.full(8, 2.0**-7))],
 )
-def test_an_opening_round_weighs_all_clients_by_what_the_weights_stand_for(weights: str, coefficients: np.ndarray):
+def test_an_opening_round_weighs_all_clients_by_what_the_weights_represent(weights: str, coefficients: np.ndarray):
     """The weights of a cohort do not fit a round of all: one vote each, or ρ_k, or their samples (in steps of 2⁻⁷)."""
     opening = ["clients.sampler=stratified", "clients.sampler.initial_step=true", "clients.count=4"]
     plan = planner(*opening, f"server.weights={weights}").plan(0)

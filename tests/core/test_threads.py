@@ -1,4 +1,4 @@
-"""How many threads a rank computes with: what the user names, else its share, the load and the size of the work."""
+"""Number of threads of a rank: what the user names, else its share, the load and the size of the work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _threads_as_before(monkeypatch: pytest.MonkeyPatch):
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, values: int, others: float, *settings: str) -> int:
-    """On a node of four cores, of which other processes keep some busy."""
+    """A node of four cores, some of them busy with other processes."""
     cluster = Cluster.connect()
     monkeypatch.setattr(cluster, "threads_for_rank", lambda: 4)
     monkeypatch.setattr(cluster, "cores_of_others", lambda: others)

@@ -1,4 +1,4 @@
-"""Participants shared out among workers: nobody twice, nobody forgotten, each with the rows and the factor of one."""
+"""Participants are assigned to workers: each one once, with its rows and its factor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def experiment_of(*settings: str) -> Experiment:
 
 
 def workers_of(experiment: Experiment, ranks: int, shared: bool, server_trains: bool) -> list[Worker]:
-    """What every rank of a job would make of the same plan."""
+    """Return the work that every rank of a job derives from the same plan."""
     one, made = experiment.trainer.worker, []
     for rank in range(ranks):
         cluster = SimpleNamespace(rank=rank, size=ranks, is_server=rank == 0)
@@ -108,7 +108,7 @@ def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
     assert totals.phase_seconds() == {"load": 4.0, "train": 7.5}
 
 
-def test_vectors_of_an_algorithm_are_its_own_and_outlast_the_next_sum():
+def test_vectors_of_an_algorithm_are_copies_and_remain_after_the_next_sum():
     cluster = Cluster.connect()
     summed, kept = RoundSum(cluster, torch.zeros(4), exact=False, vectors=("c",)), []
     for t in (1.0, 2.0):

@@ -1,4 +1,4 @@
-"""Samples in memory as the clients of a run: ClientArrays beside the same data as shards, and what is refused."""
+"""Samples in memory as the clients of a run: ClientArrays and the same data as shards, and rejected arrays."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_text_is_token_ids():
         ({"mean": float("nan")}, "std must be above 0 and mean finite"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):
+def test_arrays_that_do_not_match_are_rejected(wrong: dict[str, Any], sentence: str):
     with pytest.raises(UserError, match=re.escape(sentence)):
         made(**wrong)
 
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where / "shards"
 
 
-def test_a_run_on_arrays_is_to_the_bit_that_on_the_same_data_as_shards(folder: Path):
+def test_a_run_on_arrays_is_bit_identical_to_that_on_the_same_data_as_shards(folder: Path):
     shards = open_store(folder)
     x, y = shards.rows(np.arange(shards.samples))
     owner = np.repeat(np.arange(shards.clients), shards.sizes)
@@ -187,7 +187,7 @@ def wrong():
 """
 
 
-def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_custom_function_is_a_source_of_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "three_clients.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -205,17 +205,17 @@ def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monk
 
 
 class NotMine(UserError):
-    """A refusal that whoever wrote the source tells from others."""
+    """Error that the author of a source distinguishes from others."""
 
 
-def test_a_source_of_data_refuses_in_its_own_words():
+def test_a_source_of_data_rejects_in_its_words():
     def refusing():
         raise NotMine("the scanner is switched off: switch it on")
 
-    def unlike():
+    def different():
         return ClientArrays(np.ones((4, 2), np.float32), [0, 1, 0], [0, 0, 1, 1], test=TEST)
 
     with pytest.raises(NotMine, match="^the scanner is switched off: switch it on$"):
         arrays_of(refusing, {})
-    with pytest.raises(UserError, match=r"^data.source = 'tests.*unlike': ClientArrays: y has 3 entries"):
-        arrays_of(unlike, {})
+    with pytest.raises(UserError, match=r"^data.source = 'tests.*different': ClientArrays: y has 3 entries"):
+        arrays_of(different, {})

@@ -1,4 +1,4 @@
-"""ClientArrays written to shards: a run reads them to the same bits as from memory."""
+"""ClientArrays written to shards: a run reads values that are bit-identical to those in memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_store_of_the_folder_is_the_store_in_memory(tmp_path: Path, kind: str)
                 np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_is_there_already_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     arrays = images()
     arrays.save(tmp_path / "shards")
     with pytest.raises(UserError, match="--overwrite|overwrite"):

@@ -172,7 +172,7 @@ def test_the_command_reports_the_overhead(tmp_path: Path, capsys: pytest.Capture
     assert f"160 samples and {copies} copies, storage overhead {copies / 160:.1%}" in capsys.readouterr().out
 
 
-def test_text_is_refused() -> None:
+def test_text_is_rejected() -> None:
     from fedmpi.data.copies.warps import check_images
     from fedmpi.data.schema import DataDescription
 
@@ -181,6 +181,6 @@ def test_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"zoom": 1.0}, {"rotation": -1.0}, {"shear": 90.0}])
-def test_impossible_ranges_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_ranges_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="warp ranges"):
         WarpRanges(**wrong)

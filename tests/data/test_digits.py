@@ -60,6 +60,6 @@ def test_options_are_read_from_the_name_and_the_mapping() -> None:
         ("digits:seed=-1", "data.source.seed"),
     ],
 )
-def test_impossible_options_are_refused_in_a_sentence(where: str, words: str) -> None:
+def test_impossible_options_are_rejected_in_a_sentence(where: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         open_store(where)

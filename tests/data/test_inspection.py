@@ -37,7 +37,7 @@ def test_one_class_a_client_is_log_classes_from_uniform() -> None:
     assert found.label_emd == pytest.approx(1.5) and found.classes_per_client == (1, 1.0, 1) and found.gini == 0
 
 
-def test_an_inspection_tells_sizes_and_draws_a_picture(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_inspection_reports_sizes_and_draws_a_figure(write: Callable[..., Path], tmp_path: Path) -> None:
     inspection = inspect_folder(write([3, 1, 7, 4, 5]), verify=True)
     console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
     inspection.render(console)

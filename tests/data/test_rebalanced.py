@@ -1,4 +1,4 @@
-"""Rebalancing as a run uses it: stored and virtual copies are the same run, refusals, and which samples weigh."""
+"""Rebalancing as a run uses it: stored and virtual copies are the same run, errors, and which samples weigh."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_run_on_stored_copies_is_the_run_on_virtual_ones(
         (1, ["rebalance.mode=stored", "rebalance.copies=ratio-minus-one"], "augmented with copies = ratio"),
     ],
 )
-def test_what_does_not_fit_the_shards_is_refused(
+def test_what_does_not_fit_the_shards_is_rejected(
     folders: tuple[Path, Path], which: int, more: list[str], reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason):

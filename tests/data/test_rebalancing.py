@@ -82,7 +82,7 @@ def test_the_counts_of_the_server_are_those_of_the_clients_copies(
         assert len(rows) == result.added[client]
 
 
-def test_a_client_copies_the_same_rows_whoever_else_takes_part() -> None:
+def test_a_client_copies_the_same_rows_whichever_others_are_selected() -> None:
     labels, copies = np.array([0, 1, 0, 2, 1, 0]), np.array([0.5, 1.5, 0.0])
     alone = source_rows(labels, copies, Streams(9), client=70_000)
     population(0, 5, 3)
@@ -101,14 +101,14 @@ def test_blocks_of_clients_do_not_change_the_draws(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 2.001, 12.0, float("nan"), float("inf")])
-def test_alpha_outside_its_range_is_refused_everywhere(alpha: float) -> None:
+def test_alpha_outside_its_range_is_rejected_everywhere(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha must be a number from 0 to 2"):
         copies_per_sample(np.array([1, 2]), alpha, "ratio")
     with pytest.raises(UserError, match=r"rebalance\.alpha"):
         load_config(None, ["preset=astraea", f"rebalance.alpha={alpha}"])
 
 
-def test_more_copies_than_can_be_handled_are_refused_by_the_class_that_asks_for_them() -> None:
+def test_more_copies_than_can_be_handled_are_rejected_by_the_class_that_asks_for_them() -> None:
     # C̄ = 10⁵ with class 1 held once: (10⁵)² = 10¹⁰ copies of it, α = 1.9 leaves 3 · 10⁹ (below 2³²).
     counts = np.array([[200_000 - 1, 1]])
     with pytest.raises(

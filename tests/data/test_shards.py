@@ -119,7 +119,7 @@ DAMAGES: list[tuple[Callable[[Path], object], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)
-def test_a_damaged_folder_is_refused_with_what_is_wrong(
+def test_a_damaged_folder_is_rejected_with_what_is_wrong(
     write: Write, damage: Callable[[Path], object], words: tuple[str, ...]
 ) -> None:
     folder = write(SIZES)

@@ -1,4 +1,4 @@
-"""What engines read: normalized tensors, one client or thousands."""
+"""The data source of the engines: normalized tensors, one client or thousands."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
         assert (data.load(0)[1] is data.load(0)[1]) is kept
 
 
-def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> None:
+def test_a_tensor_remains_after_the_store_whose_file_it_maps(tmp_path: Path) -> None:
     arrays = floats()
     arrays.save(tmp_path / "floats")
     with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> No
     assert np.array_equal(x.numpy(), arrays.x[:5])
 
 
-def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
+def test_arrays_whose_memory_torch_cannot_share_are_copied() -> None:
     plain = Normalizer(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
     x = np.arange(LEAST_SHARED, dtype=np.float32).reshape(-1, 2)
     turned, swapped = np.asfortranarray(x), x.astype(">f4")

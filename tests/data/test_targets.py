@@ -1,4 +1,4 @@
-"""Targets of any shape: what a folder of shards and arrays in memory hold of them, old folders, and what is refused."""
+"""Targets of any shape in shards and in arrays in memory, old folders, and rejected targets."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ ARRAYS = (np.zeros((6, 2), np.float32), np.zeros(6, np.int64))
         (np.zeros((6, 2, 3)), "regression", 6),
     ],
 )
-def test_arrays_tell_by_their_type_and_shape_what_they_are(y: np.ndarray, targets: str, classes: int):
+def test_arrays_show_by_their_type_and_shape_what_they_are(y: np.ndarray, targets: str, classes: int):
     arrays = fedmpi.ClientArrays(ARRAYS[0], y, ARRAYS[1], test=(ARRAYS[0], y))
     assert (arrays.description.targets, arrays.description.classes) == (targets, classes)
     assert arrays.description.target_shape == y.shape[1:]
@@ -190,6 +190,6 @@ def test_arrays_tell_by_their_type_and_shape_what_they_are(y: np.ndarray, target
         (np.zeros((6, 2)), {"classes": 3}, "leave classes out"),
     ],
 )
-def test_arrays_of_other_targets_are_refused(y: np.ndarray, further: dict, words: str):
+def test_arrays_of_other_targets_are_rejected(y: np.ndarray, further: dict, words: str):
     with pytest.raises(UserError, match=words):
         fedmpi.ClientArrays(ARRAYS[0], y, ARRAYS[1], test=(ARRAYS[0], y), **further)

@@ -1,4 +1,4 @@
-"""Data that is changed under a run ends it with a sentence, before anything of it is saved; the run can go on after."""
+"""Data that change during a run end it with a sentence, before anything of them is saved; the run can continue."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def whole(prepared: Path) -> fedmpi.Run:
-    """What comes out where nobody changes anything."""
+    """Return the result of a run whose data do not change."""
     return fedmpi.run("fedavg", SETTINGS, data=prepared)
 
 
 @pytest.mark.parametrize(("words", "seconds"), list(zip(CHANGES, (0.0, 1e9, 1e9, 0.0), strict=True)))
-def test_changed_data_end_a_run_which_goes_on_when_they_are_back(
+def test_changed_data_end_a_run_which_continues_when_they_are_back(
     prepared: Path, whole: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, seconds: float
 ):
     """Seen when the files are looked at next, at the latest before anything is saved."""

@@ -9,7 +9,7 @@ from fedmpi import UserError
 
 
 def main(words: list[str]) -> int:
-    """Run one command; a refusal is said on stderr and gives 2, as `fedmpi.process.exit_codes` does for the program."""
+    """Run one command; errors go to stderr and give 2, as `fedmpi.process.exit_codes` does for the program."""
     try:
         return run(words)
     except UserError as error:

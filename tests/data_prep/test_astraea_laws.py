@@ -27,7 +27,7 @@ BYCLASS_STOCK = dict(
         strict=True,
     )
 )
-APART = "abdefghnqrt"  # lower-case letters with a class of their own in bymerge and balanced
+APART = "abdefghnqrt"  # lower-case letters that are separate classes in bymerge and balanced
 BYMERGE_NAMES = tuple("0123456789" + UPPER + APART)
 BYMERGE_STOCK = np.array(
     [
@@ -127,7 +127,7 @@ def test_table_ones_totals_can_be_drawn_from_the_stock_of_emnist_bymerge(variant
         assert set(totals) == {2_500}
 
 
-def test_a_test_part_of_a_given_total_is_balanced_or_refused() -> None:
+def test_a_test_part_of_a_given_total_is_balanced_or_rejected() -> None:
     labels = np.array([0, 1, 1, 3, 0, 1, 3, 0])
     assert balanced_rows(labels, 4, 3).tolist() == [0, 1, 3]
     assert balanced_rows(labels, 4, 6).tolist() == balanced_rows(labels, 4).tolist() == [0, 1, 2, 3, 4, 6]

@@ -1,4 +1,4 @@
-"""The command line: lists, refusals with one sentence and exit code 2, what lands in the folder."""
+"""The command line: lists, errors with one sentence and exit code 2, files in the folder."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("digits --partition iid --clients 3 --out o --plot none/p.png", "the folder none does not exist"),
     ],
 )
-def test_wrong_input_is_refused_with_one_sentence(
+def test_wrong_input_is_rejected_with_one_sentence(
     words: str, message: str, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,7 +173,7 @@ REPEAT = "interrupted: repeat the command to start again"
 def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     tmp_path: Path, number: signal.Signals, code: int, words_said: str
 ) -> None:
-    """Ended after the first of 60 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
+    """Ended after the first of 60 shards: no manifest, the folder cannot be read, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
     program = [
         sys.executable,

@@ -79,7 +79,7 @@ def test_a_preparation_that_is_shown_is_understood(words: str, tmp_path: Path, m
     assert main([*shlex.split(words), "--dry-run"]) == 0
 
 
-def test_data_of_ones_own_are_prepared_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_data_are_prepared_as_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(40):
         path = tmp_path / "photos" / "catdog"[number % 2 * 3 :][:3] / f"{number}.png"

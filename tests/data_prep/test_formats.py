@@ -141,7 +141,7 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
     assert np.array_equal(raw.read(np.array([3, 0])).reshape(2, -1), ROWS["data"][[3, 0]])
     assert raw.labels.tolist() == ROWS["fine_labels"] and raw.superclasses is not None
     assert raw.superclasses[[7, 9, 2]].tolist() == [3, 0, 3] and raw.superclasses.dtype == np.int64
-    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image stand alone
+    assert len({*raw.superclasses[:2].tolist(), 0, 3}) == 4  # classes without an image are superclasses of one class
     (tmp_path / "train").write_bytes(pickle.dumps({key: ROWS[key] for key in ("data", "fine_labels")}, protocol))
     assert read("cifar100", tmp_path).superclasses is None
 
@@ -159,7 +159,7 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
         ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
     ],
 )
-def test_parts_of_a_pickle_that_do_not_fit_are_refused(
+def test_parts_of_a_pickle_that_do_not_fit_are_rejected(
     tmp_path: Path, name: str, changed: dict[str, Any], message: str
 ) -> None:
     names = {"fine_label_names": [f"c{label}" for label in range(100)]}
@@ -185,7 +185,7 @@ ARRAY = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
     ],
     ids=range(7),
 )
-def test_a_pickle_of_anything_but_arrays_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+def test_a_pickle_of_anything_but_arrays_is_rejected_in_one_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(content)
     with pytest.raises(UserError, match=r"batch is not a CIFAR batch \(.*\); fetch it again") as refusal:
         load_batch(tmp_path / "batch")

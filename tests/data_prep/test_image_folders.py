@@ -49,7 +49,7 @@ def values(store: ShardStore) -> list[int]:
 
 
 def shown(capsys: Output) -> str:
-    """What was printed, without the lines of tables and the ends of lines."""
+    """Return the printed words without the lines of tables and the ends of lines."""
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -102,7 +102,7 @@ def test_customary_parts_are_known_in_any_case(layout: str, tmp_path: Path, caps
     assert ("several folders" in said) == ("train-2" in layout) and "frames" not in said
 
 
-def test_a_class_may_be_called_as_a_part_is(tmp_path: Path) -> None:
+def test_a_class_may_have_the_name_of_a_component(tmp_path: Path) -> None:
     classes(tmp_path / "raw", ("bus", "car", "train"))
     (tmp_path / "raw" / "train" / "old").mkdir()
     (tmp_path / "raw" / "train" / "0.png").rename(tmp_path / "raw" / "train" / "old" / "0.png")
@@ -244,7 +244,7 @@ STRAY = [
 
 
 @pytest.mark.parametrize("parts", [(), ("train", "test")])
-def test_folders_of_tools_hold_no_samples_and_are_no_classes(parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_folders_of_tools_contain_no_samples_and_are_no_classes(parts: tuple[str, ...], tmp_path: Path) -> None:
     for number, part in enumerate(parts or ("",)):
         classes(tmp_path / "raw" / part, first=100 * number)
         for path in STRAY:

@@ -33,7 +33,7 @@ def read(raw: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
 
 
 def targets(raw: RawDataset) -> np.ndarray:
-    """Of all rows, in their order in the file, which has no test part."""
+    """Return all rows, in their order in the file, which has no test part."""
     train, test = train_test_rows(len(raw.labels) + len(raw.test_y))
     found = np.empty((len(train) + len(test), *raw.target_shape), raw.test_y.dtype)
     found[train], found[test] = raw.targets_of(np.arange(len(train))), raw.test_y
@@ -66,7 +66,7 @@ def test_token_ids_run_from_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(10, 16, 16, 13), (10, 3, 16, 3)])
-def test_images_whose_channels_may_be_either_axis_are_refused_or_read_as_declared(tmp_path: Path, shape) -> None:
+def test_images_whose_channels_may_be_either_axis_are_rejected_or_read_as_declared(tmp_path: Path, shape) -> None:
     x = RNG.random(shape).astype(np.float32)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x, y_test=np.arange(10) % 2)
     with pytest.raises(UserError, match=r"--channels first for .* or --channels last"):
@@ -174,8 +174,8 @@ def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
     assert named.feature_names == ("who", "a") and named.users is None
 
 
-def test_dictionaries_are_what_they_stand_for(tmp_path: Path) -> None:
-    """As pandas writes its categories; parts whose dictionaries differ, or are none, belong together."""
+def test_dictionaries_are_the_values_that_they_represent(tmp_path: Path) -> None:
+    """pandas writes its categories as dictionaries; those of two parts may differ, or one part may have none."""
     said = pa.array(["good day", "bad day"] * 5)
     coded = said.dictionary_encode()
     for part, values in enumerate((coded, said, coded.cast(pa.dictionary(pa.int8(), pa.string())))):
@@ -186,7 +186,7 @@ def test_dictionaries_are_what_they_stand_for(tmp_path: Path) -> None:
     assert raw.user_names is not None and set(raw.user_names) == {"good day", "bad day"}
 
 
-def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
+def test_parts_that_name_their_classes_otherwise_are_rejected(tmp_path: Path) -> None:
     for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
         pq.write_table(table({"x": [1.0, 2.0], "label": [0, 1]}, names), tmp_path / f"{part}.parquet")
     with pytest.raises(UserError, match="test.parquet names the classes of column 'label' differently from .*train"):
@@ -207,7 +207,7 @@ def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> 
     assert len(raw.test_y) == 1 and tally.notes == ["1 files of a validation part are not used"]
 
 
-def test_folders_without_files_with_other_columns_or_damaged_ones_are_refused(tmp_path: Path) -> None:
+def test_folders_without_files_with_other_columns_or_damaged_ones_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no table in"):
         read(tmp_path)
     pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "train-0.parquet")
@@ -223,7 +223,7 @@ def test_folders_without_files_with_other_columns_or_damaged_ones_are_refused(tm
         read(tmp_path)
 
 
-def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path) -> None:
+def test_lists_of_present_labels_become_zeros_and_ones(tmp_path: Path) -> None:
     held = [[0, 2], [], [1]] * 6
     names = {"label": ["joy", "fear", "rage", "calm"]}
     write(tmp_path / "t.parquet", {"t": [f"word{row}" for row in range(18)], "label": held}, names)
@@ -275,7 +275,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
     for row in range(10):
         paths.append(f"pictures/{row}.png")
         Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "data" / paths[-1])
-    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to nobody here
+    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to no class here
     held: list[Any] = [*paths, "pictures/gone.png", "a\0b", "../../other.png", str(tmp_path.parent / "other.png")]
     if form == "Hugging Face":
         held = [{"bytes": None, "path": path} for path in held]
@@ -323,7 +323,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
         ({"x": [[10_000_001]] * 9, "label": [0] * 9}, ["--task", "text"], "no token ids"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(
+def test_columns_that_do_not_fit_are_rejected(
     tmp_path: Path, columns: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "t.parquet", columns)

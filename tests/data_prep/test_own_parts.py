@@ -1,4 +1,4 @@
-"""Partition laws and readers of one's own, by "package.module:function"."""
+"""Custom partitions and readers, by "package.module:function"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrong(labels, clients, generator):
     return labels[:3]
 
 def spoiling(labels, clients, generator, *, keep: bool = True, path: str | None = None, at: tuple[int, ...] = (1, 2)):
-    "Rows of the labels `at` are nobody's, unless they are kept."
+    "Rows of the labels `at` belong to no client, unless they are kept."
     gone = np.isin(labels, at) & (not keep)
     labels %= clients
     return np.where(gone, -1, labels)
@@ -79,7 +79,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_law_of_ones_own_says_who_gets_each_row(own: Path) -> None:
+def test_a_custom_partition_assigns_each_row(own: Path) -> None:
     words = ["digits", "--partition", "prep_of_mine:by_label", "--shift", "3", "--skip", "2", "--out", "shards"]
     assert main([*words, "--clients", "12"]) == 0
     assert open_store("shards").clients == 12  # the last ones are empty
@@ -107,7 +107,7 @@ def test_a_law_of_ones_own_says_who_gets_each_row(own: Path) -> None:
         (["--partition", "iid", "--feature-shift", "prep_of_mine:dated"], "--seed is an option of data_prep itself"),
     ],
 )
-def test_what_a_law_of_ones_own_does_not_know_is_refused(
+def test_what_a_custom_law_does_not_know_is_rejected(
     own: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["digits", *words, "--out", "shards"]) == 2
@@ -123,7 +123,7 @@ def test_what_a_law_of_ones_own_does_not_know_is_refused(
         (["--keep=0", "--path", "there"], False, "there"),
     ],
 )
-def test_options_of_a_law_have_their_own_types_and_those_left_out_their_defaults(
+def test_options_of_a_law_have_declared_types_and_those_left_out_their_defaults(
     own: Path, words: list[str], kept: bool, path: str
 ) -> None:
     assert main(["digits", "--partition", "prep_of_mine:spoiling", "--clients", "3", *words, "--out", "shards"]) == 0
@@ -175,7 +175,7 @@ def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
         (["prep_of_mine:points", "--count", "8", "--length", "3"], "--length is an option of other data sets"),
     ],
 )
-def test_what_a_reader_of_ones_own_does_not_know_is_refused(
+def test_what_a_custom_reader_does_not_know_is_rejected(
     own: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--partition", "iid", "--clients", "2", "--out", "shards"]) == 2

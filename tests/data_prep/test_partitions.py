@@ -233,7 +233,7 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("attribute", 3, {"attribute": "age", "strictness": 1.5}, "--strictness"),
     ],
 )
-def test_impossible_requests_are_refused_in_a_sentence(name, clients, options, words) -> None:
+def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, words) -> None:
     with pytest.raises(UserError, match=words):
         draw(name, np.arange(100) % 10, 10, clients, **options)
 
@@ -251,7 +251,7 @@ def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> N
         partition(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
 
 
-def test_schemes_that_use_classes_are_refused_where_rows_have_none() -> None:
+def test_schemes_that_use_classes_are_rejected_where_rows_have_none() -> None:
     for name, options in (("dirichlet", {"alpha": 1.0}), ("shards", {}), ("label-sorted", {})):
         with pytest.raises(UserError, match="have none"):
             partition(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False, **options)
@@ -284,7 +284,7 @@ def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:
     assert made.sizes.sum() == 500 and made.sizes.min() == 1 and "scaled" in made.notes[1]
 
 
-def test_sizes_beyond_all_numbers_are_refused() -> None:
+def test_sizes_beyond_all_numbers_are_rejected() -> None:
     for law, shape in (("pareto", 1e-3), ("lognormal", 800.0)):
         with pytest.raises(UserError, match="choose a milder one"), np.errstate(over="ignore"):
             draw("sizes", np.zeros(600, np.int64), 1, 300, law=law, shape=shape)
@@ -304,7 +304,7 @@ def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50), st.integers(0, 500))
-def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
+def test_whole_sizes_keep_the_total_and_give_every_client_one(relative, extra) -> None:
     sizes = whole_sizes(np.array(relative), len(relative) + extra)
     assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
     assert whole_sizes(np.array([2.0, 3.0, 15.0]), 20).tolist() == [2, 3, 15]  # the sample of everyone is part of it

@@ -17,7 +17,7 @@ from fedmpi.common.streams import Purpose, Streams
 from tests.data_prep.test_partitions import counts_of, draw
 
 Z = 5.0
-"""Of a normal statistic: a false-alarm rate of 6e-7 each."""
+"""Critical value of a normal statistic: a false-alarm rate of 6e-7 each."""
 
 
 def test_every_client_of_the_pathological_law_draws_its_classes_uniformly() -> None:
@@ -76,11 +76,11 @@ def probabilities(families: tuple[int, ...]) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize("families", [FAMILIES, (0, 1, 2, 3)])
-def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tuple[int, ...]) -> None:
+def test_drawing_together_has_the_distribution_of_sequential_draws(families: tuple[int, ...]) -> None:
     """2,000 draws against all orders of five samples of four classes, whose stock is used up: chi-square at 1e-5.
 
     Client 1 has no mass on class 2, so where only that is left it must
-    take it; those orders (its mix is then that of the stock) have a probability of their own in the count.
+    take it; those orders (its mix is then that of the stock) have another probability in the count.
     """
     expected = {order: chance for order, chance in probabilities(families).items() if chance > 0}
     generator, draws = np.random.default_rng(11), 2000
@@ -96,7 +96,7 @@ def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tup
     assert all(np.bincount(order, minlength=4).tolist() == list(STOCK) for order in seen)
 
 
-def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
+def test_the_client_with_the_turn_is_uniform_among_those_that_still_need_samples() -> None:
     """Sizes 1, 2 and 3: the last turn is client 2's with probability 49/108 + ..., by counting; 6,000 draws, z = 5."""
 
     def last(left: tuple[int, ...]) -> float:
@@ -136,8 +136,8 @@ def one_after_another(labels: np.ndarray, clients: int, alpha: float, generator:
     return counts
 
 
-def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
-    """Sum of squared class counts of a draw, which tells how uneven clients are: 500 draws of each, z = 5."""
+def test_inner_dirichlet_has_the_distribution_of_the_loop_that_defines_it() -> None:
+    """Sum of squared class counts of a draw, which measures how uneven clients are: 500 draws of each, z = 5."""
     labels = np.arange(60) % 3
     generator = np.random.default_rng(5)
     loop = [(one_after_another(labels, 4, 0.5, generator) ** 2).sum() for _ in range(500)]
@@ -153,7 +153,7 @@ def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
 def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
     """Pairs of samples of a client that share superclass, or class: E = (a + 1) / (R a + 1), times (b + 1) / (5 b + 1).
 
-    20 superclasses of 5 classes, far more samples than are asked for, so that clients are independent: means over 600
+    20 superclasses of 5 classes, far more samples than are requested, so that clients are independent: means over 600
     clients of 40 samples, z = 5. At most 1 % of the samples of a class are taken by ten like clients.
     """
     labels, alpha, beta = np.repeat(np.arange(100), 3000), 0.5, 2.0
@@ -220,7 +220,7 @@ def test_strictness_says_how_much_of_the_attribute_separates_clients(strictness:
     assert abs(within - (1 - squared * v)) < Z * np.sqrt(2 / 40_000)
 
 
-def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_refused() -> None:
+def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_rejected() -> None:
     for values, words in ((np.ones(9), "for every row"), (np.array([1.0, np.nan, 2.0]), "row 1 has no finite value")):
         with pytest.raises(UserError, match=words):
             by_attribute(values, 2, 0.5)

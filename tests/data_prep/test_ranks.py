@@ -21,7 +21,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("ranks", "shards"), [(3, 2)])
 def test_ranks_write_the_bytes_of_one_process(tmp_path: Path, ranks: int, shards: int) -> None:
-    """Also when there are fewer shards than ranks, and samples are changed by client; the manifest is the same too."""
+    """There may be fewer shards than ranks, and samples are changed by client; the manifest is the same too."""
     program = [sys.executable, *PREPARE, "--shards", str(shards)]
     for place, launcher in (("alone", []), ("together", [find_mpiexec(), "-n", str(ranks)])):
         (tmp_path / place).mkdir()
@@ -33,7 +33,7 @@ def test_ranks_write_the_bytes_of_one_process(tmp_path: Path, ranks: int, shards
     assert open_store(tmp_path / "together" / "shards", verify=True).clients == 40
 
 
-def test_a_refusal_ends_all_ranks_with_one_sentence(tmp_path: Path) -> None:
+def test_an_error_ends_all_ranks_with_one_sentence(tmp_path: Path) -> None:
     done = run_mpi(2, [*PREPARE, "--alpha", "3"], timeout=150, cwd=tmp_path)
     assert done.returncode == 2
     assert "--alpha" in done.stderr and "Traceback" not in done.stderr

@@ -42,7 +42,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 @contextmanager
 def files_at_most(length: int) -> Iterator[None]:
-    """A limit on the length of files, which stands for a full disk and needs no rights."""
+    """Limit the length of files, as a full disk does; this needs no rights."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
     try:
@@ -86,7 +86,7 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_written_or_deleted(
+def test_what_cannot_fit_is_rejected_before_anything_is_written_or_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert prepare(tmp_path) == 0
@@ -97,7 +97,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_written_or_deleted(
     assert f"the disk of {tmp_path} has 1.0 MB left, but 1.2 MB are needed" in sentence(capsys)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(f_bavail=1_100_000, f_frsize=1))
-    assert prepare(tmp_path, "--overwrite") == 0  # what is replaced makes room
+    assert prepare(tmp_path, "--overwrite") == 0  # the replaced folder makes room
 
 
 def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path):

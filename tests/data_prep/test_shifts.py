@@ -14,7 +14,7 @@ from fedmpi.data.shards import ShardStore
 from tests.data_prep.command import main
 
 Z = 5.0
-"""Of a normal statistic: a false-alarm rate of 6e-7 each."""
+"""Critical value of a normal statistic: a false-alarm rate of 6e-7 each."""
 DIGITS = ["digits", "--partition", "iid", "--clients", "12", "--val", "0.25"]
 VECTORS = ["arrays", "--raw", "rows.npz", "--partition", "iid", "--clients", "2", "--task", "vector"]
 TEXTS = [*VECTORS[:-1], "text"]
@@ -57,7 +57,7 @@ def test_every_client_sees_its_images_turned_by_its_angle(place: Path) -> None:
 
 
 def test_an_angle_between_quarter_turns_is_interpolated(place: Path) -> None:
-    """An upright bar through the middle of an image lies on a diagonal after half a quarter turn."""
+    """An upright bar through the middle of an image is on a diagonal after half a quarter turn."""
     image = np.zeros((10, 9, 9), np.float32)
     image[:, :, 4] = 1.0
     np.savez("bars.npz", x=image, y=np.arange(10) % 2, x_test=image, y_test=np.arange(10) % 2)
@@ -101,11 +101,11 @@ def rows_of_ten_classes() -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform", "pair"])
-def test_noisy_clients_have_wrong_labels_at_their_own_rate(place: Path, name: str) -> None:
+def test_noisy_clients_have_wrong_labels_at_their_rate(place: Path, name: str) -> None:
     """40 clients of 320 training rows: a label becomes any class (9/10 of them others), or the next; z = 5 each.
 
     Half of the clients are noisy: 20 expected, with a standard deviation of 3.2. Rates are uniform between 0.3 and 0.7:
-    the mean of some twenty lies within 0.5 +- 0.13, z = 5.
+    the mean of some twenty is within 0.5 +- 0.13, z = 5.
     """
     rows_of_ten_classes()
     words = ["--label-noise", name, "--noisy", "0.5", "--low", "0.3", "--high", "0.7"]
@@ -161,7 +161,7 @@ def crowded(labels, owners, classes, generator):
 """
 
 
-def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
+def test_custom_shifts_and_label_noise_are_functions(place: Path) -> None:
     Path("changes_of_mine.py").write_text(OWN)
     plain = prepared(*DIGITS, out="plain")
     words = ["--feature-shift", "changes_of_mine:dimmed", "--by", "0.9"]
@@ -183,7 +183,7 @@ def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
         (["--label-noise", "changes_of_mine:crowded"], r"returned float64 \(99,\) beside the labels"),
     ],
 )
-def test_a_useless_answer_names_the_part(place: Path, words: list[str], message: str) -> None:
+def test_a_useless_answer_names_the_component(place: Path, words: list[str], message: str) -> None:
     Path("changes_of_mine.py").write_text(OWN)
     with pytest.raises(ComponentFailure, match=message):
         main([*DIGITS, *words, "--out", "shards"])
@@ -207,7 +207,7 @@ def test_a_useless_answer_names_the_part(place: Path, words: list[str], message:
         ([*VECTORS, "--feature-shift", "rotation"], "turns images"),
     ],
 )
-def test_what_no_shift_and_no_label_noise_means_is_refused(
+def test_what_no_shift_and_no_label_noise_means_is_rejected(
     place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.savez("rows.npz", x=np.ones((9, 4), np.int32), y=np.arange(9) % 3)

@@ -1,4 +1,4 @@
-"""Tables and arrays of the user's own, through the commands: what becomes of their columns, labels and marks."""
+"""Tables and arrays of users, through the commands: use of their columns, labels and marks."""
 
 from __future__ import annotations
 
@@ -556,7 +556,7 @@ def test_images_in_memory_with_their_channels_last_are_no_images_of_28_channels(
         ({"y": Y + 1, "test": (X, Y + 1)}, {"y": Y, "test": (X, Y)}),
     ],
 )
-def test_owners_and_labels_that_start_at_1_make_no_client_or_class_of_their_own(more: Table, remedy: Table) -> None:
+def test_owners_and_labels_that_start_at_1_make_no_further_client_or_class(more: Table, remedy: Table) -> None:
     given = {"x": X, "y": Y, "owner": np.arange(ROWS) % 2, "test": (X, Y)} | more
     with pytest.raises(UserError, match="Subtract 1"):
         ClientArrays(**given)
@@ -592,7 +592,7 @@ def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path, prepar
 
 
 def test_rows_that_are_left_out_take_their_labels_along(tmp_path: Path, prepared: Prepared) -> None:
-    """Of more rows than one block: every sample keeps its label and user, the bad ones are counted."""
+    """A file of more rows than one block: every sample keeps its label and user, the bad ones are counted."""
     rows = [f"{row * 2},c{row % 2},u{row % 3}" for row in range(5000)]
     rows[4::500] = ["oops,c0,u0"] * 10
     rows[7::500] = ["1,c0"] * 10

@@ -62,7 +62,7 @@ def test_a_broken_vector_is_named_by_its_line(tmp_path: Path) -> None:
         read_vectors(path, (*SPECIAL, "b"), Tally(strict=True))
 
 
-def test_a_file_without_vectors_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_vectors_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "empty.txt"
     path.write_text("")
     with pytest.raises(UserError, match="no word vectors"):

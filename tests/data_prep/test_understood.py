@@ -1,4 +1,4 @@
-"""What a preparation says of the user's data, and how it holds out a test part: through the commands alone."""
+"""Description of the user's data by a preparation, and the test part held out of them: through the commands alone."""
 
 from __future__ import annotations
 

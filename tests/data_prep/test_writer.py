@@ -229,7 +229,7 @@ def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
 
 
-def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "train-00000.h5").write_text("somebody's")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="holds something else"):
@@ -246,7 +246,7 @@ def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> 
         (replace(RAW, task="text"), {}, "vocabulary"),
     ],
 )
-def test_impossible_arguments_are_refused_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
+def test_impossible_arguments_are_rejected_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
     with pytest.raises(UserError, match=words):
         write_shards(raw, drawn(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
     assert not (tmp_path / "out").exists()

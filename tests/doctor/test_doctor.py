@@ -41,7 +41,7 @@ def alone() -> Findings:
         (1, {}, {}, ""),
         (2, {}, {}, ""),
         (2, {}, {"host": "n2"}, ""),
-        (4, {"load": 4.0}, {}, ""),  # of its own ranks
+        (4, {"load": 4.0}, {}, ""),  # the load of its own ranks
         (1, {"shm_free": 0}, {}, ""),
         (2, CUDA | {"gpus": ["A", "B"]}, {}, ""),
         (1, CUDA | {"gpus": ["A", "B"]}, {}, ""),

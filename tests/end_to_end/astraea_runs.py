@@ -1,4 +1,4 @@
-"""What the tests of Astraea share: small runs in this process, with their records, summary and final model."""
+"""Helpers of the tests of Astraea: small runs in this process, with their records, summary and final model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left."""
+    """Files that a run left."""
 
     model: Tensor
     records: list[Record]

@@ -21,11 +21,11 @@ QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left."""
+    """Files that a run left."""
 
     experiment: Experiment  # After the last round
     records: list[dict[str, Any]]  # One a round
-    test_losses: np.ndarray  # (T,): After every round, where they were asked for
+    test_losses: np.ndarray  # (T,): After every round, if requested
     start: torch.Tensor  # (d,): First and last global model
     model: torch.Tensor
 

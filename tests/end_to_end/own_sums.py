@@ -1,4 +1,4 @@
-"""Parts of one's own as a reader of the documentation would write them: rows, weights, combiners, server steps."""
+"""Custom components as a reader of the documentation would write them: rows, weights, aggregators, server steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weighted(updates, coefficients) -> torch.Tensor:
 
 
 class Persistent(LocalAlgorithm):
-    "Every client goes on a little the way that it went when it last took part."
+    "Every client moves a little in the direction of its last update."
 
     client_state = ("m",)
 
@@ -50,7 +50,7 @@ class Persistent(LocalAlgorithm):
 
 
 BROKEN: list[str] = []
-"""Anything in it breaks `fragile`."""
+"""Entries that make `fragile` fail."""
 
 
 @server_optimizer

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: starting `fedmpi train`, waiting for it to get somewhere, reading what it leaves."""
+"""Helpers of the end-to-end tests: start `fedmpi train`, wait for its progress, read the files that it leaves."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.mpi.launch import REPOSITORY, Job, end_job
 TRAIN = ("-m", "fedmpi", "train")
 RICH = Path(__file__).parent / "rich.toml"
 ROUNDS, CHECKPOINTS_EVERY = 24, 5
-"""Of rich.toml."""
+"""Rounds of rich.toml."""
 SECONDS = 300
 """Limit of one job: sixty times what an idle machine needs, for very busy ones."""
 TIMINGS = ("seconds", "phase_seconds", "busy_seconds")
-"""What differs between two runs of the same curve."""
+"""Keys that differ between two runs of the same curve."""
 
 Record = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The other commands as users type them, and every published system by its own example."""
+"""The other commands as users type them, and every published method by its own example."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_example_of_every_preset_works_as_it_stands(name: str, examples: tuple[Path, dict[str, object]]):
+def test_the_example_of_every_preset_works_as_written(name: str, examples: tuple[Path, dict[str, object]]):
     folder, codes = examples
     assert codes[name] == 0
     recorded = records(folder / name)

@@ -49,7 +49,7 @@ SCENES = {
     "everybody": (ALL, 6),
     "a draw": (DRAWN, 3),
     "drop-outs": ((*ALL, "clients.failure_rate=0.5"), 6),
-    "fewer present than wanted": (
+    "fewer present than requested": (
         ("clients.sampler=uniform", "clients.count=5", "clients.availability=bernoulli")
         + ("clients.availability.probability=0.5",),
         5,
@@ -87,7 +87,7 @@ def test_the_epsilon_of_a_round_is_that_of_the_measured_move_and_noise(drop_out:
     assert "update_epsilon" not in silent.records[0]
 
 
-def test_a_round_in_which_nobody_returns_is_noised_and_charged_all_the_same(shards: dict[str, Path]):
+def test_a_round_in_which_no_client_returns_is_noised_and_charged_all_the_same(shards: dict[str, Path]):
     empty = released(shards, "as they are", 0, *ALL, "clients.failure_rate=0.999")
     assert empty.records[0]["participants"] == 0
     assert float(empty.model.double().std()) == pytest.approx(SIGMA * C / CLIENTS, rel=0.1)
@@ -159,7 +159,7 @@ def test_draws_that_are_no_secret_are_charged_without_sampling(settings: tuple[s
     assert planner(*settings).plan(0).facts["update_epsilon"] == pytest.approx(10.73, abs=0.01)
 
 
-def test_a_checkpoint_without_the_privacy_spent_is_refused():
+def test_a_checkpoint_without_the_privacy_spent_is_rejected():
     accounts = planner(*DRAWN).accounts
     state = {name: tensor for name, tensor in accounts.state().items() if name != "accountant.spent"}
     with pytest.raises(UserError, match=r"lacks accountant\.spent"):

@@ -1,4 +1,4 @@
-"""What a run under MPI prints and leaves behind, and that its own configuration repeats it, with or without MPI."""
+"""Output and files of a run under MPI; its own configuration repeats it, with or without MPI."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_record_has_all_keys_that_apply(run: Done):
         assert not {"kl_mean", "bytes_mediator_up"} & record.keys()
 
 
-def test_the_summary_tells_final_and_best_scores_and_where_it_ran(run: Done):
+def test_the_summary_reports_final_and_best_scores_and_where_it_ran(run: Done):
     summary, recorded = json.loads((run.folder / "summary.json").read_text()), records(run.folder)
     best = max(recorded, key=lambda record: record["test_accuracy"])
     assert summary["final"]["test_loss"] == recorded[-1]["test_loss"]

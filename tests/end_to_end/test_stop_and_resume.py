@@ -1,4 +1,4 @@
-"""A run that is stopped or killed goes on where it was and draws the curve of an undisturbed one."""
+"""A run that is stopped or killed continues where it was and draws the curve of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(undisturbed: Done) -> list[dict]:
-    """The curve of a run that nobody disturbed, on three ranks."""
+    """Return the curve of an undisturbed run, on three ranks."""
     return curve(undisturbed.folder)
 
 
@@ -72,7 +72,7 @@ def stopped(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(stopped: Path, folder: Path) -> Path:
-    """That run resumed on as many ranks, stopped again by SIGUSR1, and resumed to its end."""
+    """Resume that run on as many ranks, stop it again by SIGUSR1, and resume it to its end."""
     run = folder / "resumed"
     shutil.copytree(stopped, run)
     stop_by(signal.SIGUSR1, run, len(records(run)) + 2, "--resume")
@@ -101,7 +101,7 @@ def test_a_stopped_run_has_saved_and_is_not_finished(stopped: Path):
     assert newest == f"round-{recorded + 1:08d}.safetensors"  # the last round waits for its evaluation
 
 
-def test_a_resumed_run_repeats_the_undisturbed_one_to_the_bit(resumed: Path, whole: list[dict]):
+def test_a_resumed_run_repeats_the_undisturbed_one_bit_for_bit(resumed: Path, whole: list[dict]):
     assert curve(resumed) == whole
 
 
@@ -130,7 +130,7 @@ def test_a_killed_run_loses_at_most_the_rounds_since_its_last_checkpoint(killed:
 def test_a_killed_run_resumes_without_doubled_or_half_lines(killed: tuple[Path, int], whole: list[dict]):
     run, _ = killed
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"round": 99, "test_lo')  # what a kill in the middle of a write leaves
+        file.write('{"round": 99, "test_lo')  # as after a kill in the middle of a write
     resume_here(run)
     assert_same_curve_to_rounding(curve(run), whole)
     steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("test/loss")]

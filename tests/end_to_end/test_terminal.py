@@ -1,4 +1,4 @@
-"""What the commands print on real terminals of 40 to 200 columns, with and without colors, and where there is none."""
+"""Output of the commands on real terminals of 40 to 200 columns, with and without colors, and without a terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_lists_and_tables_fit_the_terminal_and_break_no_word(tmp_path: Path) -> 
     for (width, name), text in found.items():
         longest = max(len(ESCAPE.sub("", line)) for line in text.splitlines())
         assert longest <= width or longest <= max(map(len, words(text))) + 16, (width, name, longest)
-        if name not in ("keys", "sizes"):  # whose own words hold one; the eight columns of the sizes are cut below 80
+        if name not in ("keys", "sizes"):  # texts of keys contain "…"; sizes are cut below 80
             assert "…" not in text, (width, name)
         assert sorted(words(text)) == sorted(words(found[200, name])) or name == "sizes", (width, name)
 
@@ -96,7 +96,7 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
 
 @pytest.mark.slow
 def test_light_commands_do_not_import_torch(tmp_path: Path) -> None:
-    """Loading torch takes seconds; the interpreter itself tells what it has imported."""
+    """Loading torch takes seconds; the interpreter itself reports what it has imported."""
     for command in (
         ["config", "--set", "preset=scaffold"],
         ["presets"],

@@ -1,4 +1,4 @@
-"""Training on shards with a validation part: what is evaluated, what is recorded, what is refused."""
+"""Training on shards with a validation part: evaluated parts, records, and rejected settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("on", "parts"), [("test", {"test"}), ("val", {"val"}), ("both", {"test", "val"}), ("auto", {"test", "val"})]
 )
-def test_records_tell_the_scores_of_the_parts_asked_for(shards: Path, tmp_path: Path, on: str, parts: set[str]):
+def test_records_report_the_scores_of_the_requested_parts(shards: Path, tmp_path: Path, on: str, parts: set[str]):
     settings = (*SETTINGS, f"data.source={shards}", f"evaluation.on={on}", "evaluation.every=2")
     assert run_into(tmp_path / "RUN", *settings) == 0
     evaluated = [{key for key in record if key.startswith(("test_", "val_"))} for record in records(tmp_path / "RUN")]
@@ -71,7 +71,7 @@ def test_validation_scores_are_those_of_the_samples_held_out(shards: Path, tmp_p
     assert last["val_accuracy"] != last["test_accuracy"]
 
 
-def test_the_summary_tells_the_round_that_validation_chose(shards: Path, tmp_path: Path):
+def test_the_summary_reports_the_round_that_validation_chose(shards: Path, tmp_path: Path):
     assert run_into(tmp_path / "RUN", *SETTINGS, f"data.source={shards}", "evaluation.on=both") == 0
     summary = json.loads((tmp_path / "RUN" / "summary.json").read_text())
     best = max(records(tmp_path / "RUN"), key=lambda record: record["val_accuracy"])
@@ -81,7 +81,7 @@ def test_the_summary_tells_the_round_that_validation_chose(shards: Path, tmp_pat
 
 
 @pytest.mark.parametrize("on", ["val", "both"])
-def test_validation_that_the_data_lack_is_refused(on: str):
+def test_validation_that_the_data_lack_is_rejected(on: str):
     with pytest.raises(
         UserError, match=f'evaluation.on = "{on}" needs validation samples, but digits has none: .*--val'
     ):

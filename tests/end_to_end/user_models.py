@@ -15,11 +15,11 @@ from fedmpi.data.schema import DataDescription
 
 
 class Unhurried(nn.Sequential):
-    """Lets a test stop a run where it wants to.
+    """Layer that lets a test stop a run at a chosen moment.
 
-    Takes a nap of $NAP seconds in every training step. Once the file $STAY_IN holds $STAY_AFTER lines, training stays
-    where it is until its process has been asked to stop, or is killed. Asks how many samples there are, so that nobody
-    follows its forward pass and leaves out the naps.
+    It sleeps $NAP seconds in every training step. Once the file $STAY_IN contains $STAY_AFTER lines, training stays
+    where it is until its process has been asked to stop, or is killed. It reads the number of samples, so that its
+    forward pass is not traced, which would leave out the sleeps.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def _enough_recorded() -> bool:
 
 
 def _asked_to_stop() -> bool:
-    """Whether the round loop's handler of signals has been called in this process."""
+    """Return True if the round loop's handler of signals has been called in this process."""
     return bool(signal.getsignal(signal.SIGTERM).__self__.requested)  # type: ignore[union-attr]
 
 
@@ -103,7 +103,7 @@ def tied(description: DataDescription) -> Tied:
 
 
 class Talkative(nn.Sequential):
-    """Keeps words in its state dict, which a file of tensors cannot hold."""
+    """Keeps words in its state dict, which a file of tensors cannot store."""
 
     def get_extra_state(self) -> str:
         """Words."""
@@ -111,7 +111,7 @@ class Talkative(nn.Sequential):
 
 
 def talkative(description: DataDescription) -> nn.Module:
-    """A linear model whose state dict holds words."""
+    """A linear model whose state dict contains words."""
     return Talkative(nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
 
 

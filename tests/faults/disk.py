@@ -33,14 +33,14 @@ class Disk:
         self.undo: list[tuple[str, Callable[[], object]]] = []
 
     def inside(self, path: Any) -> bool:
-        """Whether a call is about something in the folder, or the folder itself."""
+        """Return True if a call is about something in the folder, or the folder itself."""
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         return os.path.abspath(os.fsdecode(path)).startswith(self.folder)
 
     def call(self, name: str, path: Any, work: Callable[[], Any], half: Callable[[], Any], needs_room: bool) -> Any:
         """Do it, unless its number has come up; `half` is what is left of it then."""
-        with self._one_at_a_time:  # nobody does anything after a death
+        with self._one_at_a_time:  # no thread does anything after a death
             return self._call(name, path, work, half, needs_room)
 
     def _call(self, name: str, path: Any, work: Callable[[], Any], half: Callable[[], Any], needs_room: bool) -> Any:
@@ -81,7 +81,7 @@ class Disk:
 
 @contextmanager
 def faulty(disk: Disk) -> Iterator[Disk]:
-    """Within: Python's calls go through the disk, which takes for synced what it is told to sync."""
+    """Context in which Python's calls go through the disk, which regards as synced what it was called to sync."""
     real = {name: getattr(os, name) for name in ("open", "write", "fsync", "mkdir", "utime", "unlink", "rename")}
     replace, opened = os.replace, io.open
 

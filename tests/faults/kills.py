@@ -108,7 +108,7 @@ def recorded(run: Path) -> int:
 
 
 def tortured(run: Path, settings: tuple[str, ...], ranks: int, kills: int, dice: random.Random) -> list[str]:
-    """One run, killed so many times unless it is done before, and then let go on to its end."""
+    """Kill one run so many times unless it is done before, and then let it end."""
     struck = []
     for _ in range(kills):
         job = start(run, settings, ranks)

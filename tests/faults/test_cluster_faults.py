@@ -1,4 +1,4 @@
-"""However a rank ends, the job ends, with the right exit code and words, and nobody left waiting."""
+"""In whatever way a rank ends, the job ends with the right exit code and words, and no rank is left waiting."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BATCH = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
 @pytest.mark.parametrize(
     ("how", "who", "code", "words"),
     [
-        ("exception", "0", 1, [f"rank 0 on {HOST}: Traceback", "rank 0: ZeroDivisionError: a made-up fault"]),
-        ("exception", "2", 1, [f"rank 2 on {HOST}: Traceback", "rank 2: ZeroDivisionError: a made-up fault"]),
+        ("exception", "0", 1, [f"rank 0 on {HOST}: Traceback", "rank 0: ZeroDivisionError: a test fault"]),
+        ("exception", "2", 1, [f"rank 2 on {HOST}: Traceback", "rank 2: ZeroDivisionError: a test fault"]),
         ("client", "1", 1, [f"rank 1 on {HOST}: error: client 17 on rank 1: ValueError: bad sample"]),
         ("user", "2", 2, [f"rank 2 on {HOST}: {NOWHERE}"]),
         ("different", "all", 2, [f"rank {rank} on {HOST}: error: rank {rank} cannot read" for rank in range(3)]),
@@ -46,7 +46,7 @@ def test_ranks_that_end_together_say_it_once(how: str, code: int, words: str):
 
 @pytest.mark.parametrize(
     ("how", "code", "words"),
-    [("exception", 1, "ZeroDivisionError: a made-up fault"), ("user", 2, f"{NOWHERE}\n"), ("75", 75, "")],
+    [("exception", 1, "ZeroDivisionError: a test fault"), ("user", 2, f"{NOWHERE}\n"), ("75", 75, "")],
 )
 def test_a_process_alone_ends_with_the_same_codes(how: str, code: int, words: str):
     job = run_alone([*PROGRAMS, "fail", how, "0"])
@@ -70,7 +70,7 @@ def test_a_process_alone_ends_with_the_same_codes(how: str, code: int, words: st
         (BATCH, 0, "one process"),
     ],
 )
-def test_processes_that_mpi_does_not_join_are_refused_and_one_alone_runs(
+def test_processes_that_mpi_does_not_join_are_rejected_and_one_alone_runs(
     environ: dict[str, str], code: int, words: str
 ):
     job = run_alone([*PROGRAMS, "say_hello"], env=environ)
@@ -78,7 +78,7 @@ def test_processes_that_mpi_does_not_join_are_refused_and_one_alone_runs(
     assert ("rank 0 of 1" in job.stdout) == (code == 0)
 
 
-def test_a_launcher_of_another_family_is_refused_before_mpi_aborts():
+def test_a_launcher_of_another_family_is_rejected_before_mpi_aborts():
     library = run_alone(["-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]).stdout
     if not library.startswith("MPICH") or "pmix" in library.lower():
         pytest.skip("mpi4py loads no MPICH that would abort")

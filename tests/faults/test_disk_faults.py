@@ -1,7 +1,7 @@
-"""A run that dies, writes half, loses power or meets a full disk at any one of its calls that write goes on to the bit.
+"""A run that dies, writes half, loses power or meets a full disk at any one of its write calls resumes bit for bit.
 
-Every case is a process of its own, forked from this one, which then resumes the run. A full disk and nothing else makes
-a run say something: one sentence.
+Every case is a separate process, forked from this one, which then resumes the run. Only a full disk makes
+a run print something: one sentence.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ SETTINGS = {
 }
 FINISHED, REFUSED, BROKEN = 0, 2, 3
 LATER = {**SETTINGS, "rounds": 6, "checkpoint.keep": 2}
-"""With which a finished run goes on."""
+"""Additional settings with which a finished run continues."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What an undisturbed run left, and its calls."""
+    """Files that an undisturbed run left, and its calls."""
 
     left: tuple[Any, ...]
     calls: list[str]
@@ -89,7 +89,7 @@ def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tup
 
 
 def resumed(folder: Path, settings: dict[str, Any]) -> None:
-    """Go on; the lock of a process that died before it could name itself is removed, as the sentence says."""
+    """Continue; the lock of a process that died before it could name itself is removed, as the sentence says."""
     try:
         fedmpi.run({}, settings, out=folder, resume=True)
     except UserError as error:
@@ -103,12 +103,12 @@ def nothing(folder: Path) -> None:
 
 
 def finished(folder: Path) -> None:
-    """A run that was finished with fewer rounds and goes on."""
+    """A run that was finished with fewer rounds and continues."""
     fedmpi.run({}, SETTINGS, out=folder)
 
 
 def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: int) -> None:
-    """One case: the call goes wrong, and the run goes on."""
+    """One case: the call goes wrong, and the run continues."""
     case = f"{mode} at call {at}, {whole.calls[at]}"
     code, said = in_child(run, settings, mode, at)
     if mode == "full":
@@ -122,7 +122,7 @@ def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: 
         with faulty(Disk(run)):
             resumed(run, settings)
     except Exception as error:
-        raise AssertionError(f"{case}: cannot go on: {error}") from error
+        raise AssertionError(f"{case}: cannot continue: {error}") from error
     assert left_by(run) == whole.left, case
     shutil.rmtree(run)
 
@@ -131,7 +131,7 @@ def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: 
     ("modes", "settings", "before"),
     [(("torn", "crash"), SETTINGS, nothing), (("power",), SETTINGS, nothing), (("full",), SETTINGS, nothing)]
     + [(("power",), LATER, finished)],
-    ids=["death", "power", "full", "power, of a run that goes on with more rounds"],
+    ids=["death", "power", "full", "power, in a run that continues with more rounds"],
 )
 def test_a_run_survives_whatever_happens_at_any_of_its_calls(
     tmp_path: Path, modes: tuple[Mode, ...], settings: dict[str, Any], before: Callable[[Path], None]

@@ -1,6 +1,6 @@
-"""A job that is told to end, or stalls.
+"""A job that is asked to end, or stalls.
 
-The first signal is never lost, however early it comes; a second one ends the job whatever it hangs in, and so does the
+The first signal is never lost, however early it comes; a second one ends the job in any state, and so does the
 stall timeout.
 """
 

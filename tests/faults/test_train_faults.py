@@ -1,4 +1,4 @@
-"""`mpiexec fedmpi train` when something is wrong: one sentence, the right exit code, nobody left waiting.
+"""`mpiexec fedmpi train` when something is wrong: one sentence, the right exit code, no rank left waiting.
 
 Exit codes: 2 the user's input is wrong, 1 a failure while working, non-zero when a rank is killed. What another test
 shows without a job of several ranks, or with a cheaper one, is slow here.
@@ -52,7 +52,7 @@ def the_sentence(job: subprocess.CompletedProcess[str], code: int = 2) -> str:
     return said[0]
 
 
-# What is refused before anything is trained: one job of two ranks is given nearly all of it
+# Input that is rejected before anything is trained: one job of two ranks is given nearly all of it
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_wrong_input_is_one_sentence_and_changes_nothing(
     assert curve(run) == refused.before and not (refused.folder / "RUN").exists()
 
 
-# What goes wrong while working
+# Failures while working
 
 
 SAMPLING = (

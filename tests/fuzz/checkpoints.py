@@ -32,7 +32,7 @@ MODELS: dict[str, bytes] = {
 
 
 def strategy() -> st.SearchStrategy[Case]:
-    """What is done to the newest checkpoint, or to a model's file."""
+    """Damage to the newest checkpoint, or to a model's file."""
     keys = st.sampled_from(["next_round", "settled", "unsettled", "data", "x"])
     return st.one_of(
         st.tuples(st.sampled_from(["newest", "model"]), DAMAGE),
@@ -43,7 +43,7 @@ def strategy() -> st.SearchStrategy[Case]:
 
 
 def attempt(case: Case) -> str:
-    """The newest as it was written, the one before it, or refused; a model of the right shape, or refused."""
+    """Accept the newest as it was written, the one before it, an error, or a model of the right shape."""
     what, how = case
     folder = folder_of("checkpoints")[0] / "run"
     shutil.rmtree(folder, ignore_errors=True)

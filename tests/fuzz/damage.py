@@ -1,4 +1,4 @@
-"""What is done to files, and what may come of it: a sentence for the user, or a result."""
+"""Damage to files, and its allowed outcomes: a sentence for the user, or a result."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DAMAGE = st.one_of(
     st.tuples(st.just("write"), WHERE, st.binary(min_size=1, max_size=12)),
     st.tuples(st.just("kind"), st.just(0.0), st.sampled_from(KINDS)),
 )
-"""What is done to a file, where, and with what."""
+"""Kind of damage to a file, its position, and its bytes."""
 
 
 class Finding(AssertionError):
-    """An input that was neither refused in a sentence nor used rightly."""
+    """An input that was neither rejected in a sentence nor used rightly."""
 
 
 @cache
@@ -40,7 +40,7 @@ def folder_of(name: str) -> tuple[Path, TemporaryDirectory[str]]:
 
 
 def outcome(use: Callable[[], Result], failures: bool = False) -> Result | str:
-    """Return the result of an input, or `REFUSED`; `failures` of components are refusals, too."""
+    """Return the result of an input, or `REFUSED`; `failures` of components count as rejected, too."""
     try:
         return use()
     except UserError as error:

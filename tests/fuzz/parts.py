@@ -1,4 +1,4 @@
-"""Parts of the user's own that misbehave: each returns, raises or spoils something, and the run says so or is right."""
+"""Custom components that misbehave: each returns, raises or spoils something, and the run names it or is right."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Case = tuple[str, str]
 
 
 class Unspeakable(Exception):
-    """An exception that cannot even be asked what it says."""
+    """An exception whose message cannot be read."""
 
     def __str__(self) -> str:
         raise ValueError
 
 
 class NoException(BaseException):
-    """What `except Exception` lets through."""
+    """Exceptions that `except Exception` lets through."""
 
 
 def _recur(*given: Any) -> Any:
@@ -67,14 +67,14 @@ RETURNS: dict[str, Callable[[Any], Any]] = {
     "no exception": lambda value: _raise(NoException("x")),
     "stop iteration": lambda value: _raise(StopIteration()),
     "out of memory": lambda value: _raise(MemoryError()),
-    "a user's error": lambda value: _raise(fedmpi.UserError("a sentence of the user's own")),
+    "a user's error": lambda value: _raise(fedmpi.UserError("a sentence of the user")),
     "another's failure": lambda value: _raise(ComponentFailure("model", "x", "y")),
     "assertion": lambda value: _raise(AssertionError()),
 }
 
 
 def _parts(wrong: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
-    """One misbehaving part of each kind, as settings."""
+    """One misbehaving component of each kind, as settings."""
 
     def sampler(view: Any) -> Any:
         return wrong(view.available[: view.count])

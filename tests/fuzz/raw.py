@@ -81,7 +81,7 @@ def strategy() -> st.SearchStrategy[Case]:
 
 
 def attempt(case: Case) -> str:
-    """Refused, or read, partitioned and written as shards that pass their checks."""
+    """Reject the input, or read, partition and write it as shards that pass their checks."""
     what, how = case
     folder = folder_of("raw")[0] / "case"
     shutil.rmtree(folder, ignore_errors=True)

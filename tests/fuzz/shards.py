@@ -86,7 +86,7 @@ def strategy() -> st.SearchStrategy[Case]:
 
 
 def attempt(case: Case) -> str:
-    """Refused, or read as it was written; what passes the checksums is what was written."""
+    """Reject a folder, or read it as it was written; whatever passes the checksums is what was written."""
     dtype, what, how = case
     folder = original(dtype).with_name("damaged")
     copy(dtype, folder)
@@ -107,7 +107,7 @@ def attempt(case: Case) -> str:
 
 
 def copy(dtype: str, folder: Path) -> None:
-    """An undamaged folder in the place of whatever is there."""
+    """Put an undamaged folder instead of any files there."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(original(dtype), folder)
 

@@ -1,4 +1,4 @@
-"""Inputs that once ended in a traceback, a hang, a crash or a wrong result: each is refused in a sentence now."""
+"""Inputs that once ended in a traceback, a hang, a crash or a wrong result: each is rejected in a sentence now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.fuzz import checkpoints, parts, raw, shards
 from tests.fuzz.damage import make_kind
 
 
-def test_more_threads_than_a_system_starts_are_refused() -> None:
+def test_more_threads_than_a_system_starts_are_rejected() -> None:
     check_threads(os.cpu_count() or 1)
     with pytest.raises(UserError, match="cluster.threads = 100000"):
         check_threads(100_000)
@@ -146,7 +146,7 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
 @pytest.mark.parametrize(
     ("kind", "case", "expected"), FOUND, ids=[f"{kind.__name__[11:]}-{case}"[:60] for kind, case, _ in FOUND]
 )
-def test_what_was_found_once_is_refused_or_used_rightly(kind: ModuleType, case: Any, expected: str) -> None:
+def test_what_was_found_once_is_rejected_or_used_rightly(kind: ModuleType, case: Any, expected: str) -> None:
     assert kind.attempt(case) == expected
 
 
@@ -215,7 +215,7 @@ def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_train
     assert str(raised.value) in ended_by(tmp_path / "run.log")
 
 
-def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_name_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="is empty"):
         data_prep(["digits", "--partition", "iid", "--clients", "4", "--out", ""])

@@ -1,4 +1,4 @@
-"""Damaged and odd inputs are refused in a sentence or used rightly; FUZZ_EXAMPLES=3000 tries more of each kind."""
+"""Damaged and odd inputs are rejected in a sentence or used rightly; FUZZ_EXAMPLES=3000 tries more of each kind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOMLS = [
 
 
 def read_toml(content: bytes) -> str:
-    """Refused, or a configuration that is the same when it is written and read again."""
+    """Reject the input, or return a configuration that is the same when it is written and read again."""
     path: Path = folder_of("toml")[0] / "c.toml"
     path.write_bytes(content)
     found = outcome(lambda: load_config(path))
@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[ModuleType | SimpleNamespace, int]] = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_any_input_is_refused_in_a_sentence_or_used_rightly(kind: str) -> None:
+def test_any_input_is_rejected_in_a_sentence_or_used_rightly(kind: str) -> None:
     module, examples = EXAMPLES[kind]
     wanted = os.environ.get("FUZZ_EXAMPLES")
 

@@ -40,7 +40,7 @@ def test_bias_deviation_and_saturation_agree_with_500_simulated_rounds(place: in
 
 
 @pytest.mark.parametrize("epsilon", [39.0, 40.0, 44.0, 120.0, 500.0])
-def test_answers_that_hardly_lie_are_assessed_too(epsilon: float):
+def test_answers_with_little_noise_are_assessed_too(epsilon: float):
     """Duchi's answers keep their spread: each is one of two values, however large ε is."""
     found = {one.mechanism: one for one in assess(SIZES, epsilon, 300, 1000)}
     spread = math.sqrt(float(((SIZES - 1) * (299 - SIZES)).sum()))
@@ -78,7 +78,7 @@ def test_the_best_mechanism_comes_first():
     assert errors == sorted(errors)
 
 
-def test_fewer_samples_wanted_than_clients_can_never_saturate():
+def test_fewer_samples_requested_than_clients_can_never_saturate():
     assert all(one.saturation_probability == 0 for one in assess(SIZES, 1.0, 300, 519))
 
 
@@ -103,7 +103,7 @@ def test_the_plot_is_written(tmp_path: Path):
     assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nobody_to_ask_is_the_users_error():
+def test_no_client_to_query_is_the_users_error():
     with pytest.raises(UserError, match="nothing to estimate"):
         assess(np.zeros(0, np.int64), 1.0, 10, 5)
 

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_tells_how_the_last_scores_spread_and_who_is_served_worst(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_reports_how_the_last_scores_spread_and_the_worst_clients(folder: Path, capsys: pytest.CaptureFixture[str]):
     found = CliRunner().invoke(app, ["inspect", str(folder), "--clients"], env={"COLUMNS": "160"})
     assert found.exit_code == 0, found.output
     last = last_evaluation(read_clients(folder))
@@ -58,7 +58,7 @@ def test_its_picture_is_drawn(folder: Path, tmp_path: Path):
     assert (tmp_path / "clients.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_tells_nothing_about_clients_is_refused(folder: Path, tmp_path: Path):
+def test_a_run_without_clients_scores_is_rejected(folder: Path, tmp_path: Path):
     with pytest.raises(UserError, match="holds no run"):
         inspect_clients(tmp_path)
     assert run_into(tmp_path / "plain", "preset=fedavg", "rounds=1", "model.hidden=[6]") == 0

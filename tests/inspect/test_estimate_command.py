@@ -1,4 +1,4 @@
-"""`fedmpi estimate` through the real command: what it prints, draws and refuses."""
+"""`fedmpi estimate` through the real command: output, figures and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def estimate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170, check=False)
 
 
-def test_every_mechanism_is_assessed_on_the_users_own_clients_and_drawn(tmp_path: Path) -> None:
+def test_every_mechanism_is_assessed_on_the_users_clients_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "errors.png"
     result = estimate(
         "--sizes",
@@ -47,14 +47,14 @@ def test_clipping_is_said_and_only_participants_can_be_asked() -> None:
     assert "raise samples.size.max_size above 20" in result.stdout
 
 
-def test_wrong_settings_are_refused_in_one_sentence() -> None:
+def test_wrong_settings_are_rejected_in_one_sentence() -> None:
     for wrong, named in (("0", "samples.size.epsilon"), ("three", "valid number")):
         result = estimate("--sizes", "digits", "--epsilon", wrong, "--threshold", "300")
         assert result.returncode == 2
         assert named in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-def test_no_samples_no_participants_and_a_picture_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+def test_no_samples_no_participants_and_a_picture_that_cannot_be_written_are_rejected(tmp_path: Path) -> None:
     wrong = {
         "--wanted=0": "budget per round is 0",
         "--participants=0": "choose 1 to 20",

@@ -12,7 +12,7 @@ from tests.keys.watched import Watcher
 
 @pytest.fixture(scope="module")
 def watcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
-    """Runs into folders of this module's own."""
+    """Runs into folders of this module."""
     log = logging.getLogger("fedmpi")
     handlers, propagate = log.handlers[:], log.propagate
     log.propagate = False

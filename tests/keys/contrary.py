@@ -1,4 +1,4 @@
-"""Parts of one's own that some choices do not go with."""
+"""Custom components that contradict some choices."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class NormsOnTrial(SecondsOnTrial):
 
 @client_sampler(needs=("strata",))
 def by_strata(view):
-    """Draws from strata in a way of its own."""
+    """Draws from strata in a custom way."""
     return view
 
 
@@ -68,7 +68,7 @@ class WholeBatches(SecondsOnTrial):
 
 @server_optimizer
 class AsksNothing(WholeBatches):
-    """Its `refuses` is written in another way than it is called."""
+    """Component whose `refuses` is written in another way than it is called."""
 
     def refuses(self):
         return None
@@ -76,7 +76,7 @@ class AsksNothing(WholeBatches):
 
 @data_sampler
 class Fails(WholeBatches):
-    """Its `refuses` raises an exception."""
+    """Component whose `refuses` raises an exception."""
 
     def refuses(self, config):
         return config.no_such_table
@@ -84,7 +84,7 @@ class Fails(WholeBatches):
 
 @data_sampler
 class SaysNothing(WholeBatches):
-    """Its `refuses` returns an empty sentence."""
+    """Component whose `refuses` returns an empty sentence."""
 
     def refuses(self, config):
         return ""
@@ -92,7 +92,7 @@ class SaysNothing(WholeBatches):
 
 @data_sampler
 class SaysFalse(WholeBatches):
-    """Its `refuses` returns what is no sentence."""
+    """Component whose `refuses` returns a value that is not a sentence."""
 
     def refuses(self, config):
         return False
@@ -109,5 +109,5 @@ class Refusing:
 
 
 def larger_half(view):
-    """Clients of at least the median's size are there."""
+    """Clients of at least the median's size are available."""
     return (view.sizes >= np.median(view.sizes)).astype(float)

@@ -1,4 +1,4 @@
-"""What every key of the configuration does to a run: two values, the first link that they change, what they promise."""
+"""Effect of every key of the configuration: two values, the first link that they change, and their properties."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Key:
 
 
 def near(one: object, other: object, tolerance: float = 1e-9) -> bool:
-    """Whether numbers are the same to rounding."""
+    """Return True if numbers are equal up to floating-point rounding."""
     return bool(np.allclose(one, other, rtol=tolerance, atol=0))
 
 
 def half_as_far(one: Seen, other: Seen) -> bool:
-    """Whether the first round of one run went twice as far as that of the other, in the same direction."""
+    """Return True if the first round of one run went twice as far as that of the other, in the same direction."""
     return bool(np.linalg.norm(one.moved(0) - 2 * other.moved(0)) < 1e-4 * np.linalg.norm(one.moved(0)))
 
 
@@ -641,7 +641,7 @@ OF_STALLS = ("cluster.stall_timeout",)
 """Keys that show in a stalled job only: see tests/faults/test_signals_and_stalls.py."""
 
 OF_DATA = ("task.kind",)
-"""Keys whose values each go with data of their own: see tests/tasks/test_kinds.py."""
+"""Keys whose values each need other data: see tests/tasks/test_kinds.py."""
 
 
 def together(seen: Seen, t: int) -> set[tuple[int, int]]:
@@ -650,7 +650,7 @@ def together(seen: Seen, t: int) -> set[tuple[int, int]]:
 
 
 def apart(seen: Seen, t: int) -> set[tuple[int, int]]:
-    """Pairs of clients that take part in round t with different mediators."""
+    """Return pairs of clients that are selected in round t with different mediators."""
     return {pair for pair, shared in _pairs(seen, t).items() if not shared}
 
 

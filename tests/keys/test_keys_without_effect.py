@@ -89,13 +89,13 @@ def test_all_that_a_config_holds_makes_it_again(preset: str, other: dict[str, An
     assert Config(**config.model_dump()) == config
 
 
-def test_a_rule_of_ones_own_may_want_a_number_of_samples():
+def test_a_custom_sampler_may_have_a_sample_budget():
     own = "samples.sampler=tests.end_to_end.own_sums:rare_first samples.budget=50"
     assert load_config(None, [*SOME.split(), *own.split()]).samples.budget == 50
 
 
 def test_a_condition_on_an_option_that_the_choice_does_not_have_is_none():
-    """Draws by importance are such whatever strata were drawn by before."""
+    """Draws by importance do not depend on earlier strata."""
     before = load_config(None, f"{STRATA} clients.sampler.within_stratum=uniform".split())
     after = {
         "clients.sampler": "importance",

@@ -1,4 +1,4 @@
-"""A sampler sees of every client what happened when it last took part, and how many rounds ago that was."""
+"""A sampler sees for every client the result of its last selection, and how many rounds ago that was."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def listening(view: View) -> Cohort:
     return Cohort(np.array(drawn(view.round)))
 
 
-def test_a_sampler_sees_the_last_time_that_a_client_took_part():
+def test_a_sampler_sees_the_last_selection_of_a_client():
     views.clear()
     fedmpi.run(
         {"rounds": ROUNDS, "model.hidden": [6], "clients.sampler": listening, "clients.count": 3},

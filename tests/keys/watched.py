@@ -35,7 +35,7 @@ LINKS = (
     *("refusal", "threads", "strata", "cohort", "mediators", "rows", "factors", "state", "model", "record", "batches"),
     *("summary", "files", "log", "shown"),
 )
-"""What a run consists of, causes before effects."""
+"""Links of a run, causes before effects."""
 
 
 @dataclass(repr=False)
@@ -44,7 +44,7 @@ class Seen:
 
     settings: str
     folder: Path
-    refusal: str = ""  # Why it was refused; "" where it ran
+    refusal: str = ""  # The error; "" where it ran
     threads: int = 0
     start: np.ndarray = field(default_factory=lambda: np.empty(0))
     plans: list[Plan] = field(default_factory=list)  # One a round
@@ -59,7 +59,7 @@ class Seen:
     # Numbers of samples that went through the network in evaluation mode at once
     batches: list[int] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)  # What the folder holds
+    files: list[str] = field(default_factory=list)  # Contents of the folder
     log: list[str] = field(default_factory=list)  # Lines of run.log without their times, and what was printed
     shown: list[str] = field(default_factory=list)
     sizes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -70,7 +70,7 @@ class Seen:
         return [record.get(key) for record in self.record]
 
     def moved(self, t: int) -> np.ndarray:
-        """How round t changed the model, float64 (d,)."""
+        """Return how round t changed the model, float64 (d,)."""
         before = self.start if t == 0 else self.model[t - 1]
         return np.subtract(self.model[t], before, dtype=np.float64)
 
@@ -92,7 +92,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Watcher:
-    """Runs configurations into folders of one's own, each of them once.
+    """Run configurations, each of them once and in a separate folder.
 
     Settings may name {val}, {damaged}, {augmented}: prepared digits with a part held out, with a changed pixel, with
     stored copies; and {reference}: the final model of a run.

@@ -1,7 +1,7 @@
-"""A device that is none: tensors that say they lie elsewhere, hold their values on the processor, and mix with nothing.
+"""A simulated device: tensors that report another device, keep their values on the CPU, and mix with no others.
 
-Whoever forgets to name a device gets a tensor on the processor, and the first operation that mixes it with the others
-raises `Mixed`, as a GPU would refuse it. Values are computed for real, so that results can be compared to the bit.
+Code that forgets to name a device gets a tensor on the CPU, and the first operation that mixes it with the others
+raises `Mixed`, as a GPU would fail. Values are computed for real, so that results can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Away(Tensor):
 
     @property
     def data(self) -> Tensor:
-        return Away(self.held)  # with changes of its own to count, unlike detach()
+        return Away(self.held)  # counts its own changes, while detach() shares the count
 
     @data.setter
     def data(self, value: Away) -> None:
@@ -88,14 +88,14 @@ class _Constants(TorchFunctionMode):
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """Within: the device can be computed on."""
+    """Context in which the simulated device can compute."""
     with _Constants(), _Factories():
         yield ELSEWHERE
 
 
 @contextmanager
 def transfers() -> Iterator[list[str]]:
-    """Within: every copy between here and elsewhere, and every value that is read, "to the device" or "to the host"."""
+    """Context that records every copy, and every value that is read, as "to the device" or "to the host"."""
     found: list[str] = []
     _watched.append(found)
     try:

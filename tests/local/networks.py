@@ -44,7 +44,7 @@ CHAINS: dict[str, list[nn.Module]] = {
 
 
 class Network(nn.Module):
-    """An image's two dense layers, or a text's word vectors, with `read` and further parts in between."""
+    """An image's two dense layers, or a text's word vectors, with `read` and further layers in between."""
 
     def __init__(self, read: Callable[..., Tensor], text: bool = True, **parts: Any):
         super().__init__()

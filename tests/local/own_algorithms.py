@@ -30,7 +30,7 @@ class Scaffold(LocalAlgorithm):
 
 
 class FedDyn(LocalAlgorithm):
-    """With `local.proximal_mu` = alpha for the proximal term."""
+    """Algorithm equal to `local.proximal_mu` = alpha."""
 
     client_state = ("h",)
     server_state = ("h",)

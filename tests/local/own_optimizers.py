@@ -16,7 +16,7 @@ def by_keyword(parameters, *, lr: float, decay: float = 0.0):
 
 
 def with_a_rate(parameters, *, lr: float = 123.0):
-    """A default that nobody uses."""
+    """A default that is never used."""
     return torch.optim.SGD(parameters, lr=lr)
 
 
@@ -40,7 +40,7 @@ class Replacing(SignDescent):
 
 
 class Forgetting(SignDescent):
-    """Whose steps give parameters another shape."""
+    """Optimizer whose steps give parameters another shape."""
 
     def step(self):
         for parameter in self.parameters:
@@ -78,7 +78,7 @@ class JoiningLater(Joining):
 
 
 class Exchanging(SignDescent):
-    """Descent of two models in turns, of which the other one waits in memory of the optimizer."""
+    """Descent of two models in turns; the other one waits in memory of the optimizer."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr)
@@ -105,7 +105,7 @@ def nothing(parameters, lr):
 
 
 def failing(parameters, lr):
-    """Whose step goes wrong."""
+    """Optimizer whose step fails."""
 
     class Failing:
         def step(self):

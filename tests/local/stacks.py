@@ -1,4 +1,4 @@
-"""Clients for the tests of the batched engine: ragged, made up once, given to engines as a `DataSource`."""
+"""Clients for the tests of the batched engine: ragged, synthetic, given to engines as a `DataSource`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def image_network(layers: Sequence[nn.Module], description: DataDescription) -> nn.Sequential:
-    """Copies of the layers, with values that do not depend on what was imported, and a classifier behind them."""
+    """Copies of the layers, with values that do not depend on what was imported, and a classifier after them."""
     torch.manual_seed(2)
     layers = deepcopy(list(layers))
     for layer in layers:
@@ -105,7 +105,7 @@ def image_network(layers: Sequence[nn.Module], description: DataDescription) -> 
 def assert_trains_as_one_by_one(
     module: nn.Module, description: DataDescription, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Ragged clients side by side, one and four at once, reach the weights that the sequential engine reaches."""
+    """Ragged clients in batches of one and four reach the weights that the sequential engine reaches."""
     model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 50)
     source, rule = Source(description, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=20)
     start = model.initial

@@ -1,4 +1,4 @@
-"""Small made-up clients in memory, and what the tests of local work share."""
+"""Small synthetic clients in memory, and helpers of the tests of local work."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BatchNormNet(nn.Module):
 
 
 class CumulativeBatchNormNet(BatchNormNet):
-    """Its running statistics depend on an integer buffer, the number of batches seen."""
+    """Network whose running statistics depend on an integer buffer, the number of batches seen."""
 
     def __init__(self, inputs: int, classes: int):
         super().__init__(inputs, classes)

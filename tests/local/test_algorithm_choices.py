@@ -1,4 +1,4 @@
-"""What an algorithm does not go with is refused by name, before anything runs; the run log says who trains and why."""
+"""Choices that contradict an algorithm are rejected by name before anything runs; the run log names the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PARTS = ("preset=scaffold", "preset=feddyn", "preset=fednova")
         ),
     ],
 )
-def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[str], said: str) -> None:
+def test_what_bypasses_clients_own_work_is_rejected(preset: str, settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=f'local.algorithm = "{preset[7:]}".*{said}'):
         load_config(None, [preset, *settings])
 
@@ -73,7 +73,7 @@ def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[s
         (["preset=fedavg", "local.algorithm=tests.local.stacks:Source"], "no subclass of fedmpi.LocalAlgorithm"),
     ],
 )
-def test_choices_that_mean_nothing_are_refused(settings: list[str], said: str) -> None:
+def test_choices_without_effect_are_rejected(settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_config(None, settings)
 
@@ -107,12 +107,12 @@ def test_the_log_says_what_nothing_reads(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("engine", ["merged", "batched"])
-def test_an_engine_that_cannot_do_it_is_refused(engine: str) -> None:
+def test_an_engine_that_cannot_do_it_is_rejected(engine: str) -> None:
     with pytest.raises(UserError, match=f'local.engine = "{engine}" is not possible here: .*its own'):
         run(*SMALL, f"local.algorithm={OWN}:DynamicLoss", f"local.engine={engine}", "local.batch_size=all")
 
 
-def test_feddyn_refuses_a_cohort_that_counts_a_client_twice_by_name() -> None:
+def test_feddyn_rejects_a_cohort_that_counts_a_client_twice_by_name() -> None:
     def doubling(view: View) -> Cohort:
         return Cohort(np.arange(3), None, np.array([1, 1 + view.round, 1]))
 

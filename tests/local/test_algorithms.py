@@ -252,7 +252,7 @@ def test_observers_may_change_an_update_and_hooks_overwrite_theirs(engine: type)
     assert found[1][1] == found[2][1]
 
 
-def test_vectors_of_the_server_are_its_own() -> None:
+def test_vectors_of_the_server_are_copies() -> None:
     model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
     hooks = make("tests.local.own_algorithms:Aliases", model)
     for t in range(3):
@@ -261,7 +261,7 @@ def test_vectors_of_the_server_are_its_own() -> None:
         found = hooks.server_step(update, {}, Totals(POPULATION, 1, 1.0, 1.0, t))
         assert torch.equal(found, update)
     assert float(hooks.server["first"][0]) == 2.0 and not hooks.server["second"].any()
-    assert torch.equal(hooks.server_step(update, {}, Totals(POPULATION, 0, 0.0, 1.0, 3)), update)  # nobody took part
+    assert torch.equal(hooks.server_step(update, {}, Totals(POPULATION, 0, 0.0, 1.0, 3)), update)  # none selected
     assert float(hooks.server["first"][0]) == 2.0
 
 
@@ -278,7 +278,7 @@ def test_corrections_leave_running_statistics_alone() -> None:
 
 
 @pytest.mark.parametrize("number", [2.0**50, -1e300, float("nan"), float("inf"), "many", None, 2.0**49])
-def test_numbers_that_no_sum_holds_are_refused_with_client_and_round(number: Any) -> None:
+def test_numbers_that_overflow_a_sum_are_rejected_with_client_and_round(number: Any) -> None:
     description, given = MODELS["mlp"]
     model = flat_model("mlp", description, torch.float32, **given)
     hooks = make("tests.local.own_algorithms:Summing", model)
@@ -333,7 +333,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
         ({"sent": ("a",)}, "sent names 'a'"),
     ],
 )
-def test_declarations_that_cannot_be_kept_are_refused(names: dict[str, tuple[str, ...]], said: str) -> None:
+def test_declarations_that_cannot_be_kept_are_rejected(names: dict[str, tuple[str, ...]], said: str) -> None:
     from fedmpi import LocalAlgorithm
 
     part = resolve("local algorithm", type("Odd", (LocalAlgorithm,), {**names, "__module__": __name__}))

@@ -93,7 +93,7 @@ def test_every_form_trains_clients_as_the_module_itself_does(name: str, chunk: i
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_batched_form_is_refused(name: str) -> None:
+def test_what_has_no_batched_form_is_rejected(name: str) -> None:
     module, description = networks.made(name)
     assert why_not_batched(FlatModel(module), description)
 
@@ -278,7 +278,7 @@ def test_a_chunk_fills_the_cache_and_has_two_clients_unless_one_leaves_it() -> N
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "text-cnn", "graph gru"])
-def test_gradients_of_batched_clients_are_their_own(name: str) -> None:
+def test_gradients_of_batched_clients_are_those_of_each_client(name: str) -> None:
     sizes = np.array([4, 30, 9])
     if name.startswith("graph"):
         module, description = networks.made(name)
@@ -302,7 +302,7 @@ def test_gradients_of_batched_clients_are_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])
-def test_a_form_that_is_off_is_refused(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_is_off_is_rejected(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = translation._batched
 
     def off(*given: Any) -> Any:

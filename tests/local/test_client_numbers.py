@@ -72,7 +72,7 @@ def test_a_client_whose_loss_is_infinite_is_named() -> None:
 
 
 def test_a_client_whose_update_on_trial_is_not_finite_is_named() -> None:
-    """Its only step starts from a finite loss and goes so far that the update's square is none."""
+    """Model whose only step starts from a finite loss and goes so far that the update's square is not finite."""
     trying, rule = engine(), LocalRule(lr=1e30, epochs=None, steps=1)
     with pytest.raises(ClientFailure, match="client 3 on rank 4.*the update is not finite"):
         update_norms(trying, np.array([2, 3]), trying.model.initial, rule, 0)

@@ -1,4 +1,4 @@
-"""What is kept for clients between rounds: whole wherever it lies, and only for those who have taken part."""
+"""State of clients between rounds: whole wherever it is stored, and only for clients that have been selected."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_file_of_records_is_read_as_it_was_written(
     assert_holds(back, [2, 5, 9])
 
 
-def test_records_of_another_algorithm_are_refused(tmp_path: Path) -> None:
+def test_records_of_another_algorithm_are_rejected(tmp_path: Path) -> None:
     cluster, path = Cluster(None, "none"), tmp_path / "clients.safetensors"
     save_records(cluster, state_with(2), path)
     other = ClientState(("a", "c"), 5, torch.float32, 1e6)

@@ -1,4 +1,4 @@
-"""A client whose training diverges: named whatever the engine, or left out as if it had never been asked."""
+"""A client whose training diverges: named with any engine, or left out as if it had never been invited."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def clients(spoilt: bool) -> fedmpi.ClientArrays:
     ],
     ids=lambda more: " ".join(f"{key}={value}" for key, value in more.items()),
 )
-def test_a_run_goes_on_without_them_and_counts_them(more: dict[str, object]) -> None:
+def test_a_run_continues_without_them_and_counts_them(more: dict[str, object]) -> None:
     with pytest.raises(ClientFailure, match=r"client 4 on rank 0: .* in round 0: training diverged .*lower local.lr"):
         fedmpi.run("fedavg", KEYS | more, data=clients(True))
     run = fedmpi.run("fedavg", KEYS | more | {"local.on_divergence": "drop"}, data=clients(True))
@@ -130,7 +130,7 @@ def test_a_run_goes_on_without_them_and_counts_them(more: dict[str, object]) -> 
 def test_a_participant_without_an_update_counts_as_unchanged_unless_the_sum_is_divided(
     spoilt: bool, more: dict[str, object], share: float
 ) -> None:
-    """All five take part: the model goes this share of the way that the mean update of the four others goes."""
+    """All five are selected: the model goes this share of the way that the mean update of the four others goes."""
     strata = {
         "clients.sampler.features": "label-histogram",
         "clients.sampler.within_stratum": "uniform",

@@ -1,4 +1,4 @@
-"""Every tensor names its device: on one that mixes with no other, engines and runs compute what the processor does."""
+"""Every tensor names its device: on one that mixes with no other, engines and runs compute what the CPU does."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MORE_RUNS = {
 
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of a GPU: a GB of free memory, and how many there are."""
+    """Simulate a GPU with one GB of free memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
@@ -133,14 +133,14 @@ def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torc
 
 
 def assert_alike(there: Tensor, here: Tensor, tolerance: float = 1e-12) -> None:
-    """The same but for rounding: some layers have kernels of their own for tensors that are plainly on a processor."""
+    """Equal up to rounding: some layers have special kernels for tensors that are plainly on a CPU."""
     assert there.dtype == here.dtype
     assert float((there - here).norm()) <= tolerance * float(here.norm())
 
 
 @contextmanager
 def watched_steps() -> Iterator[list[str]]:
-    """What travels between host and device while networks take their steps."""
+    """Record the transfers between host and device while networks take their steps."""
     seen: list[str] = []
     step = BoundNet.step
 

@@ -1,4 +1,4 @@
-"""Which engine is chosen, that it says why, and that the choice does not change the result."""
+"""Choice of the engine, the logged reason, and results that do not depend on it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
     assert words in description
 
 
-def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forbids_it():
+def test_a_demand_for_merging_is_rejected_where_a_single_update_or_the_model_forbids_it():
     source, demand = InMemorySource(SMALL_IMAGES, [3, 4]), {"engine": "merged", "batch_size": "all"}
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     with pytest.raises(UserError, match="not possible here: clipping, transport, attacks or diagnostics"):
@@ -85,7 +85,7 @@ def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forb
 
 
 @pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "random numbers")])
-def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
+def test_models_that_cannot_be_merged_are_trained_sequentially(net: Any, words: str):
     source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
     model = FlatModel(net(36, 5))
     engine = chosen(source, model)
@@ -106,13 +106,13 @@ def test_the_named_engine_is_taken(wanted: str):
     assert relative_error(summed(engine, model, tasks_of(source), rule)[0], expected) < 1e-5
 
 
-def test_a_batched_engine_is_refused_for_a_model_without_a_stacked_form():
+def test_a_batched_engine_is_rejected_for_a_model_without_a_stacked_form():
     source, model = InMemorySource(SMALL_IMAGES, MIXED), FlatModel(AlphaDropoutNet(36, 5))
     with pytest.raises(UserError, match='local.engine = "batched" is not possible here'):
         chosen(source, model, local={"engine": "batched"})
 
 
-def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
+def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split():
     source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
     tasks = tasks_of(source)

@@ -1,4 +1,4 @@
-"""Modules that keep, count, draw, write or replace something: the same bits in any order of clients, on any number of
+"""Modules that keep, count, draw, write or replace something: bit-identical in any order of clients, on any number of
 ranks and after a resume, and the update that a plain loop makes with a fresh module.
 
 As a program, `mpiexec -n 3 python -m tests.local.test_isolation OUT.json`, it trains all of them on the job's ranks.
@@ -250,14 +250,14 @@ def updates(model: FlatModel, order: Sequence[int], rounds: int = 2) -> dict[tup
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_clients_get_the_same_bits_in_any_order(name: str) -> None:
+def test_clients_are_bit_identical_in_any_order(name: str) -> None:
     model = FlatModel(built(name)(), rebuild=built(name))
     one = updates(model, range(6))
     other = updates(FlatModel(built(name)(), rebuild=built(name)), (4, 0, 5, 2, 3, 1))
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert all(torch.equal(one[key], update) for key, update in updates(model, (3, 1, 0, 2, 5, 4)).items())
     differ = [not torch.equal(one[0, client], one[1, client]) for client in range(6)]
-    assert any(differ)  # a round has batches, and random numbers, of its own
+    assert any(differ)  # every round has new batches and random numbers
     if name in DRAWING - {"BatchNormDropout"}:
         assert len({float(update.sum()) for update in one.values()}) == 12
 
@@ -416,7 +416,7 @@ class CountingLoss:
         return functional.cross_entropy(outputs, targets, reduction="none") / self.calls
 
 
-def test_what_a_loss_keeps_begins_anew_with_every_client() -> None:
+def test_what_a_loss_keeps_is_reset_for_every_client() -> None:
     loss = Loss(resolve("loss", CountingLoss))
     model = FlatModel(nn.Sequential(nn.Linear(6, 3)), loss=loss)
     forwards, backwards = updates(model, range(6), 1), updates(model, range(5, -1, -1), 1)

@@ -1,4 +1,4 @@
-"""The merged engine equals the sequential one, client for client, and refuses what it cannot do exactly."""
+"""The merged engine equals the sequential one, client for client, and rejects what it cannot do exactly."""
 
 from __future__ import annotations
 
@@ -184,13 +184,13 @@ def clipped() -> nn.Module:
         (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(batch_size=2), "single step"),
     ],
 )
-def test_what_would_not_be_exact_is_refused_with_the_reason(net: nn.Module, rule: LocalRule, words: str):
+def test_what_would_not_be_exact_is_rejected_with_the_reason(net: nn.Module, rule: LocalRule, words: str):
     source, model = InMemorySource(SMALL_IMAGES, SIZES), FlatModel(net)
     with pytest.raises(UserError, match=words):
         summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
 
 
-def test_exact_sums_are_refused():
+def test_exact_sums_are_rejected():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     total = FixedPointSum(np.zeros(model.size, np.int64))
     with pytest.raises(UserError, match="own update"):

@@ -1,4 +1,4 @@
-"""A device without memory for so much at once: the pass is halved, said so, and the result is the same to rounding."""
+"""Device memory too small for a pass: the pass is halved, this is logged, and the result is equal up to rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_room_for(most: int, function, count):
 
     def limited(*args, **named):
         if count(*args) > most:
-            raise torch.OutOfMemoryError("made up")
+            raise torch.OutOfMemoryError("a test fault")
         return function(*args, **named)
 
     return limited
@@ -43,7 +43,7 @@ def with_room_for(most: int, function, count):
         (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "batched clients"),
     ],
 )
-def test_training_goes_on_with_less_at_once(
+def test_training_continues_with_less_at_once(
     engine, rule, owner, name, count, most, said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
@@ -59,7 +59,7 @@ def test_training_goes_on_with_less_at_once(
     warnings = [message for message in caplog.messages if message.startswith("out of memory") and said in message]
     assert 1 <= len(warnings) <= 6  # in the first round only, until it fits
     monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
-    with pytest.raises(Exception, match="made up"):  # not even one fits
+    with pytest.raises(Exception, match="a test fault"):  # not even one fits
         summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
 
 
@@ -74,12 +74,12 @@ class Small(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training and len(x) > self.most:
-            raise torch.OutOfMemoryError("made up")
+            raise torch.OutOfMemoryError("a test fault")
         return self.layer(x.flatten(1))
 
 
-@pytest.mark.parametrize("name", ["mlp", Small], ids=["a built-in model", "a model of one's own"])
-def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["mlp", Small], ids=["a built-in model", "a custom model"])
+def test_an_evaluation_continues_with_fewer_samples_at_once(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
     store = SimpleNamespace(
         part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))

@@ -1,4 +1,4 @@
-"""Local optimizers of one's own: what they are given, beside the built-in ones that do the same."""
+"""Custom local optimizers: what they are given, compared with the built-in ones that do the same."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_a_model_does_not_use_has_no_gradient_as_in_a_plain_loop(optimizer:
     assert moved["idle"].any() == decays and moved["bias of idle"].any() == decays
 
 
-def test_steps_that_give_parameters_another_shape_are_refused() -> None:
+def test_steps_that_give_parameters_another_shape_are_rejected() -> None:
     with pytest.raises(UserError, match=r"Forgetting gives .* the shape \(3,\)"):
         run(*SMALL, f"local.optimizer={OWN}:Forgetting")
 
@@ -141,7 +141,7 @@ def test_the_rate_is_no_option() -> None:
         ([f"local.optimizer={OWN}:momentum", "local.engine=merged"], "takes one SGD step"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(settings: list[str], said: str) -> None:
+def test_what_does_not_go_with_it_is_rejected(settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         run(*SMALL, *settings)
 

@@ -1,4 +1,4 @@
-"""How many samples go through a model at once: on a processor as few as keep its widest layer within the caches."""
+"""Samples per pass of a model: on a CPU as few as keep its widest layer within the caches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Seen = dict[bool, list[int]]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """How many samples every pass of the models below has, by whether it is one in training mode."""
+    """Record the number of samples of every pass of the models below, separately for training mode."""
     found: Seen = {True: [], False: []}
     forward = nn.AdaptiveAvgPool2d.forward
 
@@ -92,7 +92,7 @@ MANY_OUTPUTS = replace(TOKENS, classes=2_000)
 
 
 @pytest.mark.parametrize(("asked", "rows"), [("auto", 131), (3, 3), (5000, 131)])
-def test_very_many_outputs_limit_a_pass_on_a_processor_too_whatever_is_asked_for(asked: int | str, rows: int) -> None:
+def test_very_many_outputs_limit_a_pass_on_a_cpu_too_whatever_is_requested(asked: int | str, rows: int) -> None:
     """2²⁶ bytes of outputs of 64 · 2,000 values of 4 bytes."""
     table = SimpleNamespace(batch_size=asked)
     assert rows_evaluated(table, next_words(), MANY_OUTPUTS) == rows  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influenc
 
 
 def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-    """That of the mean loss of all these samples in one pass."""
+    """Return the gradient of the mean loss of all these samples in one pass."""
     model.bind(model.initial)
     model.module.train()
     loss = nn.functional.cross_entropy(model.module(x), y)

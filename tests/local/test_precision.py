@@ -46,7 +46,7 @@ Under max pooling a rounding can make another input the largest, often so on the
 
 @cache
 def in_bfloat16(layer: str, **options: Any) -> bool:
-    """Whether torch has a recurrent layer in bfloat16 on this CPU."""
+    """Return True if torch has a recurrent layer in bfloat16 on this CPU."""
     try:
         with torch.autocast("cpu", torch.bfloat16):
             getattr(nn, layer)(8, 6, **options)(torch.zeros(2, 3, 8))[0].sum().backward()
@@ -56,7 +56,7 @@ def in_bfloat16(layer: str, **options: Any) -> bool:
 
 
 class Recurrent(nn.Module):
-    """The lines of the digits, one after another."""
+    """Return the lines of the digits as sequences."""
 
     def __init__(self, layer: str, **options: Any):
         super().__init__()
@@ -150,7 +150,7 @@ def test_a_precision_without_gradients_is_rejected_before_the_first_round(
         assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-def test_the_batched_engine_is_not_offered_and_refused_when_named():
+def test_the_batched_engine_is_not_offered_and_rejected_when_named():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     engine = chosen(model, source, local={"precision": "bfloat16"})
     assert 'the others sequential (local.precision = "bfloat16": its layers' in engine.description

@@ -52,7 +52,7 @@ def test_the_number_of_steps_is_known_without_drawing(n: int, batch: int | None,
         assert schedule(rule, n, None) == [None] * step_count(rule, n)
 
 
-def test_epochs_and_steps_are_drawn_anew():
+def test_every_epoch_and_step_has_a_new_draw():
     first, second = (np.concatenate(half) for half in np.split(np.array(drawn(LocalRule(epochs=2), 50)), 2))
     assert not np.array_equal(first, second)
     steps = drawn(LocalRule(epochs=None, steps=2, batch_size=10), 1000)

@@ -1,7 +1,7 @@
 """Rounds of Astraea on the embedded digits: `mpiexec -n 5 python -m tests.mediators.relay_runs FOLDER`.
 
 `relayed` runs them through sub-communicators, `plain` is Algorithm 1 as three nested loops in one process. One job of
-five ranks runs them on all five, and then on two and three of them side by side.
+five ranks runs them on all five, and then on two and three of them at the same time.
 """
 
 from __future__ import annotations

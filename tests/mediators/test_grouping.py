@@ -1,4 +1,4 @@
-"""The mediators of a round: drawn anew, or once for all rounds."""
+"""The mediators of a round: drawn in every round, or once for all rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def groups(reschedule: str, scheduling: str = "random") -> MediatorGroups:
 
 
 @pytest.mark.parametrize("scheduling", ["greedy", "exchange", "random"])
-def test_static_groups_go_by_the_clients_ids_whoever_is_there(scheduling: str):
+def test_static_groups_depend_on_the_clients_ids_alone(scheduling: str):
     made, everybody = groups("once", scheduling), np.arange(CLIENTS)
     of_all, facts = made.group(0, everybody)
     assert facts["mediators"] == CLIENTS // 4
@@ -45,7 +45,7 @@ def by_size(counts: np.ndarray, most: int, generator: np.random.Generator, targe
     return mediators
 
 
-def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
+def test_a_custom_scheduling_groups_the_participants() -> None:
     config = given_config("astraea", {"topology.scheduling": by_size, "topology.clients_per_mediator": 2})
     counts = np.array([[9, 0], [1, 0], [0, 5], [2, 0], [0, 7]])
     mediators, facts = MediatorGroups(config, counts, None, np.ones(2, np.int64), Streams(3)).group(0, np.arange(5))
@@ -57,7 +57,7 @@ def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
 @pytest.mark.parametrize(
     ("found", "message"), [([0, 0, 0], "gave 3 clients to one mediator: 2 at most"), ([0.0, 1.0], "return the number")]
 )
-def test_groups_that_nobody_can_use_are_refused(found: list, message: str) -> None:
+def test_unusable_groups_are_rejected(found: list, message: str) -> None:
     config = given_config(
         "astraea",
         {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2},

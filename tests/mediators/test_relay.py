@@ -32,7 +32,7 @@ COUNTS = ("clients", "samples", "steps", "visits", "hops", "loss_sum", "weight",
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As each rank of the jobs has: the bits of a matrix product depend on the number of threads."""
+    """Set the threads of each rank of the jobs: the bits of a matrix product depend on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -55,7 +55,7 @@ def test_one_process_equals_the_plain_loop(name: str, expected: dict[str, np.nda
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Where a job left what it computed on all its ranks, and then on the first two of them."""
+    """Folder where a job left its results on all its ranks, and then on the first two of them."""
 
     @cache
     def ran(ranks: int) -> Path:

@@ -1,4 +1,4 @@
-"""The plan of the relays: nobody can deadlock, every visit happens once and in order, whoever owns whom."""
+"""The plan of the relays: no rank can deadlock, and every visit happens once and in order for any owners."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def follow(plan: RelayPlan, seconds: np.random.Generator) -> list[Leg]:
             assert (leg.mediator, leg.following) not in arrived
             arrived[leg.mediator, leg.following] = clock[worker]
         done.append(leg)
-    assert not arrived, "a model was sent that nobody took"
+    assert not arrived, "a model was sent that no rank received"
     return done
 
 

@@ -39,7 +39,7 @@ def plain_greedy(counts: np.ndarray, most: int) -> list[list[int]]:
     return mediators
 
 
-def test_an_empty_client_joins_a_mediator_that_everybody_else_would_make_worse() -> None:
+def test_an_empty_client_joins_a_mediator_that_all_other_clients_would_make_worse() -> None:
     # Client 0 (5 : 5) opens at divergence 0. With 2 the pool keeps it (P_m + P_2 = P_m); with 1 it is 9 : 5, with 3
     # 5 : 14. So the empty client is line 7's argmin, although its index is not the lowest.
     counts = np.array([[5, 5], [4, 0], [0, 0], [0, 9]])
@@ -94,7 +94,7 @@ def test_a_given_target_is_approached_instead_of_the_uniform_one() -> None:
     assert greedy(counts, 1).tolist() == [0, 2, 1]
 
 
-def test_a_class_that_the_target_lacks_is_refused() -> None:
+def test_a_class_that_the_target_lacks_is_rejected() -> None:
     with pytest.raises(UserError, match="class 1"):
         greedy(np.array([[1, 1]]), 1, target_distribution(2, np.array([5, 0])))
     assert greedy(np.array([[1, 0]]), 1, target_distribution(2, np.array([5, 0]))).tolist() == [0]

@@ -35,8 +35,8 @@ def test_a_value_is_dropped_with_probability_p(p: float):
 
 
 @pytest.mark.parametrize("p", [0.2, 0.1, 0.9, 0.99999, 1e-3])
-def test_a_value_is_dropped_where_its_sixteen_bits_lie_below_p(p: float):
-    """To 2**-17, of the 65,536 values of sixteen bits that a share p lies below p."""
+def test_a_value_is_dropped_where_its_sixteen_bits_are_below_p(p: float):
+    """A share p of the 65,536 values of sixteen bits is below p, up to 2**-17."""
     mask = draw_mask(stream(2), 1000, 1000, p).ravel()
     words = stream(2).bit_generator.random_raw(250_000)
     bits = np.stack([words >> np.uint64(16 * place) & np.uint64(0xFFFF) for place in range(4)], 1).ravel()

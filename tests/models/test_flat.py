@@ -11,7 +11,7 @@ from fedmpi.models.flat import FlatModel, add_gradients
 
 
 class Mixed(nn.Module):
-    """Everything that may or may not travel: a frozen layer, batch norm, a constant buffer, tied weights."""
+    """All values that may or may not be communicated: a frozen layer, batch norm, a constant buffer, tied weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_sparse_gradients_are_added_to_the_rows_touched():
     assert totals[0].any()
 
 
-def test_what_cannot_be_trained_is_refused():
+def test_what_cannot_be_trained_is_rejected():
     with pytest.raises(UserError, match="no trainable parameters"):
         FlatModel(nn.ReLU())
     with pytest.raises(UserError, match=r"mixes float types \(torch.float32, torch.float64\)"):

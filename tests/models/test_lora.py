@@ -1,4 +1,4 @@
-"""LoRA: only small matrices are trained, sent and counted; every other value stays to the bit."""
+"""LoRA: only small matrices are trained, sent and counted; every other value stays bit-identical."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[st
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), OPTIONS, "batch norm"),
     ],
 )
-def test_models_that_it_does_not_suit_are_refused(module: nn.Module, options: dict[str, Any], words: str):
+def test_models_that_it_does_not_suit_are_rejected(module: nn.Module, options: dict[str, Any], words: str):
     with pytest.raises(UserError, match=words):
         with_lora(module, options)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "merged"])
-def test_bytes_are_those_of_the_small_matrices_and_the_rest_stays_to_the_bit(engine: str):
+def test_bytes_are_those_of_the_small_matrices_and_the_rest_stays_bit_identical(engine: str):
     settings = {**LANGUAGE, "model.lora": ATTENTION, "local.engine": engine}
     if engine == "merged":
         settings |= {"local.steps": 1, "local.batch_size": "all"}
@@ -115,7 +115,7 @@ def plain_loss(module: nn.Module, arrays: fedmpi.ClientArrays) -> float:
     return float((losses.view(y.shape).sum(1) / (y >= 0).sum(1).clamp_min(1)).mean())
 
 
-def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
+def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_rejected():
     found = load_config(None, ["preset=fedavg", "model.lora.rank=3", "model.lora.alpha=2"]).model.options["lora"]
     assert (found["rank"], found["alpha"], found.get("targets", ())) == (3, 2.0, ())
     for wrong in ("model.lora.rank=0", "model.lora.alpha=-1", "model.lora.width=3", "model.lora=4"):
@@ -123,7 +123,7 @@ def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
             load_config(None, ["preset=fedavg", wrong])
 
 
-def test_a_run_does_not_go_on_with_other_frozen_values(tmp_path: Path):
+def test_a_run_does_not_continue_with_other_frozen_values(tmp_path: Path):
     settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1, "alpha": 1.0}, "local.lr": 0.01}
     data = worlds.three_numbers()
     for times in (1.0, 1.0, 2.0):
@@ -147,7 +147,7 @@ def scaled(description: object) -> nn.Module:
 
 
 def test_torchs_own_encoder_is_evaluated_with_its_matrices():
-    """Its fast path, taken in evaluation alone, would read the weights of Linear layers and pass the matrices by."""
+    """Network whose fast path in evaluation would read the weights of Linear layers and skip the matrices."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     small, x = with_lora(nn.TransformerEncoder(layer, 2), OPTIONS), torch.randn(3, 5, 8)

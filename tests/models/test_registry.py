@@ -123,6 +123,6 @@ def test_a_module_takes_no_options() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-def test_a_network_that_has_no_copy_is_refused_with_what_to_do():
+def test_a_network_that_has_no_copy_is_rejected_with_what_to_do():
     with pytest.raises(UserError, match="Linear given as the model cannot be copied: give a function that builds it"):
         build(torch.nn.utils.weight_norm(torch.nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)

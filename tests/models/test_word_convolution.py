@@ -58,7 +58,7 @@ def test_it_is_the_convolution_that_torch_computes(kind: str, dtype: torch.dtype
     for given in (words, words.transpose(1, 2).contiguous().transpose(1, 2)):  # word by word, and value by value
         for one, other in zip(with_gradients(module, given), before, strict=True):
             torch.testing.assert_close(one, other, rtol=small, atol=small)
-    assert module(words).stride(1) == 1, "the values of a word lie side by side behind it, too"
+    assert module(words).stride(1) == 1, "the values of a word are adjacent after it, too"
     remove_word_convolutions(module)
     assert type(module.layer) is nn.Conv1d
     assert all(torch.equal(*pair) for pair in zip(with_gradients(module, words), before, strict=True))

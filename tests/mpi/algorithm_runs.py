@@ -1,4 +1,4 @@
-"""Runs of algorithms with state, one after another on the ranks of one job:
+"""Runs of algorithms with state, sequentially on the ranks of one job:
 
 mpiexec -n N python tests/mpi/algorithm_runs.py OUT.npz JOBS.json
 

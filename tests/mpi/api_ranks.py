@@ -58,7 +58,7 @@ VIEWED = (
 
 
 def viewed(further: dict[str, Any]) -> dict[str, list[Any]]:
-    """What a run tells about its clients, bit by bit."""
+    """Return the bits of what a run reports about its clients."""
     keys = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.batch_size": 50}
     run = fedmpi.run("fedavg", {**KEYS, **keys, "rounds": 2, "evaluation.clients_every": 1, **further})
     return {name: column.astype(np.float64).view(np.int64).tolist() for name, column in run.clients.items()}
@@ -93,11 +93,11 @@ def refusal(*given: Any, **more: Any) -> str:
         fedmpi.run(*given, **more)
     except (fedmpi.UserError, fedmpi.ComponentFailure) as error:
         return str(error)
-    raise AssertionError("nothing was refused")
+    raise AssertionError("nothing was rejected")
 
 
 def fails(record: dict[str, Any]) -> bool:
-    raise KeyError("a made-up fault")
+    raise KeyError("a test fault")
 
 
 def mapped() -> int:
@@ -120,7 +120,7 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), MPI.COMM_WORLD.Get_rank()
     if sys.argv[2:] == ["lone"]:
         fedmpi.run("fedavg", KEYS, stop=(lambda: 1 // 0) if rank == 1 else None)
-        raise AssertionError("goes on without rank 1")
+        raise AssertionError("continues without rank 1")
     calls: list[int] = []
 
     def enough(record: dict[str, Any]) -> bool:
@@ -139,8 +139,8 @@ def main() -> None:
         "too many": refusal("fedavg", {"clients.count": 99}, data=arrays()),
         "nowhere": refusal("fedavg", data="nowhere"),
         "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "clients.count": 4}, data=arrays())),
-        "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),
-        "unlike networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
+        "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
+        "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "judged": [judged(*how) for how in HOW_JUDGED],
         "viewed": [viewed(further) for further in VIEWED],
         "calls": calls,

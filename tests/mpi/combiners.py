@@ -1,4 +1,4 @@
-"""A combiner of one's own with two methods, written from the documentation: the mean, weighted by unlikeness."""
+"""A custom aggregator with two methods, written from the documentation: the mean, weighted by distance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Several commands in one job, or in one process, so that torch is loaded once.
 
 `python -m tests.mpi.commands FOLDER`, where FOLDER/commands.json holds the arguments of each command by its name. How a
-rank ended one of them, and what it printed, stands in FOLDER/NAME.RANK.json; the last command ends the job.
+rank ended one of them, and what it printed, is in FOLDER/NAME.RANK.json; the last command ends the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Commands = Mapping[str, Sequence[str | Path]]
 def run_commands(
     ranks: int | None, commands: Commands, folder: Path, timeout: float, cwd: Path | None = None
 ) -> dict[str, CompletedProcess[str]]:
-    """Run `fedmpi ARGUMENTS` for each of the commands on so many ranks of one job, one after another."""
+    """Run `fedmpi ARGUMENTS` for each of the commands on so many ranks of one job, sequentially."""
     asked = {name: list(map(str, arguments)) for name, arguments in commands.items()}
     (folder / "commands.json").write_text(json.dumps(asked))
     program = ["-m", "tests.mpi.commands", folder]

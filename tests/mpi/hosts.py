@@ -1,4 +1,4 @@
-"""Several hosts on this machine: network namespaces with host names of their own, joined by a bridge. Takes root."""
+"""Several hosts on this machine: network namespaces with different host names, joined by a bridge. Needs root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from tests.mpi.launch import find_mpiexec
 
 NETWORK = "10.77.0."
-# What mpiexec calls in the place of ssh: options, a host's address, a command.
+# Command that mpiexec calls instead of ssh: options, a host's address, a command.
 SHELL_ON_HOST = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 namespace={prefix}${{1##*.}}
@@ -68,7 +68,7 @@ def emulated_hosts(count: int) -> Iterator[Hosts]:
 
 
 def _connect(hosts: Hosts, wires: str) -> None:
-    """A bridge in a namespace of its own, and a wire to it from every host."""
+    """A bridge in a separate namespace, and a wire to it from every host."""
     _ip("netns", "add", wires)
     _ip("-n", wires, "link", "add", "name", "bridge", "type", "bridge")
     _ip("-n", wires, "link", "set", "bridge", "up")

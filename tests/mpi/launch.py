@@ -23,7 +23,7 @@ NEVER_BEGAN = "The PMIx server's listener thread failed to start"
 """Open MPI's launcher on a busy machine, now and then: it has started no rank, so the job may be started again."""
 LAUNCHES = 3
 LATE_ANSWER = re.compile(r"^\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH in file \S+/pmix_server\.c at line \d+\n?", re.M)
-"""Open MPI's launcher, when a rank has ended before it is told that it may end: nothing is wrong with the job."""
+"""Message of Open MPI's launcher when a rank ends before it is allowed to: nothing is wrong with the job."""
 
 
 def find_mpiexec() -> str:
@@ -38,12 +38,12 @@ def find_mpiexec() -> str:
 def start_mpi_job(
     n: int, args: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Job:
-    """Start `mpiexec -n N python ARGS` in a process group of its own and return the Popen object; see `end_job`."""
+    """Start `mpiexec -n N python ARGS` in a new process group and return the Popen object; see `end_job`."""
     return start_job([find_mpiexec(), "-n", str(n), sys.executable, *map(str, args)], env, cwd)
 
 
 def start_job(command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
-    """Start any command in a process group of its own; the repository is importable and each process has one thread."""
+    """Start any command in a new process group; the repository is importable and each process has one thread."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         list(command),
@@ -81,7 +81,7 @@ def sweep_shared_memory(started: float) -> None:
         try:
             mapped |= set(re.findall(r"mpich_shm_\S+", Path(f"/proc/{pid}/maps").read_text()))
         except OSError:
-            continue  # it has ended, or belongs to somebody else
+            continue  # it has ended, or belongs to another user
     for file in left:
         if file.name not in mapped:
             file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A server optimizer of one's own that steps otherwise on rank 2: its ranks' models drift apart."""
+"""A custom server optimizer that steps otherwise on rank 2: its ranks' models drift apart."""
 
 from __future__ import annotations
 

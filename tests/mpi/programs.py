@@ -1,6 +1,6 @@
-"""What the ranks of the tests' jobs run: `python -m tests.mpi.programs NAME [ARGUMENTS] [+ NAME [ARGUMENTS]]`.
+"""Programs for the ranks of the tests' jobs: `python -m tests.mpi.programs NAME [ARGUMENTS] [+ NAME [ARGUMENTS]]`.
 
-A wrong result raises. Of several programs, run one after another, every rank says which have passed.
+A wrong result raises. Several programs run sequentially, and every rank prints which of them have passed.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def round_sums() -> None:
 
 
 def combined_updates(folder: str) -> None:
-    """Every combiner on the same updates, dealt unevenly to the ranks: what they make of them, kept by rank 0."""
+    """Every aggregator on the same updates, assigned unevenly to the ranks: rank 0 keeps the results."""
     import torch
 
     from fedmpi.aggregation import combining
@@ -189,7 +189,7 @@ def combined_updates(folder: str) -> None:
             kept.reset()
             kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
             for client in range(11):
-                if client * client % cluster.size == cluster.rank:  # of three ranks the last one has none
+                if client * client % cluster.size == cluster.rank:  # the last of three ranks has none
                     drawn = np.random.default_rng((number, t, client)).standard_normal(values)
                     kept.add(torch.from_numpy(drawn).float(), 1.0 + client, client)
             kept.flush()
@@ -213,7 +213,7 @@ def combined_updates(folder: str) -> None:
 
 
 def gpus_without_cuda_aware_mpi() -> None:
-    """What all ranks decide when their tensors lie on GPUs and this MPI does not read them; no GPU is touched."""
+    """Decision of all ranks when their tensors are on GPUs and this MPI does not read them; no GPU is touched."""
     import torch
     from mpi4py import MPI
 
@@ -255,7 +255,7 @@ def broken_protocol() -> None:
 
 
 def large_sum(values: str) -> None:
-    """A window asked for, with more values than a small shared memory holds."""
+    """A requested window, with more values than a small shared memory contains."""
     logging.basicConfig(level=logging.INFO)
     cluster = Cluster.connect("window")
     slot = cluster.sum_tensor(int(values), "float32")
@@ -366,7 +366,7 @@ def wait_politely(folder: str) -> None:
         if cluster.is_server:
             while not all(
                 (Path(folder) / f"{name}{rank}").exists() for rank in others
-            ):  # for ever where somebody spins: the job has a limit
+            ):  # for ever where a rank spins: the job has a limit
                 time.sleep(0.001)
         else:
             sleeps.mark_with(Path(folder) / f"{name}{cluster.rank}")
@@ -375,7 +375,7 @@ def wait_politely(folder: str) -> None:
 
 
 class Sleeps:
-    """Stands for the module `time` where ranks wait, and makes a file when enough sleeps, or rests, were taken."""
+    """Substitute for the module `time` where ranks wait; makes a file after enough sleeps, or rests."""
 
     ENOUGH = 10
 
@@ -400,7 +400,7 @@ def fail(how: str, who: str = "1") -> int:
     cluster = Cluster.connect()
     if who == "all" or cluster.rank == int(who):
         if how == "exception":
-            raise ZeroDivisionError("a made-up fault")
+            raise ZeroDivisionError("a test fault")
         if how == "client":
             raise ClientFailure(17, cluster.rank, ValueError("bad sample"))
         if how == "user":
@@ -431,7 +431,7 @@ def say_hello() -> None:
 
 
 def counted(owner: Any, name: str) -> list[int]:
-    """How often a method will have been called, as a list of one number that grows."""
+    """Count the calls of a method, in a list of one number that grows."""
     calls, inner = [0], getattr(owner, name)
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -443,7 +443,7 @@ def counted(owner: Any, name: str) -> list[int]:
 
 
 def woken() -> None:
-    """Who waits a second rests a few times only, and is up soon after the last one has come; whoever that is."""
+    """A rank that waits a second rests a few times only, and continues soon after the last rank has come."""
     cluster = Cluster.connect()
     assert cluster._board is not None
     collectives.YIELDING_SECONDS = 0.0
@@ -467,7 +467,7 @@ def woken() -> None:
 
 
 def progress() -> None:
-    """A rank that waits at the board lets go on what it began in MPI: a large message to one who waits for it there."""
+    """A rank at the board still progresses its MPI operations: a large message to a rank that waits for it."""
     from mpi4py import MPI
 
     cluster = Cluster.connect()
@@ -503,7 +503,7 @@ def signals() -> None:
 
 
 def many_meetings(rounds: str) -> None:
-    """Nobody leaves a meeting before all have come, however they come."""
+    """No rank leaves a meeting before all have come, in any order."""
     cluster, naps = Cluster.connect(), random.Random(os.getpid())
     sums = cluster.sum_tensor(cluster.size, "int64")
     for t in range(int(rounds)):
@@ -530,7 +530,7 @@ def server_away() -> None:
 
 
 def large_broadcasts() -> None:
-    """What does not fit on a page comes through MPI, cut into pieces, in any order with what does."""
+    """Data that do not fit on a page come through MPI, cut into pieces, in any order with those that do."""
     cluster, collectives.CHUNK = Cluster.connect(), 3_000_000
     for count in (10, board.PAGE // 8, 3, board.PAGE, 0, board.PAGE // 8 - 64):
         sent = [np.arange(count), np.arange(5.0), np.zeros((2, 0), np.float32)]
@@ -541,7 +541,7 @@ def large_broadcasts() -> None:
 
 
 def without(what: str) -> None:
-    """Where a node cannot have a board, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
+    """Without a board on a node, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
     if what == "semaphores":
         board.semaphores_work = lambda: False
     elif what == "room":
@@ -569,11 +569,11 @@ REPLACED: list[tuple[Any, str]] = [
     (ranks, "shared_memory_lacks"),
     *((window, name) for name in ("WINDOW_FROM_BYTES", "WINDOW_FROM_BYTES_CROWDED")),
 ]
-"""What programs put other values into; the next program of the job finds the package's own."""
+"""Module values that programs replace; they are restored for the next program of the job."""
 
 
 def main() -> int | None:
-    """Run what the command line names, one after another; return what the last one does."""
+    """Run the programs on the command line sequentially; return the result of the last one."""
     asked: list[list[str]] = [[]]
     for word in sys.argv[1:]:
         asked.append([]) if word == "+" else asked[-1].append(word)

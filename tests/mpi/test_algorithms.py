@@ -46,7 +46,7 @@ def job(settings: list[str], folder: Path, **others: Any) -> dict[str, Any]:
 
 
 def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """What `run` returns for each of the jobs."""
+    """Return the result of `run` for each of the jobs."""
     if ranks == 1:
         return [run(**one) for one in jobs]
     out, listed = folder / f"out{ranks}.npz", folder / f"jobs{ranks}.json"
@@ -87,7 +87,7 @@ def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_goes_on_with_another_number_of_ranks_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_continues_with_another_number_of_ranks_bit_for_bit(tmp_path: Path) -> None:
     started = [job(s, tmp_path / f"from3-{i}", stop_after=2) for i, s in enumerate(RESUMED)]
     wholes = [job(s, tmp_path / f"whole3-{i}") for i, s in enumerate(RESUMED)]
     of_three = on_ranks(3, [*started, *wholes], tmp_path)[len(RESUMED) :]

@@ -19,7 +19,7 @@ Found = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each of three ranks found."""
+    """Return the results of each of three ranks."""
     folder = tmp_path_factory.mktemp("api")
     job = run_mpi(RANKS, [PROGRAM, folder])
     assert job.returncode == 0, job.stderr
@@ -71,15 +71,15 @@ def test_on_round_is_called_on_rank_0_and_ends_all_and_any_rank_can_stop_all(fou
 @pytest.mark.parametrize(
     "name, sentence",
     [
-        ("failed", "in round 0: KeyError: 'a made-up fault'"),
+        ("failed", "in round 0: KeyError: 'a test fault'"),
         ("wrong", "unknown key local.lrr"),
         ("too many", "clients.count = 99, but the shards hold 7 clients"),
         ("nowhere", "the shard folder nowhere does not exist"),
-        ("unlike arrays", "the ranks do not run the same: "),
-        ("unlike networks", "the values of the model given (sha256)"),
+        ("different arrays", "the ranks do not run the same: "),
+        ("different networks", "the values of the model given (sha256)"),
     ],
 )
-def test_wrong_input_is_refused_by_all_ranks_alike(found: Found, name: str, sentence: str):
+def test_wrong_input_is_rejected_by_all_ranks_alike(found: Found, name: str, sentence: str):
     words = {ranks[name] for ranks in found}
     assert len(words) == 1 and sentence in words.pop()
 
@@ -95,7 +95,7 @@ def test_a_rank_that_fails_alone_ends_the_job(tmp_path: Path):
     assert job.returncode != 0 and "ZeroDivisionError" in job.stderr and "rank 1 on " in job.stderr
 
 
-def test_clients_are_evaluated_to_the_same_bits_whoever_does_it(found: Found):
+def test_clients_are_evaluated_bit_identically_on_any_rank(found: Found):
     for number, further in enumerate(api_ranks.VIEWED):
         server, *workers = (ranks["viewed"][number] for ranks in found)
         assert server == api_ranks.viewed(further) and len(server["client"]) == 2 * (20, 7, 6)[number]

@@ -33,7 +33,7 @@ TOGETHER = {
     ],
     4: EVERYWHERE,
 }
-"""Programs by number of ranks: one job runs them one after another, so that Python starts and torch loads once."""
+"""Programs by number of ranks: one job runs them sequentially, so that Python starts and torch loads once."""
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not semaphores_work(), reason="this system has no semaphores between processes"),
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same_everywhere(folder: Path, *ranks: int) -> None:
-    """Robust rules combine bit-identical updates however many ranks there are."""
+    """Robust rules combine bit-identical updates for any number of ranks."""
     found = [dict(np.load(folder / f"combined{n}.npz")) for n in ranks]
     assert len(found[0]) == 20 and all(values.any() for values in found[0].values())
     for other in found[1:]:
@@ -130,7 +130,7 @@ def test_without_mpi4py_one_process_works_and_says_so() -> None:
 
 
 def test_a_small_shared_memory_makes_way_for_allreduce() -> None:
-    """In a mount namespace whose /dev/shm holds 64 MB, three ranks ask for a window of 160 MB."""
+    """In a mount namespace whose /dev/shm has 64 MB, three ranks request a window of 160 MB."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made (that takes root)")
     small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
@@ -163,7 +163,7 @@ def test_a_semaphore_wakes_another_process_and_counts_only_posts_since_its_reset
         os._exit(0)
     assert 0.1 < seconds_of_wait(own, 30) < 10
     os.waitpid(child, 0)
-    assert 0.09 < seconds_of_wait(own, 0.1) < 5  # nobody posts
+    assert 0.09 < seconds_of_wait(own, 0.1) < 5  # no rank posts
     own.post()
     assert seconds_of_wait(own, 30) < 10  # posted before
     own.post()

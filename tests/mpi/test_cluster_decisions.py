@@ -1,6 +1,6 @@
-"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours.
+"""Decisions of the cluster without MPI: the launcher, the fastest sum, the cores and the device of a rank.
 
-A wait that is known to be long takes no core: asleep at once, and woken by what it waits for.
+A wait that is known to be long takes no core: the rank sleeps at once, and is woken by the awaited event.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def test_the_launcher_is_known_by_the_variables_of_this_process(environ, launch)
         *((SRUN, 1, False), (MPIEXEC, 1, False), (MPIEXEC, 2, False), ({**SRUN, **MPIEXEC}, 3, False)),
     ],
 )
-def test_a_world_of_another_size_than_launched_is_refused(environ, size, joined):
+def test_a_world_of_another_size_than_launched_is_rejected(environ, size, joined):
     with nullcontext() if joined else pytest.raises(LauncherMismatch, match=rf"MPICH 5.0.2, which sees {size}: "):
         check_world_size(read_launches(environ), size, MPICH)
 
 
-def test_an_mpich_without_pmix_is_refused_before_it_aborts_under_a_pmix_launcher():
+def test_an_mpich_without_pmix_is_rejected_before_it_aborts_under_a_pmix_launcher():
     with pytest.raises(LauncherMismatch, match="srun --mpi=pmi2"):
         check_process_manager({"PMIX_RANK": "0"}, MPICH)
     check_process_manager({"PMIX_RANK": "0"}, OPEN_MPI)
@@ -154,7 +154,7 @@ def test_cores_that_other_processes_keep_busy_are_left_to_them(fair, cores, othe
     assert threads_beside_others(fair, cores, others, ranks) == threads
 
 
-def test_the_work_of_another_process_is_seen_and_ones_own_is_not_counted():
+def test_the_work_of_another_process_is_seen_and_that_of_this_one_is_not_counted():
     """A process that computes all the time, on the one core looked at: it has at least a part of it, however busy."""
     core = min(os.sched_getaffinity(0))
     mask = np.arange(MOST_CORES) == core

@@ -1,8 +1,8 @@
-"""Any number of ranks gives the same plans, the same rows and, to rounding, the same weights.
+"""Any number of ranks gives the same plans, the same rows and, up to rounding, the same weights.
 
-Weights are compared to rounding only where a step depends smoothly on the weights: models have tanh units, since a
+Weights are compared up to rounding only where a step depends smoothly on the weights: models have tanh units, since a
 rounding can switch a ReLU on or off; clients' Adam has a large epsilon; the server's optimizer is SGD or momentum,
-since Adagrad, Adam and Yogi divide by small numbers and Yogi takes a sign. With exact sums all give the same bits.
+since Adagrad, Adam and Yogi divide by small numbers and Yogi takes a sign. With exact sums all are bit-identical.
 """
 
 from __future__ import annotations

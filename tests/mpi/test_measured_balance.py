@@ -1,6 +1,6 @@
 """Work spread by measured seconds: a slow worker gets less of it, and the result of the run is the same.
 
-`mpiexec -n 3 python tests/mpi/test_measured_balance.py OUT.npz` runs `RUNS` with made-up seconds.
+`mpiexec -n 3 python tests/mpi/test_measured_balance.py OUT.npz` runs `RUNS` with synthetic seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS = [
     for balance in ("planned", "measured")
 ]
 SLOWNESS, STEP_ROWS, SLOW_RANK = 3.0, 20.0, 1
-"""How much slower rank 1, the first worker, is, and how many rows a step costs."""
+"""Slowness of rank 1, the first worker, and the cost of a step in rows."""
 
 
 @pytest.mark.slow

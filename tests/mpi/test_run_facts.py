@@ -1,6 +1,6 @@
-"""Ranks that were started with different files or options are refused before they train: one sentence, code 2, no hang.
+"""Ranks started with different files or options are rejected before they train: one sentence, code 2, no hang.
 
-Each job is started as several components of one mpiexec, every component with words of its own.
+Each job is started as several components of one mpiexec, each with other arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_components(*components: Sequence[str | Path], env: dict[str, str] | None
 
 
 def unlike(out: Path, *sets: Sequence[str]) -> str:
-    """What a job says whose ranks are started with these settings beside the common ones."""
+    """Return the output of a job whose ranks are started with these settings in addition to the common ones."""
     job = run_components(*([*TRAIN, *choices(*COMMON, *settings), "--out", out] for settings in sets))
     assert job.returncode == 2, job.stderr
     assert job.stderr.count("error: ") == 1 and "Traceback" not in job.stderr
@@ -66,7 +66,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_data_and_sources_that_differ_under_the_same_name_are_named_by_file(shards: Path, tmp_path: Path):
-    """Two hosts with disks of their own: the same path, other files; here two working folders."""
+    """Two hosts with separate disks: the same path, other files; here two working folders."""
     for rank, width in enumerate((8, 9)):
         folder = tmp_path / str(rank)
         shutil.copytree(shards, folder / "shards")
@@ -88,7 +88,7 @@ def test_data_and_sources_that_differ_under_the_same_name_are_named_by_file(shar
     assert "helper.py (sha256) is " in job.stderr and "mine.py" not in job.stderr
 
 
-# What is compared, on one rank
+# Compared facts, on one rank
 
 
 def test_every_key_version_and_shard_is_among_the_facts(shards: Path):

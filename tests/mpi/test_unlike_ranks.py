@@ -161,7 +161,7 @@ SCENARIOS: list[tuple[Scenario, str, str]] = [
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[dict[str, Any]]], CompletedProcess[str]]:
-    """What three ranks say of every scenario, and how the job ended."""
+    """Return the output of three ranks for every scenario, and the exit code of the job."""
     out = tmp_path_factory.mktemp("unlike") / "found.json"
     ended = run_mpi(3, ["-m", "tests.mpi.test_unlike_ranks", out])
     assert out.exists(), ended.stderr

@@ -1,4 +1,4 @@
-"""A user's own models, named in configurations as "tests.mpi.user_models:…"."""
+"""Custom models, named in configurations as "tests.mpi.user_models:…"."""
 
 from __future__ import annotations
 

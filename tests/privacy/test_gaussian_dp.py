@@ -22,7 +22,7 @@ def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_without_a_norm_is_refused(bad: float):
+def test_an_update_without_a_norm_is_rejected(bad: float):
     with pytest.raises(FloatingPointError, match=r"local\.lr"):
         clip(torch.tensor([1.0, bad]), 1.0)
 
@@ -89,7 +89,7 @@ def test_epsilon_of_a_fixed_sample_covers_neighbors_that_differ_in_one_client(si
 
 
 def test_sampling_never_costs_more_than_no_sampling():
-    """Where half of all take part the bound for samples is 17 % above the one without, after 100 rounds."""
+    """If half of all clients are selected, the bound for samples is 17 % above the one without, after 100 rounds."""
     pytest.importorskip("dp_accounting")
     sampled, whole = GaussianAccountant(1.0, 1e-5, 1000), GaussianAccountant(1.0, 1e-5, 1000)
     for _ in range(100):
@@ -98,7 +98,7 @@ def test_sampling_never_costs_more_than_no_sampling():
     assert sampled.epsilon() <= whole.epsilon()
 
 
-def test_rates_that_change_with_who_is_there_are_rounded_up_and_few():
+def test_rates_that_change_with_the_available_clients_are_rounded_up_and_few():
     pytest.importorskip("dp_accounting")
     rounded, below, above = (GaussianAccountant(2.0, 1e-5, clients) for clients in (10_000, 8999, 8830))
     rounded.spend(900, 8999)

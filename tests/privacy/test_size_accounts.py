@@ -1,5 +1,5 @@
-"""Who is charged for the size query in planned rounds: everybody who answered it, and without bound who tells its size
-otherwise."""
+"""Privacy accounts of the size query in planned rounds: all clients that answered it are charged, and those that
+disclose their size otherwise are charged without bound."""
 
 import logging
 import math
@@ -81,14 +81,14 @@ STRATA = ("clients.sampler=stratified", "clients.count=2")
         (["clients.sampler=oort", "clients.count=2"], "clients.sampler"),
     ],
 )
-def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
+def test_strata_of_labels_openings_and_schedules_by_label_disclose_sizes(settings: list[str], named: str | None):
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
     assert found is None or found.all_clients == named.startswith("clients.sampler")  # else of the participants only
 
 
 def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
-    """Of the sizes 10, 1, 30, 5, 5, 20, 9, 20 three lie above M − 1 = 19."""
+    """Three of the sizes 10, 1, 30, 5, 5, 20, 9, 20 are above M − 1 = 19."""
     rule = ("samples.size.estimate=randomized-response", "samples.size.max_size=20")
     plans = [planner(*PRIVATE, *rule, f"samples.size.clip={clip}").plan(0) for clip in ("true", "false")]
     assert [plan.facts["size_unprotected"] for plan in plans] == [0, 3]
@@ -109,7 +109,7 @@ def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("lost", ["ledger.answers", "usage.clients"])
-def test_a_checkpoint_without_an_account_is_refused_by_name(lost: str):
+def test_a_checkpoint_without_an_account_is_rejected_by_name(lost: str):
     counting = planner(*ASKED, "logging.diagnostics=true").accounts
     state = counting.state()
     counting.load(state)

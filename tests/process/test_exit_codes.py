@@ -1,4 +1,4 @@
-"""How a command ends whose process lacks something: files that it may open, a package."""
+"""Exit codes of a command whose process lacks something: files that it may open, a package."""
 
 from __future__ import annotations
 

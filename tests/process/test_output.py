@@ -1,4 +1,4 @@
-"""What a command prints where nobody reads it any more, or where it cannot be stored."""
+"""Output of a command that no process reads any more, or that cannot be stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.mpi.launch import REPOSITORY
 
 @pytest.fixture
 def unread() -> Iterator[int]:
-    """A pipe that nobody reads."""
+    """A pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -32,7 +32,7 @@ def text(descriptor: int, raises: bool) -> io.TextIOWrapper:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_what_nobody_reads_interrupts_a_command_once_and_a_run_never(unread: int, raises: bool) -> None:
+def test_output_without_a_reader_interrupts_a_command_once_and_a_run_never(unread: int, raises: bool) -> None:
     stream = text(unread, raises)
     with pytest.raises(OutputLost) if raises else nullcontext() as lost:
         print("one", file=stream, flush=True)
@@ -113,14 +113,14 @@ import os, sys
 from fedmpi import __main__, cli
 from fedmpi.process import signals
 
-def told(interrupt):
+def report(interrupt):
     handle = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY)
     print("lost", handle, flush=True)
     print("lost", file=sys.stderr)
     os.write(handle, str([handle > 2, interrupt.asked()]).encode())
     return 0
 
-cli.run_command = told
+cli.run_command = report
 __main__.main()
 """
 

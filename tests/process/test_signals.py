@@ -1,4 +1,4 @@
-"""Which signals ask a run to save and stop, in processes that load nothing else of fedmpi's."""
+"""Signals that ask a run to save and stop, in processes that load nothing else of fedmpi's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.mpi.launch import REPOSITORY
 PROGRAM = """
 import os, signal, sys, time
 number = signal.Signals[sys.argv[1]]
-usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL  # whoever started the tests
+usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL  # in any test process
 signal.signal(number, signal.SIG_IGN if sys.argv[2] == "ignored" else usual)
 from fedmpi.process import signals
 signals.SECONDS_OF_COPIES = 0.2
@@ -33,7 +33,7 @@ print(asked, getattr(handler, "name", None) or handler.__name__)
 
 
 def sent(number: str, how: str) -> subprocess.CompletedProcess[str]:
-    """What a process says and ends with to which a signal is sent."""
+    """Return the output and the exit code of a process to which a signal is sent."""
     words = [sys.executable, "-c", PROGRAM, number, how]
     return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
 
@@ -51,7 +51,7 @@ def test_the_second_one_ends_it_at_once_unless_it_is_a_warning(number: str, code
     assert (f"error: ended by a second {number}" in done.stderr) == bool(code)
 
 
-def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
+def test_a_run_that_was_started_to_continue_without_its_terminal_does() -> None:
     assert sent("SIGHUP", "ignored").stdout.split() == ["False", "SIG_IGN"]
 
 
@@ -76,4 +76,4 @@ def test_a_warning_that_cannot_be_shown_ends_no_run(stream: str, monkeypatch: py
     lost = {"full": open("/dev/full", "w", buffering=1), "closed": closed, "none": None}  # noqa: SIM115
     with shown_warnings(), monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", lost[stream])
-        logging.getLogger("fedmpi").warning("one that nobody sees")
+        logging.getLogger("fedmpi").warning("one that is not shown")

@@ -24,7 +24,7 @@ def of_checkpoint(path: str) -> bool:
     return Path(path).name.startswith(".round-")
 
 
-def test_rounds_go_on_while_the_disk_stalls_and_the_checkpoint_is_that_of_its_round(
+def test_rounds_continue_while_the_disk_stalls_and_the_checkpoint_is_that_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The first checkpoint, due after round 1, comes to the disk only in round 3, when model and record are others."""

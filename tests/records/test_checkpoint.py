@@ -38,7 +38,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path):
         assert all(torch.equal(tensors[name], tensor) for name, tensor in written.tensors.items())
 
 
-def test_a_copy_stays_as_it_was_when_training_goes_on():
+def test_a_copy_stays_as_it_was_when_training_continues():
     model, header = torch.arange(5.0), {"settled": 2, "unsettled": {"round": 2}}
     checkpoint = copied(3, {"model": model}, header)
     model += 1
@@ -149,7 +149,7 @@ ODD_COUNTS = [-1, 1.0, True, "3", None, 10**8]
         *({"unsettled": record} for record in (5, [], "round", True)),
     ],
 )
-def test_counts_and_records_that_are_none_are_refused_under_a_right_checksum(tmp_path: Path, header: dict):
+def test_counts_and_records_that_are_none_are_rejected_under_a_right_checksum(tmp_path: Path, header: dict):
     right = {"settled": 0, "unsettled": None}
     for last in (0, 10**8 - 1):
         path = save_checkpoint(tmp_path / str(last), Checkpoint(last, {"model": torch.ones(3)}, right), keep=1)
@@ -169,7 +169,7 @@ def test_what_is_no_plain_file_is_no_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("last", ["null", "7", '""'])
 def test_a_checksum_that_is_no_text_is_no_checksum(tmp_path: Path, last: str):
-    """Of a key that stands twice JSON takes the last: what is found in the text is not what is compared."""
+    """JSON takes the last value of a repeated key: the value found in the text is not the one that is compared."""
     said = {"null": "None", '""': ""}.get(last, last)
     header = f'{{"__metadata__":{{"fedmpi":"{{}}","checksum":"{said}","checksum":{last}}}}}'.encode()
     path = tmp_path / "round-00000005.safetensors"

@@ -1,4 +1,4 @@
-"""Who is taken for whom: the files of a finished run, what they say, and how they are shown."""
+"""Confusion matrices: the files of a finished run, their contents, and their display."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_files_are_those_of_the_final_model_on_the_test_part(done: fedmpi.Ru
     assert np.mean([float(row["f1"]) for row in rows]) == pytest.approx(done.records[-1]["test_macro_f1"], rel=1e-12)
 
 
-def test_a_run_that_goes_on_writes_them_anew(done: fedmpi.Run, tmp_path: Path):
+def test_a_run_that_continues_writes_them_again(done: fedmpi.Run, tmp_path: Path):
     first = fedmpi.run("fedavg", SETTINGS, out=tmp_path / "RUN")
     before = (first.folder / CONFUSION).read_bytes()
     assert before == (done.folder / CONFUSION).read_bytes()
@@ -89,7 +89,7 @@ def test_names_with_commas_and_quotes_come_back(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "true,a\na,1,2\n", "true,a\na,x\n", "true,a\na,-1\n"])
-def test_a_damaged_file_is_refused(text: str, tmp_path: Path):
+def test_a_damaged_file_is_rejected(text: str, tmp_path: Path):
     (tmp_path / CONFUSION).write_text(text)
     with pytest.raises(UserError, match="cannot be read"):
         read_confusion(tmp_path)

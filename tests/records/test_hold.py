@@ -33,7 +33,7 @@ def in_child(work: Callable[[], int]) -> int:
 
 
 def ended(child: int) -> int:
-    """Its exit code, or minus the signal that ended it."""
+    """Return the exit code of a process, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -50,7 +50,7 @@ def hold_and_die(run: Path) -> int:
     return child
 
 
-def test_a_folder_in_use_is_refused_with_its_owner_until_it_is_released(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_rejected_with_its_owner_until_it_is_released(tmp_path: Path) -> None:
     refuse_held(tmp_path / "nowhere")
     first = Hold(tmp_path)
     assert first.before is None and str(os.getpid()) in (owner_of(tmp_path) or "")

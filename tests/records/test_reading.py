@@ -1,4 +1,4 @@
-"""Records and summaries as they are read again: what is of another kind than reports count on is named and refused."""
+"""Records and summaries that are read again: a value of an unexpected kind is named and rejected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_last_line_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
         *(("phase_seconds", 0.5), ("phase_seconds", {"plan": "long"})),
     ],
 )
-def test_a_record_with_a_value_of_another_kind_is_refused(key: str, value: object, tmp_path: Path) -> None:
+def test_a_record_with_a_value_of_another_kind_is_rejected(key: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(WHOLE) + "\n")
     assert len(read_records(tmp_path)) == 1
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -75,7 +75,7 @@ def test_a_record_with_a_value_of_another_kind_is_refused(key: str, value: objec
         ("final", {"round": 2, "test_loss": "low"}),
     ],
 )
-def test_a_summary_with_a_value_of_another_kind_is_refused(key: str, value: object, tmp_path: Path) -> None:
+def test_a_summary_with_a_value_of_another_kind_is_rejected(key: str, value: object, tmp_path: Path) -> None:
     whole = {"final": {"round": 2, "test_loss": None}, "best_round": None, "mpi_bytes": {"total": 7}, "clients": 1}
     for content in (whole, {}, {"clients": 2**63 - 1}):
         (tmp_path / "summary.json").write_text(json.dumps(content))
@@ -85,7 +85,7 @@ def test_a_summary_with_a_value_of_another_kind_is_refused(key: str, value: obje
         read_summary(tmp_path / "summary.json")
 
 
-def test_brackets_without_an_end_are_refused_as_any_damage(tmp_path: Path) -> None:
+def test_brackets_without_an_end_are_rejected_as_any_damage(tmp_path: Path) -> None:
     for name, read in (("metrics.jsonl", lambda: read_records(tmp_path)), ("summary.json", None)):
         (tmp_path / name).write_text("[" * 100_000 + "\n")
         with pytest.raises(UserError, match=rf"{name} cannot be read \(maximum recursion depth"):

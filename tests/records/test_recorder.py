@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what its records say in the end, and what happens when its disk is full."""
+"""The folder of a run: its owner, its records in the end, and full disks."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def content(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
-# Whose folder it is
+# Ownership of a folder
 
 
 @pytest.mark.parametrize("name", [*OF_A_RUN[1:], "events.out.tfevents.1.host.2.0"])
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_with_anything_of_a_run_but_no_configuration_is_refused(tmp_path: Path, name: str, resume: bool):
+def test_a_folder_with_anything_of_a_run_but_no_configuration_is_rejected(tmp_path: Path, name: str, resume: bool):
     path = tmp_path / name / "round-00000001.safetensors" if name == "checkpoints" else tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("of a run")
-    (tmp_path / "notes.txt").write_text("of somebody else")
+    (tmp_path / "notes.txt").write_text("of another program")
     before = content(tmp_path)
     with pytest.raises(UserError, match=rf"holds {name} of a run but no config"):
         Recorder(tmp_path, CONFIG, resume)
@@ -116,7 +116,7 @@ def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Pat
     }
 
 
-# What may change
+# Keys that may change
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undist
 
 
 def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undisturbed: Path, tmp_path: Path):
-    """A finished run of four rounds goes on to eight, in two changes, and is that of eight rounds to the bit."""
+    """A finished run of four rounds continues to eight, in two changes, and is bit-identical to one of eight rounds."""
     longer = [setting for setting in SETTINGS if not setting.startswith("rounds")]
     assert run_into(tmp_path / "WHOLE", *longer, "rounds=8") == 0
     run = copy_of(undisturbed, tmp_path)
@@ -179,7 +179,7 @@ def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undi
     assert "changed before round 6: rounds: 9 -> 8" in (run / "run.log").read_text()
 
 
-def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
+def test_fewer_rounds_than_are_done_are_rejected_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
     run = copy_of(undisturbed, tmp_path)
     shorter = [setting for setting in SETTINGS if not setting.startswith("rounds")]
     before = content(run)
@@ -235,7 +235,7 @@ def test_the_summary_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path: Pa
 
 
 def test_what_was_moved_before_an_interruption_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As if every part of the run moved seven bytes."""
+    """Simulate seven bytes moved by every component of the run."""
     monkeypatch.setattr(Cluster, "share_bytes", lambda self: BytesMoved(relay=7))
     assert run_into(tmp_path / "RUN", *SETTINGS, "checkpoint.every=9", stop_after=1) == 75
     assert run_into(tmp_path / "RUN", *SETTINGS, "checkpoint.every=9", resume=True, stop_after=2) == 75
@@ -243,7 +243,7 @@ def test_what_was_moved_before_an_interruption_is_in_the_summary(tmp_path: Path,
     assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["mpi_bytes"]["relay"] == 3 * 7
 
 
-def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_path: Path):
+def test_a_run_does_not_continue_with_data_prepared_again_under_the_same_name(tmp_path: Path):
     shards, run = tmp_path / "shards", tmp_path / "RUN"
     words = ["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(shards), "--overwrite"]
     settings = [setting for setting in SETTINGS if not setting.startswith("data.")] + [f"data.source={shards}"]
@@ -262,7 +262,7 @@ def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_pa
 
 
 @pytest.mark.parametrize("place", [3, -8000], ids=["length", "tensors"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits(
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one_bit_for_bit(
     undisturbed: Path, tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
 ):
     run = copy_of(undisturbed, tmp_path)
@@ -278,7 +278,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits
         assert "instead, at round 3" in text
 
 
-def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, tmp_path: Path):
+def test_when_all_checkpoints_are_damaged_the_run_is_rejected(undisturbed: Path, tmp_path: Path):
     run = copy_of(undisturbed, tmp_path)
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
@@ -286,7 +286,7 @@ def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, 
         run_into(run, *SETTINGS, resume=True)
 
 
-# What the records say in the end
+# Records at the end of a run
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
@@ -301,7 +301,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     assert summary["wall_seconds"] >= 1000
 
 
-def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path: Path):
+def test_events_after_the_checkpoint_are_shown_once_when_a_run_continues(tmp_path: Path):
     config = load_config(None, [*SETTINGS, "logging.tensorboard=true"])
     for resume, rounds in ((False, range(4)), (True, range(2, 5))):
         recorder = Recorder(tmp_path, config, resume=resume)
@@ -331,7 +331,7 @@ def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path:
 def test_the_best_round_is_the_first_of_equal_ones_judged_on_validation_if_there_is_one(
     on: str, scores: list, summary: dict[str, Any], tmp_path: Path
 ):
-    """Scores are test accuracies, or test and validation accuracies; None stands for a round without evaluation."""
+    """Scores are test accuracies, or test and validation accuracies; None means a round without evaluation."""
     keys = [f"evaluation.on={on}", "evaluation.target_accuracy=0.7"]
     config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
     recorder = Recorder(tmp_path, config, resume=False)
@@ -389,7 +389,7 @@ def test_views_that_overlap_are_saved_under_each_name():
 
 
 @pytest.mark.parametrize("kind", ["talkative", "sparse"])
-def test_a_model_that_cannot_be_saved_is_refused_before_the_folder_is_made(tmp_path: Path, kind: str):
+def test_a_model_that_cannot_be_saved_is_rejected_before_the_folder_is_made(tmp_path: Path, kind: str):
     model = f"tests.end_to_end.user_models:{kind}"
     with pytest.raises(UserError, match=r"the model cannot be saved: .* not a dense tensor; leave it out"):
         fedmpi.run("fedavg", model=model, out=tmp_path / "RUN")
@@ -424,7 +424,7 @@ def fill(folder: Path, leave: int) -> Path:
 
 
 @pytest.mark.parametrize("pages", [0, 4, 16])
-def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+def test_a_disk_that_fills_up_is_one_sentence_and_the_run_continues_when_there_is_room(
     undisturbed: Path, small_disk: Path, pages: int
 ):
     run = small_disk / "RUN"
@@ -451,14 +451,14 @@ def test_a_folder_that_vanishes_while_training_is_one_sentence_and_exit_code_1(u
         fedmpi.run(load_config(None, [*QUIET, *SETTINGS]), out=run, on_round=lose)
     assert _ending_of(info.value)[0] == 1
     spare.rename(run)
-    (run / FOLDER).unlink()  # of this process, which would have ended
+    (run / FOLDER).unlink()  # the lock of this process, as if it had ended
     assert run_into(run, *SETTINGS, resume=True) == 0
     assert curve(run) == curve(undisturbed)
 
 
 @pytest.mark.parametrize("call", ["write", "checkpoint", "finish"])
 def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture):
-    """A limit on the length of files stands for the full disk: it needs no rights."""
+    """A limit on the length of files replaces the full disk: it needs no rights."""
     recorder = Recorder(tmp_path, CONFIG, resume=False)
     recorder.resume()
     recorder.checkpoint(1, {"model": torch.ones(10)}, {"settled": 0})

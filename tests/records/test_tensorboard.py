@@ -106,7 +106,7 @@ def test_tensorboard_shows_groups_and_settings(tmp_path: Path) -> None:
     assert b"local.lr" in known and b"fedavg" in known and b"logging.interval" not in known
 
 
-def test_events_of_a_run_that_goes_on_within_the_second_keep_their_order(
+def test_events_of_a_run_that_continues_within_the_second_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenth and eleventh file of a process, whose running numbers are not in the order of the alphabet."""
@@ -120,7 +120,7 @@ def test_events_of_a_run_that_goes_on_within_the_second_keep_their_order(
     assert [one.step for one in read.Scalars("train/lr")] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_folder_whose_name_is_no_utf8_is_refused_with_tensorboard_and_used_without(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_no_utf8_is_rejected_with_tensorboard_and_used_without(tmp_path: Path) -> None:
     folder = tmp_path / "\udcff"
     with pytest.raises(UserError, match=r"whose name is not UTF-8\. Choose another --out, or set logging"):
         fedmpi.run("fedavg", SMALL | {"logging.tensorboard": True}, out=folder)

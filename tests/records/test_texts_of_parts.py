@@ -51,7 +51,7 @@ def test_all_lines_of_a_lambda_within_brackets_are_kept(how: str) -> None:
     assert kept(rule) == own_text(rule)
 
 
-def test_lines_behind_a_lambda_are_not_kept() -> None:
+def test_lines_after_a_lambda_are_not_kept() -> None:
     assert own_text(typed_in("rule = dict(a=lambda client: client,\n    b=3)['a']\nother = lambda: 1\n")["rule"]) == (
         "rule = dict(a=lambda client: client,\n"
     )
@@ -71,14 +71,14 @@ def test_a_lambda_of_text_that_is_no_program_is_kept_as_far_as_its_first_line() 
     assert own_text(rule) == "rule = lambda client: client\n"
 
 
-def test_a_built_in_part_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_built_in_component_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         for loss in (label_smoothing, partial(label_smoothing, smoothing=0.2)):
             assert part_sources(fedmpi.Config(task={"loss": loss}, clients={"count": 4})) == {}
     assert not caplog.records
 
 
-def test_a_run_does_not_go_on_with_a_lambda_of_another_body_in_the_next_line(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_a_lambda_of_another_body_in_the_next_line(tmp_path: Path) -> None:
     rules = [
         lambda client:
             np.arange(len(client.labels)),

@@ -1,4 +1,4 @@
-"""Where a run of the program and the plain loop's replay of it differ by more than rounding."""
+"""Differences beyond rounding between a run of the program and the plain loop's replay of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_LOSSES = 2e-6
 
 
 def differences(config: Config, trace: dict[str, np.ndarray]) -> list[str]:
-    """All that differs, in words; empty where program and plain loop agree."""
+    """Return all differences, in words; empty where program and plain loop agree."""
     loop = PlainLoop(config)
     if config.topology.name == "mediators":
         loop = PlainRelays(config)
@@ -75,7 +75,7 @@ def _of_round(t: int, expected: Round, start: np.ndarray, trace: dict[str, np.nd
 
 
 def same(key: str, found: Any, wanted: Any) -> bool:
-    """Whether a number of the record is the one wanted, up to rounding."""
+    """Return True if a number of the record is the expected one, up to rounding."""
     if isinstance(wanted, list):
         return len(found) == len(wanted) and all(same(key, a, b) for a, b in zip(found, wanted, strict=True))
     if wanted is None or found is None:

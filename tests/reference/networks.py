@@ -36,5 +36,5 @@ class DoublePerceptron(nn.Module):
 
 
 def double_perceptron(description: DataDescription, width: int = 9) -> nn.Module:
-    """For `data.normalize = false`."""
+    """Network for `data.normalize = false`."""
     return DoublePerceptron(math.prod(description.feature_shape), description.classes, width)

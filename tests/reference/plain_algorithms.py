@@ -12,7 +12,7 @@ from fedmpi import Config
 
 
 class PlainAlgorithm:
-    """What an algorithm remembers of clients and server, and what it does with a round's changes."""
+    """State of an algorithm on clients and server, and its use of a round's changes."""
 
     def __init__(self, config: Config, clients: int, values: int):
         name = config.local.algorithm.name
@@ -29,7 +29,7 @@ class PlainAlgorithm:
         return self.kept.get(k, np.zeros_like(self.server))
 
     def term(self, k: int, moved: np.ndarray) -> np.ndarray | float:
-        """What a local gradient gains where the model is `moved` away from the one sent."""
+        """Return the addition to a local gradient if the model is `moved` away from the one sent."""
         d = len(moved)
         if self.kind == "scaffold":
             return (self.server - self.of(k))[:d]

@@ -18,14 +18,14 @@ SAMPLES 2             t, block  bernoulli: geometric gaps, a stream per 2**16 ro
                                 uniform per client, then rows, a stream per 2**10 clients; exact: rows (block 0)
 BATCH_ORDER 3         t, k      a permutation per epoch, or one choice per step; nothing where a batch holds all rows
 DROPOUT 4             t, k      64-bit words, layer by layer, step by step
-SIZE_ANSWER 5         t         one number (or two) of every client 0 … N − 1, asked or not; t = 0 where memoized
+SIZE_ANSWER 5         t         one number (or two) of every client 0 … N − 1, queried or not; t = 0 where memoized
 ALLOCATION 6          t         a permutation of the strata, then the start
 STRATUM_DRAW 7        t         stratum after stratum: choice; or a permutation and a start; or exponentials
 CLUSTERING 8          t         one integer below 2**32, the seed of k-means
 PROBE 9               t, k      choice of the probed rows, where they are not all (in the opening: BATCH_ORDER)
 AUGMENT_COPIES 10     k         a uniform per sample of a class with a fractional number of copies, class by class
 AUGMENT_WARP 11       k         six uniforms per copy
-AVAILABILITY 13       t, part   a uniform per client: part 0 who is there, 1 who drops out, 2 order among ties
+AVAILABILITY 13       t, part   a uniform per client: part 0 available, 1 drops out, 2 order among ties
 DEVICE 14             part      a number per client: 0 speed, 1 upload, 2 download, 1000 time zone
 DP_NOISE 15           t         a float32 normal per value
 PROJECTION 17                   one integer below 2**63
@@ -66,7 +66,7 @@ class Drawn:
     stratum: list[int] | None = None
 
     def only(self, keep: Iterable[int]) -> Drawn:
-        """Those at these places."""
+        """Return the clients at these positions."""
         at = list(keep)
         stratum = None if self.stratum is None else [self.stratum[i] for i in at]
         return Drawn(
@@ -86,7 +86,7 @@ class Grouping:
 
 @dataclass
 class Round:
-    """What a round did: participants, the local rows each used, its share in the update, the record, w after it."""
+    """One round: participants, the local rows each used, its share in the update, the record, w after it."""
 
     clients: list[int]
     rows: dict[int, list[int]]
@@ -183,7 +183,7 @@ class Network:
 
 def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The loss of every sample, (b,): cross-entropy, label smoothing (Szegedy et al. 2016, §7), the focal loss (Lin et
-    al. 2017, Eq 4), squared distance of the probabilities (a user's own)."""
+    al. 2017, Eq 4), squared distance of the probabilities (custom)."""
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     own = logs[torch.arange(len(y)), y]
     if task.loss.name == "label-smoothing":

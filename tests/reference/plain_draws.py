@@ -1,4 +1,4 @@
-"""Who is there, who is drawn, strata, size reports and sampled rows of the plain loop."""
+"""Available clients, selected clients, strata, size reports and sampled rows of the plain loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.reference.plain_data import (
     stream,
 )
 
-# ---- who is there, who is drawn -------------------------------------------------------------------------------------
+# ---- available clients, selected clients ----------------------------------------------------------------------------
 
 
 def presence(config: Config, t: int, population: Population) -> np.ndarray:
@@ -100,7 +100,7 @@ def inclusion_by_norm(norms: np.ndarray, m: int, design: str) -> list[float]:
 
 
 def draw_by_norm(norms: np.ndarray, m: int, generator: np.random.Generator, design: str) -> list[int]:
-    """m places: whoever covers start, start + 1, … of the π_k laid end to end at random; or an exponential race."""
+    """m places: clients that cover start, start + 1, … of the π_k laid end to end at random; or an exponential race."""
     if design == "sequential":
         times = generator.standard_exponential(len(norms))
         arrival = [(norm <= 0, time / (norm if norm > 0 else 1.0)) for norm, time in zip(norms, times, strict=True)]
@@ -121,7 +121,7 @@ def draw_by_norm(norms: np.ndarray, m: int, generator: np.random.Generator, desi
 
 
 def draw_cohort(config: Config, t: int, there: list[int], sizes: np.ndarray, norms: np.ndarray | None) -> Drawn:
-    """Those who are asked in round t where there are no strata."""
+    """Return the invited clients of round t without strata."""
     name, n = config.clients.sampler.name, len(sizes)
     part = SimpleNamespace(**config.clients.sampler.options)
     if name == "all":
@@ -261,7 +261,7 @@ class Stratification:
         self.noise: int | None = None
 
     def observe(self, t: int, w: np.ndarray, latest: list[int]) -> None:
-        """Group the clients anew where round t asks for it."""
+        """Group the clients again where round t requires it."""
         refresh, self.measured, self.noise = self.part.refresh, 0, None
         due = self.grouping is None or (refresh > 0 and t % refresh == 0)
         if not (self.wanted and due):
@@ -293,7 +293,7 @@ class Stratification:
         return stream(self.config.seed, purpose, t, k).choice(n, count, replace=False, shuffle=False).tolist()
 
     def opens(self, t: int) -> bool:
-        """Whether everybody takes the one step w_1^k that also makes the strata (FedSSO, Algorithm 1, lines 1-3)."""
+        """Return True if all clients take the step w_1^k that makes the strata (FedSSO, Algorithm 1, lines 1-3)."""
         return t == 0 and self.sampler == "stratified" and self.part.initial_step
 
     def _shown(self, t: int, w: np.ndarray, k: int) -> tuple[np.ndarray, float | None]:
@@ -473,7 +473,7 @@ def _whole_shares(
 
 
 def size_estimate(config: Config, t: int, sizes: np.ndarray, asked: list[int]) -> dict[str, Any]:
-    """Ñ from the answers of those asked (FedSampling, Eq 1, 2, 21), or by Duchi's or the piecewise mechanism."""
+    """Ñ from the answers of queried clients (FedSampling, Eq 1, 2, 21), or by Duchi's or the piecewise mechanism."""
     part = config.samples.size
     true = sum(int(sizes[k]) for k in asked)
     facts: dict[str, Any] = {"size_true": true, "clipped_fraction": 0.0, "size_estimate": float(true)}

@@ -118,7 +118,7 @@ def train(
 
 
 class Carrier:
-    """What arrives of an update: rounded at random to 16 or 8 bits, or the largest values; what got lost may follow."""
+    """Sender of updates: rounded at random to 16 or 8 bits, or the largest values; lost values may follow later."""
 
     def __init__(self, config: Config):
         self.config, self.part = config, config.compression
@@ -154,7 +154,7 @@ class Carrier:
         return (lower + (up < update / step - lower)) * step
 
     def values_sent(self, d: int) -> int:
-        """How many of d values the largest are."""
+        """Return the number of the largest of d values."""
         return max(1, math.ceil(self.part.fraction * d))
 
     def bytes(self, d: int) -> int:
@@ -201,7 +201,7 @@ class Server:
 
 @dataclass
 class Turnout:
-    """Who was there, who received the model, who counts, and when their updates came (None without a clock)."""
+    """Clients that were available, received the model and count, and when their updates came (None without a clock)."""
 
     there: list[int]
     asked: list[int]
@@ -213,7 +213,7 @@ class Turnout:
 
 @dataclass
 class Used:
-    """What has been counted so far, for the record."""
+    """Counts so far, for the record."""
 
     answers: np.ndarray
     clients: np.ndarray
@@ -348,7 +348,7 @@ class PlainLoop:
         return drawn, draws, expected
 
     def _by_norm(self, norms: np.ndarray, expected: float, over: float) -> list[float]:
-        """π_k over the random rounding of m_h down or up, counting those taken among those asked."""
+        """π_k over the random rounding of m_h down or up, counting those taken among the invited clients."""
         fewer, total = math.floor(expected + 1e-12), np.zeros(len(norms))
         more = max(expected - fewer, 0.0)
         for m, chance in ((fewer, 1 - more), (fewer + 1, more)):
@@ -359,7 +359,7 @@ class PlainLoop:
         return total.tolist()
 
     def _surviving(self, t: int, asked: Drawn, draws: list[int] | None) -> Drawn:
-        """Without those who drop out; π_k shrinks by the expected share of the places that are still filled."""
+        """Leave out clients that drop out; π_k shrinks by the expected share of the places that are still filled."""
         lost = self.config.clients.failure_rate
         if not lost:
             return asked
@@ -397,7 +397,7 @@ class PlainLoop:
         return taken, [seconds[i] for i in keep]
 
     def _seconds(self, t: int, asked: list[int], clients: list[int], there: list[int]) -> list[float]:
-        """When each update arrives: rows through the model, the model's way down and the update's up."""
+        """Return the arrival time of each update: rows through the model, the model's way down and the update's up."""
         devices, local, part = self.config.devices, self.config.local, self.config.samples
 
         def rates(place: int, table: Any, median: float) -> np.ndarray:
@@ -451,13 +451,13 @@ class PlainLoop:
         return p, {"sampling_probability": p, **facts}
 
     def _queried(self, turnout: Turnout) -> list[int]:
-        """Who answers the size query: all who are there, or those who receive the model, whoever drops out later."""
+        """Return the clients that answer the size query: all available ones, or those that receive the model."""
         return turnout.there if self.config.samples.size.query == "all" else turnout.asked
 
     # -- weights
 
     def _kind(self, opening: bool) -> tuple[str, str]:
-        """Which weights, of which population; the opening's are ρ_k (FedSSO, Algorithm 1, line 3)."""
+        """Return the kind of weights and their population; the opening's are ρ_k (FedSSO, Algorithm 1, line 3)."""
         weights = self.config.server.weights
         name, population = weights.name, weights.options.get("population", "samples")
         if not opening:
@@ -474,7 +474,7 @@ class PlainLoop:
             return {
                 k: times / self._denominator(t) for k, times in zip(cohort.clients, cohort.times, strict=True)
             }, False
-        opening = self.strata.opens(t)  # in which even those that the strata leave out take part
+        opening = self.strata.opens(t)  # it also selects clients that the strata leave out
         everybody = [k for k in range(self.n) if opening or labels[k] >= 0]
         mass = {k: float(sizes[k]) if over == "samples" else 1.0 for k in everybody}
         rho = {k: mass[k] / sum(mass.values()) for k in everybody}
@@ -496,7 +496,7 @@ class PlainLoop:
                 factor = len(everybody) / m * rho.get(k, 0.0)
             elif kind == "unbiased":  # Horvitz and Thompson 1952: divided by the chance to be there and to be drawn
                 factor = rho.get(k, 0.0) / (cohort.inclusion[i] * chance[k])
-            else:  # Hájek's ratio, every stratum with its own share whoever of it is there (FedSSO, Eq 6)
+            else:  # Hájek's ratio, every stratum with its share whichever of its clients are available (FedSSO, Eq 6)
                 own = [j for j in everybody if labels[j] == labels[k]]
                 all_there = self.config.clients.sampler.name != "stratified"
                 there = sum(rho[j] for j in own if j in turnout.there)
@@ -506,7 +506,7 @@ class PlainLoop:
         return found, kind in ("samples", "uniform", "normalized", "q-ffl")
 
     def _denominator(self, t: int) -> int:
-        """What clipped updates are divided by, whoever returns: the clients wanted (McMahan et al. 2018, §3, f̃_f)."""
+        """Return the divisor of clipped updates: the requested number of clients (McMahan et al. 2018, §3, f̃_f)."""
         all_take_part = self.config.clients.sampler.name == "all" or self.strata.opens(t)
         return self.n if all_take_part else wanted_clients(self.config, self.n)
 
@@ -517,14 +517,14 @@ class PlainLoop:
         return self.strata.grouping.labels.tolist()
 
     def _represented(self, turnout: Turnout) -> list[float]:
-        """P_h that a stratum has a participant at all: min(1, E[m_h]), and not all of those asked drop out."""
+        """P_h that a stratum has a participant at all: min(1, E[m_h]), and not all invited clients drop out."""
         labels, lost = self._labels(), self.config.clients.failure_rate
         asked = [sum(labels[k] == h for k in turnout.asked) for h in range(len(turnout.expected))]
         chances = [1.0 if e > 1 - 1e-9 else e for e in turnout.expected]
         return [p * (1 - lost**a) if a and lost else p for p, a in zip(chances, asked, strict=True)]
 
     def _of_stratum(self, cohort: Drawn, turnout: Turnout, i: int) -> float:
-        """(1/N) N_h/m_h (FedSTaS, Algorithm 2), over P_h where the stratum might have had nobody."""
+        """(1/N) N_h/m_h (FedSTaS, Algorithm 2), over P_h where the stratum might have had no client."""
         assert cohort.stratum is not None and self.strata.grouping is not None
         chances, sizes, h = self._represented(turnout), self.strata.grouping.sizes, cohort.stratum[i]
         reached = sum(size for size, p in zip(sizes, chances, strict=True) if p > 0)
@@ -619,8 +619,8 @@ class PlainLoop:
         return {key: value for key, value in found.items() if value} | {"bytes_paper_formula": 8 * d * returned}
 
     def _spent(self, t: int, turnout: Turnout) -> dict[str, Any]:
-        """ε spent on size answers so far, by basic composition: a repeated answer is paid for once, a size that is told
-        otherwise has none."""
+        """ε spent on size answers so far, by basic composition: a repeated answer is paid for once, a size that is
+        disclosed otherwise has none."""
         part = self.config.samples.size
         if self.config.samples.sampler.name != "bernoulli" or part.estimate == "exact":
             return {}

@@ -1,4 +1,4 @@
-"""Lies and what bears them, in plain loops and float64: attacks on updates, combiners, q-FedAvg's step.
+"""Attacks on updates, robust aggregators and q-FedAvg's step, in plain loops and float64.
 
 Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Sun et al. 2019 (clipped norms), Li et al. 2020
 ("Fair Resource Allocation in Federated Learning"). Streams as in `plain_loop`: ATTACK 20 with t = 0: choice of the
@@ -31,7 +31,7 @@ def attackers(config: Config, clients: int) -> list[int]:
 
 
 def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
-    """What an attacker sends instead of its Δ."""
+    """Return the update that an attacker sends instead of its Δ."""
     if config.attack.name == "sign-flip":
         return -config.attack.scale * change
     if config.attack.name == "noise":

@@ -3,7 +3,7 @@
 The rows are the presets and compositions of samplers, weights, algorithms and topologies. Each runs in one process;
 together they run on three ranks, where each is stopped after its first round and resumed. Clients, rows and counts are
 compared exactly, weights to 2e-7, models to 1e-5 of their length after every round, losses to 1e-5, the rest of the
-record to rounding.
+record up to rounding.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ COMPOSITIONS: dict[str, list[str]] = {
     "noise is shared out among those who are requested": [
         *(*SMALL, *SOME, "server.weights=uniform", "privacy.clip_norm=0.2", "privacy.noise_multiplier=1"),
     ],
-    "q-FFL with q = 0.3 and a constant of its own": [
+    "q-FFL with q = 0.3 and another constant": [
         *(*SMALL, *BY_SIZE, "server.weights=q-ffl", "server.weights.q=0.3", "server.weights.lipschitz=7.0"),
     ],
-    "importance sampling, without replacement, one after another": [
+    "importance sampling, without replacement, sequential": [
         *(*SMALL, "clients.sampler=importance", "clients.count=5", "clients.sampler.design=sequential"),
         *("server.weights=unbiased", "clients.sampler.refresh=1", "clients.sampler.refresh_clients=selected"),
     ],
@@ -164,7 +164,7 @@ COMPOSITIONS: dict[str, list[str]] = {
         *("samples.sampler.ratio=0.3", "topology.clients_per_mediator=5", "topology.epochs=3"),
         "topology.regroup=once",
     ],
-    "mediators: nobody there in some rounds": [
+    "mediators: no client available in some rounds": [
         *(*MEDIATORS, *ALL, "clients.availability=bernoulli", "clients.availability.probability=0.04", "rounds=5"),
     ],
 }

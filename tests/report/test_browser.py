@@ -59,7 +59,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def opened(chromium: Any, page_file: Path, size: dict[str, int]) -> Iterator[Any]:
-    """The page, all figures drawn; in the end nothing was complained of, nobody was asked for anything."""
+    """The page with all figures drawn; in the end, there was no error message and no request to the network."""
     context = chromium.new_context(viewport=size, is_mobile=size is PHONE)
     page, complaints = context.new_page(), []
     page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)

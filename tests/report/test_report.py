@@ -105,7 +105,7 @@ def test_costs_of_an_accuracy_are_those_of_the_first_round_that_reached_it(
         assert n == len(reached) and mean == (pytest.approx(np.mean(reached), rel=1e-4) if reached else None)
 
 
-def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
+def test_selected_clients_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
     (run,) = of(runs, "fedstas-dp")
     drawn = next(one for one in shown["runs"] if one["name"] == "strata")
     there = np.zeros((20, 3), int)
@@ -195,7 +195,7 @@ def test_participation_fairness_needs_all_rounds() -> None:
         assert any("clients_used" in one for one in completed(run)) == (expected is not None)
 
 
-def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
+def test_what_is_not_finished_or_not_finite_is_reported_and_not_replaced(tmp_path: Path) -> None:
     table = {"preset": "fedavg", "rounds": 3}
     records = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
     whole, lost = {"clients": 20}, {**records[2], "test_loss": None}

@@ -21,7 +21,7 @@ def lines(*rounds: int) -> bytes:
     return b"".join(json.dumps({"round": t}).encode() + b"\n" for t in rounds)
 
 
-def test_only_whole_lines_are_taken_and_a_file_begun_anew_is_read_anew(tmp_path: Path) -> None:
+def test_only_whole_lines_are_taken_and_a_restarted_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
     assert tail.new() == []
@@ -76,14 +76,12 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
 
 
-def test_of_a_run_that_stands_still_its_last_round_is_printed_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_round_of_a_stalled_run_is_printed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = iter((False, False, True, True))
     done = len(fedmpi.run("fedavg", SMALL | {"rounds": 5}, out=tmp_path, stop=lambda: next(asked)).records)
 
     def never(seconds: float) -> None:
-        raise AssertionError("nobody writes to the folder: there is nothing to wait for")
+        raise AssertionError("no process writes to the folder: there is nothing to wait for")
 
     watch(tmp_path, sleep=never)
     shown = capsys.readouterr().out

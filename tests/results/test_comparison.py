@@ -240,7 +240,7 @@ def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
     ]
 
 
-def test_labels_are_as_few_keys_as_tell_groups_apart(tmp_path: Path) -> None:
+def test_labels_are_as_few_keys_as_distinguish_groups(tmp_path: Path) -> None:
     for number, (preset, lr, count) in enumerate((("fedavg", 0.1, 5), ("fedavg", 0.2, 6), ("fedadam", 0.1, 7))):
         write_run(tmp_path / str(number), [0.5], {"preset": preset, "local.lr": lr, "clients.count": count})
     [(_, rows)] = compared(tmp_path).blocks
@@ -332,7 +332,7 @@ def test_two_seeds_are_enough_for_an_interval(tmp_path: Path) -> None:
     assert (row.interval.low, row.interval.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
 
 
-def test_seeds_are_listed_in_their_order_and_may_have_unlike_many_clients(tmp_path: Path) -> None:
+def test_seeds_are_listed_in_their_order_and_may_have_different_numbers_of_clients(tmp_path: Path) -> None:
     for seed in (10, 2, 1):
         write_run(tmp_path / f"run-{seed}", [0.5], {"seed": seed, "data.verify": seed > 1})
         (tmp_path / f"run-{seed}" / "summary.json").write_text(f'{{"final": {{"round": 0}}, "clients": {20 + seed}}}')
@@ -430,14 +430,16 @@ def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_
         ),
     ],
 )
-def test_a_file_that_says_something_of_another_kind_is_refused(file: str, text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_says_something_of_another_kind_is_rejected(
+    file: str, text: str, said: str, tmp_path: Path
+) -> None:
     write_run(tmp_path / "a", [0.1])
     (tmp_path / "a" / file).write_text(text)
     with pytest.raises(UserError, match=said):
         compared(tmp_path)
 
 
-def test_what_is_no_run_or_given_twice_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_or_given_twice_is_rejected(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1])
     write_run(tmp_path / "b", [0.1])
     with pytest.raises(UserError, match="/a and .*/b are the same run, seed 0 included"):
@@ -545,7 +547,7 @@ def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_s
         compared(tmp_path, reference="Patience=2.0")
 
 
-def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_rejected(tmp_path: Path) -> None:
     for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
         write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
     with pytest.raises(
@@ -580,11 +582,11 @@ def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     lines = as_latex(compared(tmp_path)).splitlines()
     for line in ("{}[200] & 1", "{}* one & 1", r"100 \% \& & 1"):
         assert sum(one.startswith(line) for one in lines) == 2
-    assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name stands for itself"
+    assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name is left as it was"
 
 
 def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
-    """A variant lists μ, which the reference does not know; rates are crossed; one variant has a rate of its own."""
+    """A variant lists μ, which the reference does not know; rates are crossed; one variant has another rate."""
     for seed in (0, 1):
         runs = [("FedAvg", lr, 0.0, {}) for lr in (0.1, 0.2)]
         runs += [("Prox", lr, mu, {"local.proximal_mu": mu}) for lr in (0.1, 0.2) for mu in (0.1, 1.0)]
@@ -602,7 +604,7 @@ def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
 
 
 def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path) -> None:
-    """One sweep has a rate of its own for all variants and does not name it; the other one crosses rates."""
+    """One sweep has another rate for all variants and does not name it; the other one crosses rates."""
     for lr, own in ((0.05, {}), (0.1, {"local.lr": 0.1}), (0.2, {"local.lr": 0.2})):
         for name, mu in (("FedAvg", 0.0), ("Prox", 0.1)):
             config = {"local.lr": lr, "local.proximal_mu": mu}

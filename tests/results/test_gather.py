@@ -22,7 +22,7 @@ def records(*accuracies: float | None) -> list[dict[str, Any]]:
     return made
 
 
-def test_keys_that_differ_are_those_of_unlike_values_or_of_some_tables_only() -> None:
+def test_keys_that_differ_are_those_of_different_values_or_of_some_tables_only() -> None:
     tables = [{"preset": "a", "lr": 0.1, "rounds": 5}, {"preset": "b", "lr": 0.1, "mu": 1.0, "rounds": 5}]
     assert differing(tables) == ["preset", "mu"] and differing(tables[:1]) == []
 
@@ -76,14 +76,14 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
     ("clients", "text"),
     [([], ""), ([0], "0"), ([0, 1, 2], "0-2"), ([3, 5, 6, 9], "3 5-6 9"), ([7, 8, 9, 11], "7-9 11")],
 )
-def test_who_took_part_is_written_as_runs_of_neighbors_and_read_again(clients: list[int], text: str) -> None:
+def test_selected_clients_are_written_as_runs_of_neighbors_and_read_again(clients: list[int], text: str) -> None:
     import numpy as np
 
     assert clients_as_text(np.array(clients, np.int64)) == text
     assert clients_from_text(text).tolist() == clients
 
 
-def test_texts_that_name_no_clients_are_refused() -> None:
+def test_texts_that_name_no_clients_are_rejected() -> None:
     for text in ("1-2-3", "a", "5-3"):
         with pytest.raises(ValueError):
             clients_from_text(text)
@@ -95,7 +95,7 @@ def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
     assert Spread.of([1.0, 2.0]) == Spread(2, 1.5, 0.5**0.5)
 
 
-def test_a_users_own_files_are_taken_for_no_run(tmp_path: Path) -> None:
+def test_a_users_files_are_taken_for_no_run(tmp_path: Path) -> None:
     """The file of a sweep may be called sweep.toml and lie above its runs; a run may be called plugins."""
     (tmp_path / "sweep.toml").write_text("rounds = 2\n[sweep]\nseed = [0, 1]\n")
     for name, files in (

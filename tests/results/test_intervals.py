@@ -61,7 +61,7 @@ def test_a_table_without_real_differences_has_a_significant_one_in_at_most_one_c
     assert before > 0.25 and after < 0.0696
 
 
-def test_what_a_single_seed_cannot_say_is_refused() -> None:
+def test_what_a_single_seed_cannot_say_is_rejected() -> None:
     with pytest.raises(ValueError, match="1 and 1 seeds"):
         paired([1.0], [1.0])
     with pytest.raises(ValueError, match="3 and 2 seeds"):

@@ -1,4 +1,4 @@
-"""Row rules of one's own: what they are told, what they may return, and who is named where that is wrong."""
+"""Custom data samplers: their arguments, allowed results, and the names in errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_rule_sees_the_labels_and_clients_without_rows_are_left_out() -> None:
     assert rows_of(asked(ones), [0, 1, 2, 3]) == {0: [1, 2], 3: [2]}
 
 
-def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None:
+def test_a_sampler_draws_the_same_rows_of_a_client_on_any_rank() -> None:
     together = rows_of(asked(some), [0, 2, 3], round=4)
     assert {k: rows_of(asked(some), [k], round=4)[k] for k in (0, 2, 3)} == together
     by_hand = Streams(0).generator(Purpose.ROWS, 4, 3).choice(6, 2, replace=False)
@@ -52,7 +52,7 @@ def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None
     assert any(found != other[0] for found in other[1:])
 
 
-def test_a_rule_is_given_how_many_rows_are_wanted_of_a_client() -> None:
+def test_a_sampler_is_given_the_requested_number_of_rows_per_client() -> None:
     expected_rows: list[float] = []
 
     @data_sampler
@@ -92,7 +92,7 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
         ("first", "sorted whole numbers"),
     ],
 )
-def test_what_are_no_rows_is_refused_naming_part_client_and_round(answer: Any, reason: str) -> None:
+def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: Any, reason: str) -> None:
     @data_sampler
     def wrong(client: RowClient) -> Any:
         return answer
@@ -151,7 +151,7 @@ def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
     given_config({"samples.sampler": ones, **noisy}, {})
 
 
-def test_a_pooled_rule_is_given_the_share_that_is_wanted_of_all_samples_that_are_there() -> None:
+def test_a_pooled_sampler_is_given_the_requested_share_of_all_available_samples() -> None:
     shares: set[float] = set()
 
     @data_sampler(pooled=True)

@@ -38,7 +38,7 @@ pytestmark = [
 SECONDS = 240
 """Limit of one wait on a busy machine."""
 REQUEUE_SECONDS = 2.5
-"""SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
+"""SLURM does not start a job again within the second in which it was killed ("Job credential revoked")."""
 LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
 
 
@@ -51,7 +51,7 @@ class SlurmJob:
     log: Path
 
     def facts(self) -> dict[str, str]:
-        """What `scontrol show job` tells."""
+        """Return the output of `scontrol show job`."""
         shown = command("scontrol", "show", "job", self.number).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 
@@ -162,7 +162,7 @@ def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: P
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undisturbed: list[Record]):
+def test_a_requeued_job_continues_where_it_was(launcher: str, folder: Path, undisturbed: list[Record]):
     job = train(folder, RICH, launcher=launcher, NAP="0.02")
     job.wait_for_rounds(7)
     assert command("scontrol", "requeue", job.number).returncode == 0
@@ -174,7 +174,7 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undist
     assert len(resumed) == 1 and int(resumed[0]) >= 5  # at the latest checkpoint at least
 
 
-def test_a_preempted_job_is_queued_again_and_goes_on(folder: Path, undisturbed: list[Record]):
+def test_a_preempted_job_is_queued_again_and_continues(folder: Path, undisturbed: list[Record]):
     job = train(folder, RICH, NAP="0.02")
     job.wait_for_rounds(3)
     assert command("sbatch", "--partition=urgent", "--ntasks=4", "--output=/dev/null", "--wrap=true").returncode == 0
@@ -222,7 +222,7 @@ def _is_rank(process: psutil.Process) -> bool:
     return Path(process.cmdline()[0]).name.startswith("python")
 
 
-def test_a_submitted_array_of_four_runs_side_by_side_each_in_its_folder(folder: Path):
+def test_a_submitted_array_of_four_runs_at_once_each_in_its_folder(folder: Path):
     words = ["--set", "preset=fedavg", "--set", "rounds=3", "--set", "seed=%a", "--array", "0-3", "--time", "10"]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CONFIG_HOME": str(folder / "none")}
     submitted = subprocess.run(

@@ -80,7 +80,7 @@ def test_every_draw_without_replacement_has_the_asked_size_and_its_probabilities
         assert cohort.inclusion == pytest.approx(inclusion[cohort.clients])
 
 
-def test_a_fraction_of_the_clients_is_rounded_half_up_and_never_nobody():
+def test_a_fraction_of_the_clients_is_rounded_half_up_and_never_zero():
     assert cohort_size(10, fraction=0.25) == 3
     assert cohort_size(10, fraction=0.01) == 1
     assert cohort_size(10, count=10) == 10

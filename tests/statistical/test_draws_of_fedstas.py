@@ -109,8 +109,8 @@ def test_drawn_cohorts_have_the_inclusion_probabilities_they_state(allocation: s
     assert (np.abs(hits / rounds - inclusion) <= 5 * spread + 1e-9).all()
 
 
-def test_the_sampling_probability_converges_as_more_clients_take_part() -> None:
-    """Lemma 2.2: E[(p̃ − p)²] → 0 as m grows (M = 100, ε = 3, nobody clipped, sizes 1 … 99; η = 20 samples a client).
+def test_the_sampling_probability_converges_as_more_clients_are_selected() -> None:
+    """Lemma 2.2: E[(p̃ − p)²] → 0 as m grows (M = 100, ε = 3, no size clipped, sizes 1 … 99; η = 20 samples a client).
 
     600 estimates for each m. η grows with m, so p stays the same and only the error of ñ counts: the lemma's own fixed
     η would make p itself vanish. The error shrinks about as 1/m once ñ rarely saturates p: from 800 to 12,800

@@ -81,7 +81,7 @@ def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
     assert np.all(counts <= np.ceil(0.25 * UNEVEN))
 
 
-def test_the_pooled_batch_has_exactly_the_wanted_size_and_at_most_everything():
+def test_the_pooled_batch_has_exactly_the_requested_size_and_at_most_everything():
     assert exact_rows(STREAMS, 0, UNEVEN, 77).size == 77
     assert exact_rows(STREAMS, 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
     assert exact_rows(STREAMS, 0, UNEVEN, 0).size == 0
@@ -100,7 +100,7 @@ def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int)
 
 
 @pytest.mark.parametrize("rule", [ratio_rows, bernoulli_rows])
-def test_every_block_of_the_axis_has_a_stream_of_its_own(rule):
+def test_every_block_of_the_axis_has_a_separate_stream(rule):
     """Two blocks of participants, or of samples, do not use the same places."""
     clients, each = (2 * RATIO_BLOCK, 10) if rule is ratio_rows else (BERNOULLI_BLOCK // 8, 16)
     sizes = np.full(clients, each, np.int64)

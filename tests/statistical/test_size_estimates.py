@@ -157,7 +157,7 @@ def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mec
     def answered(sizes: list[int]) -> float:
         return estimate_total(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
 
-    assert answered([0, 7, 0, 5] * 10) == answered([1, 7, 1, 5] * 10)  # some of them tell the truth
+    assert answered([0, 7, 0, 5] * 10) == answered([1, 7, 1, 5] * 10)  # some of them answer truthfully
     found = estimate_total(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
     assert found.unprotected == 0
     assert [one.kind for one in saturations(found, 1, 20)] == ["empty"]
@@ -200,7 +200,7 @@ def test_a_saturated_run_names_which_setting_to_change():
 
 
 def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_the_rounds():
-    """2,000 estimates: the share told has a standard error of 0.01, five of which are allowed (false alarms: 1e-6)."""
+    """2,000 estimates: the reported share has a standard error of 0.01, and five of them are allowed (1e-6)."""
     sizes, rounds = np.full(20, 72), 2000
     totals = [
         estimate_total("randomized-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)

@@ -32,7 +32,7 @@ def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABE
 
 
 def weights(plan: Plan, sizes: np.ndarray) -> np.ndarray:
-    """What each participant's update counts in the server's step."""
+    """Return the factor of each participant's update in the server's step."""
     c = plan.coefficients * (sizes[plan.clients] if plan.per_sample else 1)
     return c / c.sum() if plan.normalize and c.size else c
 
@@ -50,11 +50,11 @@ def class_weights(made: Planner, count: int, strata: Strata) -> np.ndarray:
     return np.array([np.bincount(LABELS[plan.clients], c, 10) for plan, c in rounds(made, count, strata)])
 
 
-def test_fedsso_gives_every_stratum_its_share_whoever_of_it_is_there() -> None:
-    """Classes are there with 0.1 … 1.0. Where somebody of each is, every class weighs 0.1, whoever that is; a class of
-    which nobody is there (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
+def test_fedsso_gives_every_stratum_its_share_with_any_available_clients() -> None:
+    """Clients of a class are available with 0.1 … 1.0. If each class has one, every class weighs 0.1. A class
+    without one (0.35 and 0.11 of the rounds for the rarest two) leaves its share to the others.
 
-    The means, 0.066 to 0.106, are those of equal shares among the classes that are there, by the binomial law; within
+    The means, 0.066 to 0.106, are those of equal shares among the available classes, by the binomial law; within
     five standard errors of 1,000 rounds (false alarm 6e-6). Weights by presence would give 0.018 to 0.183.
     """
     made = planner("preset=fedsso", "seed=5", "rounds=2000", BY_CLASS, by_label(np.arange(1, 11) / 10))
@@ -112,7 +112,7 @@ DRAWS = {
 
 
 def assert_mean(values: np.ndarray, expected: float) -> None:
-    """Within five standard errors (false alarm 6e-7)."""
+    """The frequencies are within five standard errors (false alarm 6e-7)."""
     assert abs(np.mean(values) - expected) < 5 * np.std(values) / np.sqrt(len(values)) + 1e-12
 
 
@@ -120,7 +120,7 @@ def assert_mean(values: np.ndarray, expected: float) -> None:
 @pytest.mark.parametrize(
     "law", [pytest.param(law, marks=[] if law == "label-group" else pytest.mark.slow) for law in AWAY]
 )
-def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> None:
+def test_unbiased_weights_are_unbiased_with_any_available_clients(law: str, draw: str) -> None:
     """E[Σ c_k] = 1 and E[Σ c_k y_k] = Σ ρ_k y_k over presence, draws and drop-outs, for samples and for clients."""
     population = "clients" if draw.startswith("fedsts") else "samples"
     settings = ["server.weights=unbiased", f"server.weights.population={population}", "rounds=500", "seed=3"]
@@ -138,7 +138,7 @@ def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> 
         ([BY_CLASS, "clients.availability.by_label=[0.5, 0.0]"], "clients.availability.by_label"),
     ],
 )
-def test_unbiased_weights_are_refused_where_some_are_never_there(settings: list[str], key: str) -> None:
+def test_unbiased_weights_are_rejected_where_some_are_never_available(settings: list[str], key: str) -> None:
     with pytest.raises(UserError, match=key):
         load_config(None, ["preset=fedavg", "server.weights=unbiased", *settings])
     load_config(None, ["preset=fedavg", "server.weights=normalized", *settings])
@@ -149,7 +149,7 @@ FIRST = ["devices=true", "clients.over_selection=1.3", "clients.count=10"]
 
 @pytest.mark.parametrize("preset", ["fedavg", "fedsso"])
 def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
-    """100 clients, 10 wanted, 13 asked, everybody equally fast: each counts in a tenth of 1,000 rounds.
+    """10 of 100 clients are requested, 13 invited, all equally fast: each counts in a tenth of 1,000 rounds.
 
     No frequency is five standard errors off (false alarm 6e-5).
     """
@@ -221,8 +221,8 @@ def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> Non
     assert_mean(np.array([c @ VALUES[plan.clients] for plan, c in rounds(made, 600, strata)]), VALUES.mean())
 
 
-def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
-    """Σ N_h mean_h over those there, over Σ N_h of the strata of which somebody is: unbiased for it in every round."""
+def test_stratified_means_are_those_of_the_available_strata() -> None:
+    """Σ N_h mean_h over those there, over Σ N_h of the strata with an available client: unbiased in every round."""
     made = planner(
         "preset=fedsts", "clients.count=1", "clients.sampler.within_stratum=uniform", "clients.availability=bernoulli",
         "clients.availability.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
@@ -241,8 +241,8 @@ TEN = make_strata(LABELS, np.ones(10), np.ones(100))
 
 
 @pytest.mark.parametrize("weighting", ["normalized", "unbiased", "literal"])
-def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_left_out(weighting: str) -> None:
-    """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and stand for the 60 alone."""
+def test_a_share_of_the_clients_in_a_cluster_is_selected_where_the_others_are_left_out(weighting: str) -> None:
+    """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and represent the 60 alone."""
     labels = np.where(np.arange(100) < 60, np.arange(100) // 40, -1)
     made = planner("preset=fedsso", "clients.sampler.clustering.outliers=drop", f"server.weights={weighting}")
     for t in range(1, 30):

@@ -67,7 +67,7 @@ def test_stratified_means_are_unbiased_under_uniform_draws_in_every_stratum():
 
 
 @pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalized"])
-def test_the_weight_total_has_the_same_bits_in_any_order(kind: str):
+def test_the_weight_total_is_bit_identical_in_any_order(kind: str):
     clients = 5000
     sizes = Streams(3).generator(0).integers(1, 1000, clients)  # type: ignore[arg-type]
     strata = np.arange(clients) % 7
@@ -87,7 +87,7 @@ def test_a_participant_without_used_rows_weighs_nothing(kind: str):
     assert np.array_equal(c == 0, used == 0) or (kind == "literal" and c == pytest.approx(SIZES / SIZES.sum()))
 
 
-def test_impossible_weights_are_refused():
+def test_impossible_weights_are_rejected():
     with pytest.raises(UserError, match="strata"):
         coefficients("stratified", full_participation(6), SIZES)
     with pytest.raises(UserError, match="did you mean 'uniform'"):
@@ -100,7 +100,7 @@ def test_impossible_weights_are_refused():
 
 @pytest.mark.parametrize("draws", [(1, 2), (2, 1), (1, 0), (0, 1)])
 def test_stratified_means_are_unbiased_where_participants_have_no_sampled_row(draws: tuple[int, int]):
-    """E over cohorts and over who has a row is the update of all clients, of which as many have no row.
+    """E over cohorts and over which clients have a row is the update of all clients; as many of these have no row.
 
     m = 1 < H: either stratum is drawn, each with probability 1/2.
     """

@@ -41,12 +41,12 @@ def coefficients(
 
 
 def is_normalized(kind: str, cohort: Cohort) -> bool:
-    """Whether the sum is divided by the total weight."""
+    """Return True if the sum is divided by the total weight."""
     return weighing(kind).normalizes(cohort)
 
 
 def there(law: str, streams: Streams, round: int, clients: int, labels: Ints | None = None) -> Ints:
-    """The clients that are there in a round by a law such as "bernoulli clients.availability.probability=0.3"."""
+    """Return the available clients of a round for a model as "bernoulli clients.availability.probability=0.3"."""
     config = load_config(None, f"clients.sampler=all clients.availability={law}".split())
     counts = None if labels is None else lambda: np.eye(labels.max() + 1, dtype=np.int64)[labels]
     view = View(round, clients, np.ones(clients, np.int64), clients, streams, counts=counts)

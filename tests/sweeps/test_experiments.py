@@ -85,7 +85,7 @@ def test_every_file_is_listed_with_what_it_makes() -> None:
 
 
 def runs(name: str) -> tuple[PlannedRun, ...]:
-    """Those of one seed."""
+    """Return the runs of one seed."""
     return plan_sweep(FOLDER / f"{name}.toml", settings=("seed=0",)).runs
 
 
@@ -146,7 +146,7 @@ def test_astraea_has_the_numbers_of_its_section_4() -> None:
     assert {run.config.rebalance.alpha for run in runs("astraea-fig7")} == {0.83}
 
 
-def test_clients_of_fedstas_hold_draws_from_their_own_mixes(data_folder: Path) -> None:
+def test_clients_of_fedstas_contain_draws_from_their_mixes(data_folder: Path) -> None:
     data = mixes(data_folder / "mnist", alpha=0.01, users=30, each=200, draw=3)
     again = mixes(data_folder / "mnist", alpha=0.01, users=30, each=200, draw=3)
     assert all((data[name] == again[name]).all() for name in data)
@@ -175,7 +175,7 @@ def test_clients_of_fedstas_follow_their_seed_alpha_and_source(data_folder: Path
     assert np.bincount(even["y"], minlength=100).min() > 15 and even["y"].max() == 99
 
 
-def test_the_official_test_images_can_stand_beside_the_same_clients(data_folder: Path) -> None:
+def test_the_official_test_images_can_be_used_with_the_same_clients(data_folder: Path) -> None:
     drawn_too = mixes(data_folder / "mnist", users=5, each=20, draw=3)
     official = mixes(data_folder / "mnist", users=5, each=20, draw=3, official_test=True)
     assert all((official[name] == drawn_too[name]).all() for name in ("x", "y", "user"))
@@ -200,5 +200,5 @@ def test_letters_are_made_of_the_balanced_split_as_the_files_at_hand(
 
 
 def contents(path: Path) -> bytes:
-    """Those of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
+    """Return the bytes of a file, unzipped: two versions of zlib may pack the same bytes otherwise."""
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

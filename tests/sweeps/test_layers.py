@@ -77,7 +77,7 @@ def test_a_small_variant_says_what_is_smaller_and_nothing_else(folder: Path) -> 
     assert sweep.origin == str(folder / "small.toml") and len(plan_sweep(folder / "whole.toml").runs) == 18
 
 
-def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
+def test_files_override_files_that_override_others(folder: Path) -> None:
     planned(folder, SMALL)
     (folder / "below").mkdir()
     sweep = planned(folder / "below", 'base = "../small.toml"\nrounds = 3\n[sweep]\nseed = [1]')
@@ -169,13 +169,13 @@ def test_a_name_that_two_variants_have_does_not_say_which_is_meant(folder: Path,
     assert len(plan_sweep(folder / "whole.toml").runs) >= 18, "a file by itself may"
 
 
-def test_a_base_that_leads_back_is_refused(folder: Path) -> None:
+def test_a_base_that_leads_back_is_rejected(folder: Path) -> None:
     (folder / "other.toml").write_text('base = "small.toml"')
     with pytest.raises(UserError, match=r"small.toml is its own base, through 2 files"):
         planned(folder, 'base = "other.toml"')
 
 
-def test_the_same_tables_from_python_lie_over_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_tables_from_python_override_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     sweep = plan_sweep({"base": "whole.toml", "rounds": 2, "sweep": {"seed": [4]}}, folder / "out")
     assert len(sweep.runs) == 6 and {(run.config.rounds, run.config.seed) for run in sweep.runs} == {(2, 4)}

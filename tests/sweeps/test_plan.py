@@ -1,4 +1,4 @@
-"""What a sweep's file describes: which runs, their names and numbers, their shards; and what is wrong with it."""
+"""A sweep's file: its runs, their names and numbers, their shards, and errors in it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ seed = [0]
 """
 
 
-def test_variants_take_the_place_of_lists_and_cross_their_own(tmp_path: Path) -> None:
+def test_variants_replace_lists_and_cross_the_lists_within_them(tmp_path: Path) -> None:
     runs = named(planned(VARIANTS, tmp_path))
     plain = [f"plain-one,epochs={epochs},seed={seed}" for seed in (0, 1) for epochs in (1, 2)]
     prox = [f"Prox,epochs={epochs},proximal_mu={mu},seed=0" for epochs in (1, 2) for mu in (0.1, 1.0)]
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said_in_a_sentence_with_the_place(text: str, said: str
     assert "\n" not in str(raised.value)
 
 
-def test_unlike_shards_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_different_shards_in_one_folder_are_rejected(tmp_path: Path) -> None:
     tables: Mapping[str, Any] = {
         **COUNT,
         "prepare": {"dataset": "digits", "partition": "iid", "out": "here", "seed": "{seed}"},
@@ -229,7 +229,7 @@ def test_the_example_of_the_documentation_describes_its_runs() -> None:
     assert named(sweep)["SCAFFOLD,lr=0.2,seed=2"].config.preset == "scaffold"
 
 
-def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
+def test_more_runs_than_any_are_rejected_before_they_are_listed() -> None:
     many = list(range(1, 1001))
     crossed = {"seed": many, "local.lr": many, "local.epochs": many, "local.batch_size": many}
     with pytest.raises(UserError, match="describes more than 100,000 runs"):
@@ -245,7 +245,7 @@ def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
         ('model = ["nowhere.at_all:network"]', "nowhere"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_before_any_run_starts(table: str, said: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_is_rejected_before_any_run_starts(table: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mine.toml, run ") as refused:
         planned(f"[sweep]\n{table}\n", tmp_path)
     assert said in str(refused.value)
@@ -338,7 +338,7 @@ def test_of_several_runs_with_one_wrong_model_the_first_is_named(tmp_path: Path)
         plan_sweep({"clients": {"count": 5}, "sweep": {"run": variants}}, tmp_path)
 
 
-def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: Path) -> None:
+def test_objects_that_no_file_contains_are_rejected_before_any_run_starts(tmp_path: Path) -> None:
     from torch import nn
 
     tables = {
@@ -350,7 +350,7 @@ def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: 
         plan_sweep(tables, tmp_path)
 
 
-def test_arrays_in_memory_are_refused_before_any_run_starts(tmp_path: Path) -> None:
+def test_arrays_in_memory_are_rejected_before_any_run_starts(tmp_path: Path) -> None:
     x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
     tables = {
         "clients": {"count": 1},

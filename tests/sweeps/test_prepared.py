@@ -1,4 +1,4 @@
-"""What a sweep says of a preparation that failed."""
+"""Messages of a sweep about a preparation that failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedmpi.process.children import TAIL, last_words
 from fedmpi.sweeps.shards import Preparation, ensure_shards
 
 
-def test_folders_that_cannot_be_prepared_are_refused_before_that(
+def test_folders_that_cannot_be_prepared_are_rejected_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
@@ -42,7 +42,7 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
     answers = iter((False, True))
     monkeypatch.setattr(Preparation, "ready", lambda self: next(answers))
     wanted.check()
-    assert next(answers, None) is None, "refused as prepared already, by another process meanwhile"
+    assert next(answers, None) is None, "rejected as prepared already, by another process meanwhile"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What becomes of a sweep's runs: finished ones are left alone, others go on, a failed one stops nobody; shards are
+"""Outcomes of a sweep's runs: finished ones are left alone, others continue, a failed one stops no other; shards are
 prepared once.
 """
 
@@ -47,7 +47,7 @@ TWO_SEEDS = {**COMMON, "sweep": {"seed": [0, 1]}}
 DIGITS = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
 
 
-def test_a_folder_tells_how_far_its_run_is(tmp_path: Path) -> None:
+def test_a_folder_shows_how_far_its_run_is(tmp_path: Path) -> None:
     run, other = plan_sweep(TWO_SEEDS, tmp_path).runs
     assert look(run).state == "new"
     api.run(run.config, {"rounds": 2}, out=run.folder)
@@ -69,7 +69,7 @@ def test_a_folder_tells_how_far_its_run_is(tmp_path: Path) -> None:
     another = plan_sweep({**TWO_SEEDS, "local": {"lr": 0.5}}, tmp_path)
     with pytest.raises(UserError, match=r"run seed=0: .*config.toml differs .*local.lr: 0.\d+ there, 0.5 here"):
         run_sweep(another, another.runs)
-    assert not other.folder.exists(), "refused before anything was started"
+    assert not other.folder.exists(), "rejected before anything was started"
 
 
 def test_a_sweep_of_finished_runs_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_another_fedmpi_in_the_current_folder_trains_nothing(tmp_path: Path, mon
     assert [run.finished for run in done] == [True]
 
 
-def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
+def test_ranks_that_nothing_could_start_are_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -192,7 +192,7 @@ def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
         ({"dataset": "mnist", "partition": "iid", "clients": 5, "raw": "nowhere"}, "--raw nowhere does not exist"),
     ],
 )
-def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
+def test_shards_that_cannot_be_prepared_are_rejected_before_anything_starts(
     prepared: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
@@ -203,7 +203,7 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     assert not any(tmp_path.iterdir())
 
 
-def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path: Path) -> None:
+def test_missing_data_are_named_below_the_plan_and_rejected_by_the_sweep(tmp_path: Path) -> None:
     here, there, held = tmp_path / "here", tmp_path / "there", tmp_path / "held"
     for folder in (here, held):
         folder.mkdir()
@@ -221,7 +221,7 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     assert listed.stdout.count("to be prepared") == 6
     _, *missing = (" ".join(one.split()) for one in listed.stdout.split("missing "))
     first, other = (f"[prepare] for here: --raw {here} is empty", f"[prepare] for there: --raw {there} does not exist")
-    for said, sentence in zip(missing, (first, other), strict=True):  # once, though each seed has shards of its own
+    for said, sentence in zip(missing, (first, other), strict=True):  # once, though each seed has other shards
         assert said.startswith(f"{sentence}; it must name ")
     for refused in (done["prepared"], done["started"]):
         assert refused.returncode == 2 and first in " ".join(refused.stderr.split())
@@ -234,7 +234,7 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     assert look_over(planned, planned.runs)[1] == [], "finished runs need no data"
 
 
-def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_file_that_occupies_a_runs_folder_is_rejected_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         planned = plan_sweep(TWO_SEEDS, out)
@@ -242,7 +242,7 @@ def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path:
             check_runs(planned, planned.runs)
 
 
-def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anything_starts(
+def test_folders_of_runs_that_cannot_be_made_or_written_are_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(TWO_SEEDS))
@@ -264,7 +264,7 @@ def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anyth
     assert [one.state for one in check_runs(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
 
 
-def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Path) -> None:
+def test_damaged_files_in_a_runs_folder_are_repaired_or_rejected(tmp_path: Path) -> None:
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path)
     [run] = planned.runs
     write_notes(planned, planned.runs)
@@ -276,7 +276,7 @@ def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Pa
     write_notes(planned, planned.runs)
     assert (run.folder / "sweep.json").stat().st_ino == file, "what is right is not written again"
     os.mkfifo(run.folder / "metrics.jsonl")
-    assert look(run).rounds == 0, "nobody waits for a fifo"
+    assert look(run).rounds == 0, "no process waits for a fifo"
     (run.folder / "config.toml").mkdir()
     with pytest.raises(UserError, match=r"^run seed=0: .*config.toml is damaged \(.*no plain file.*: choose another"):
         look(run)
@@ -405,7 +405,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
         if run is not None and run.config.seed < 2:
             shutil.rmtree(run.folder)
         if run is not None and run.config.seed == 1:
-            run.folder.write_text("something else lies here now")
+            run.folder.write_text("something else is here now")
         return run
 
     def start(words: list[str], **further: Any) -> Any:
@@ -449,7 +449,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_records(tmp_path: Path) -> None:
-    """Once by signal 9, once by SIGTERM, at moments drawn anew each time; side by side, one of three on two ranks."""
+    """Once by signal 9, once by SIGTERM, at random moments; several runs at once, one of three on two ranks."""
     file = Path(__file__).parent / "killed.toml"
     words = ["fedmpi", "sweep", str(file), "--out", str(tmp_path / "out"), "--jobs", "2"]
     moments = random.Random()
@@ -472,7 +472,7 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
 def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by the child of a second sweep that was started when the run was not finished, and comes when it is."""
+    """Start the child of a second sweep that was started before the run was finished, and arrives afterwards."""
     planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
     folder, holds = planned.runs[0].folder, []
     lines: list[str] = []
@@ -507,7 +507,7 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
 def test_how_the_process_of_a_run_ends_says_what_became_of_it(
     ended: str, ending: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where another has its folder it is tried again, and ends well here."""
+    """If another run has its folder it is tried again, and succeeds here."""
     planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
     done = f"echo '{{\"final\": {{\"round\": 2}}}}' > '{planned.runs[0].folder}/summary.json'"
     commands = iter((ended, done))
@@ -559,7 +559,7 @@ def test_two_sweeps_of_one_file_share_its_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kill(tmp_path: Path) -> None:
+def test_shards_are_prepared_once_by_several_that_need_them_and_again_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         "rounds = 1\nclients.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
         "[sweep]\nseed = [0, 1, 2]\n"
@@ -580,7 +580,7 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kil
         time.sleep(0.01)
     killed.kill()
     killed.communicate()
-    time.sleep(0.5)  # what prepared for it has died with it, or was quicker than the kill: then its mark is put back
+    time.sleep(0.5)  # its preparation has died with it, or was quicker than the kill: then its mark is put back
     (shards / PREPARING).touch()
     jobs = [start_job([*words, "--index", str(index)]) for index in range(3)]
     try:
@@ -598,7 +598,7 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kil
         check_runs(other, other.runs)
 
 
-def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Path) -> None:
+def test_shards_are_prepared_for_no_run_whose_folder_contains_another(tmp_path: Path) -> None:
     """`--prepare` leaves what a sweep notes in a run's folder, which must not be that of another configuration."""
     api.run({**COMMON, "rounds": 1, "seed": 0}, out=tmp_path / "out" / "seed=0")
     other = {**COMMON, "local": {"lr": 0.5}, "sweep": {"seed": [0]}}

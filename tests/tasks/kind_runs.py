@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def outcomes() -> dict[str, np.ndarray]:
-    """By run: the final model, then what the records tell of every round."""
+    """Return for each run the final model, then the records of every round."""
     found = {}
     for name, (preset, settings) in RUNS.items():
         if settings["model.name"] == "causal-transformer":

@@ -1,4 +1,4 @@
-"""Losses of a user's own, as a file beside the experiment would hold them."""
+"""Custom losses, as a file beside the experiment would contain them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrong_answers(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def centred(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of a batch, not of a sample."""
+    """Loss of a batch, not of a sample."""
     return cross_entropy(outputs - outputs.mean(0), targets)
 
 

@@ -1,4 +1,4 @@
-"""Whole runs of each kind of task: engines agree, numbers are those of plain loops, what does not fit is refused."""
+"""Whole runs of each kind of task: engines agree, numbers are those of plain loops, and wrong data are rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def one_step(world: str, **further: Any) -> fedmpi.Run:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
+def test_one_step_of_all_clients_is_one_weighted_gradient(world: str):
     merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("merged", "sequential"))
     assert np.abs(values(merged) - values(one_by_one)).max() < 1e-6
     assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
@@ -97,7 +97,7 @@ def test_a_round_of_tokens_is_that_of_a_plain_loop():
         assert torch.allclose(found[name].double(), expected, rtol=1e-5, atol=1e-6), name
 
 
-def test_data_of_another_kind_are_refused():
+def test_data_of_another_kind_are_rejected():
     with pytest.raises(UserError, match='task.kind = "classification" does not go with the data .*are tokens'):
         fedmpi.run("fedavg", BASE, data=worlds.tokens())
     with pytest.raises(UserError, match='set task.kind = "classification"'):
@@ -116,7 +116,7 @@ def test_data_of_another_kind_are_refused():
         ("regression of three", "tests.tasks.test_kinds:two_values", r"outputs of shape \(samples, 3\), the numbers"),
     ],
 )
-def test_models_of_another_kind_are_refused(world: str, model: str, words: str):
+def test_models_of_another_kind_are_rejected(world: str, model: str, words: str):
     settings = {key: value for key, value in WORLDS[world].items() if not key.startswith("model.")}
     with pytest.raises(UserError, match=words):
         fedmpi.run("fedavg", {**BASE, **settings, "model.name": model})
@@ -148,7 +148,7 @@ ACCURACIES: list[float] = []
 
 
 @pytest.mark.slow
-def test_one_rank_and_three_come_to_the_same_bits(tmp_path: Path):
+def test_one_rank_and_three_are_bit_identical(tmp_path: Path):
     job = run_mpi(3, ["-m", "tests.tasks.kind_runs", tmp_path / "three.npz"])
     assert job.returncode == 0, job.stderr[-2000:]
     from tests.tasks.kind_runs import outcomes

@@ -1,4 +1,4 @@
-"""A loss of one's own goes everywhere that the built-in one goes: engines, probes, evaluation."""
+"""A custom loss is used everywhere that the built-in one is: engines, probes, evaluation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ENGINES: dict[str, tuple[Callable, LocalRule]] = {
     [(SMALL_IMAGES, "mlp", {"hidden": [9]}), (TEXTS, "text-cnn", {"dimension": 6, "filters": 4, "dropout": 0.5})],
     ids=["mlp", "text-cnn"],
 )
-def test_cross_entropy_written_anew_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
+def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
     kind, rule = ENGINES[engine]
     source, found = sources(description), []
     for loss in (CROSS_ENTROPY, OWN):
@@ -90,7 +90,7 @@ def test_probes_look_at_gradients_of_the_loss(side_by_side: bool):
         assert relative_error(found[client], expected) < 1e-12
 
 
-def test_evaluation_tells_the_mean_of_the_loss():
+def test_evaluation_reports_the_mean_of_the_loss():
     source, model = sources(), model_of(SQUARED)
     total, _ = plain_gradient(model, source.x, source.y)
     found = evaluate(model.module, source.x, source.y, 10, model.loss)
@@ -134,7 +134,7 @@ def test_the_focal_loss_is_its_formula(gamma: float):
         ("broken", r"own_losses.py:\d+\) failed: RuntimeError: no such thing"),
     ],
 )
-def test_what_is_no_loss_per_sample_is_refused_before_the_first_round(loss: str, words: str):
+def test_what_is_no_loss_per_sample_is_rejected_before_the_first_round(loss: str, words: str):
     with pytest.raises(ComponentFailure, match=f"the loss tests.tasks.own_losses:{loss} .*{words}"):
         forward_traits(model_of(task_loss(f"tests.tasks.own_losses:{loss}")), SMALL_IMAGES)
 

@@ -1,4 +1,4 @@
-"""Evaluation agrees with scikit-learn's metrics, and takes metrics of one's own."""
+"""Evaluation agrees with scikit-learn's metrics, and takes custom metrics."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def guesses() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def found(metric: Metric, *batches: int) -> dict[str, float]:
-    """What a metric comes to over batches of these sizes."""
+    """Return the value of a metric over batches of these sizes."""
     outputs, targets = guesses()
     tally = MetricTally([metric])
     for x, y in zip(outputs.split(batches or len(outputs)), targets.split(batches or len(outputs)), strict=True):
@@ -82,7 +82,7 @@ def test_calibration_error_is_the_sum_over_bins_of_the_gap(bins: int):
     assert found(of("calibration-error", bins=bins), 3, 200, 8)["calibration_error"] == pytest.approx(gaps / 211)
 
 
-def test_the_sums_of_ones_own_metric_become_means_and_a_class_makes_numbers_of_arrays():
+def test_the_sums_of_a_custom_metric_become_means_and_a_class_makes_numbers_of_arrays():
     outputs, targets = guesses()
     p = outputs.double().softmax(1).numpy()
     mean = -(p * np.log(p)).sum() / np.log(3) / 211
@@ -95,7 +95,7 @@ def test_the_sums_of_ones_own_metric_become_means_and_a_class_makes_numbers_of_a
     }
 
 
-def test_ones_own_metric_sees_copies_and_leaves_generators_alone():
+def test_a_custom_metric_sees_copies_and_leaves_generators_alone():
     module, state = nn.Linear(3, 2), torch.get_rng_state()
     x, y = torch.eye(4)[:, :3], torch.tensor([0, 1, 1, 0])
     plain = evaluate(module, x, y, 2)

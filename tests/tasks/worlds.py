@@ -13,7 +13,7 @@ WORDS = ("the sea and the wind", "a ship with no sail", "over the long low hill"
 
 
 def tokens(ragged: bool = True) -> fedmpi.ClientArrays:
-    """Next character in made-up verses; with `ragged`, only some positions of most samples count."""
+    """Next character in synthetic verses; with `ragged`, only some positions of most samples count."""
     generator = np.random.default_rng(5)
     text = " ".join(WORDS[place] for place in generator.integers(0, len(WORDS), 700))
     letters = sorted(set(text))

@@ -1,4 +1,4 @@
-"""Small made-up files in the layout of each published data set, for checks that need no real rows."""
+"""Small synthetic files in the layout of each published data set, for checks that need no real rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RNG = np.random.default_rng(11)
 PARTS = ("train", "test")
 WORDS = ["a", "good", "sad", "day", "to", "see", "the", "sea", "and", "no", "bad", "news", "today", "my", "friend"]
 USERS, EACH = 6, 5
-"""Users of a made-up set, and rows of each."""
+"""Users of a synthetic set, and rows of each."""
 
 
 def sentence(number: int) -> str:
@@ -196,7 +196,7 @@ FILES: dict[str, Callable[[Path], Path | None]] = {
     "parquet": parquet,
     "imagefolder": imagefolder,
 }
-"""What writes the files of each data set into a folder; the file to name, where it is not the folder."""
+"""Functions that write the files of each data set into a folder, and the file to name, where it is not the folder."""
 
 
 def raw_of(name: str, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Every built-in part passes the conformance kit."""
+"""Every built-in component passes the conformance tests."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "partition attribute": {"attribute": "mean"},
     "partition pachinko": {"clients": 2, "size": 20},
 }
-"""What a part cannot do without, and choices that go with it."""
+"""Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
 OF_FILES = ("user", "user-groups", "pachinko")
 """Partitions that go by what only some data sets have."""
 PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.components() if part.name not in WRITTEN]
 LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.components("partition") if p.name not in OF_FILES]}
-"""Those of some kinds that are tried in started runs together with the others; the rest wants files first."""
+"""Components of some kinds that are tried in started runs with the others; the rest need files first."""
 LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
 """Checks that take seconds."""
 
@@ -70,14 +70,14 @@ def long(part: Component, check: Check) -> bool:
 QUICK = [check for part, settings in PARTS for check in checks(part, settings, runs=False) if not long(part, check)]
 
 
-def test_every_kind_that_the_contract_names_has_checks_and_parts() -> None:
+def test_every_kind_that_the_contract_names_has_checks_and_components() -> None:
     kinds = {part.kind for part, _ in PARTS}
     assert kinds == CONTRACTS.keys()
     assert len(PARTS) > 30 and len(QUICK) > 140
 
 
 @pytest.mark.parametrize("check", QUICK, ids=str)
-def test_a_built_in_part_keeps_its_contract(check: Check) -> None:
+def test_a_built_in_component_keeps_its_contract(check: Check) -> None:
     assert check()
 
 
@@ -86,7 +86,7 @@ def test_a_built_in_part_keeps_its_contract(check: Check) -> None:
 @fedmpi.testing.parametrize_with_checks(
     [pair for pair in PARTS if pair[0].name in LATER.get(pair[0].kind, (pair[0].name,))]
 )
-def test_a_built_in_part_keeps_its_contract_in_started_runs(check: Check) -> None:
+def test_a_built_in_component_keeps_its_contract_in_started_runs(check: Check) -> None:
     assert check()
 
 

@@ -1,4 +1,4 @@
-"""What attackers send: alike whoever trains them and in which order, and nothing but theirs is touched."""
+"""Updates of attackers: equal for any rank and any order of training, and no other update is changed."""
 
 from __future__ import annotations
 

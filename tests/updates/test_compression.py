@@ -1,4 +1,4 @@
-"""Updates on their way: rounded without bias, sized in bits, lost parts sent later; the same for a client anywhere."""
+"""Compressed updates: rounded without bias, sized in bits, lost values sent later; equal for a client on any rank."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_of_values_equally_large_top_k_sends_those_of_lower_places():
 
 
 def test_a_rounding_of_an_update_changes_what_top_k_makes_of_it_by_no_more_than_values_nearly_equal():
-    """Which of two values as large but for a rounding is sent jumps: by about the smallest one sent, never more."""
+    """Of two values equal up to rounding either may be sent: a jump of about the smallest one sent, never more."""
     sent = update()
     order = sent.abs().argsort(descending=True)
     smallest, next_one = order[12], order[13]
@@ -126,7 +126,7 @@ def test_a_rounding_of_an_update_changes_what_top_k_makes_of_it_by_no_more_than_
     assert float((one - other).abs().max()) == pytest.approx(float(sent[smallest].abs()), rel=1e-6)
 
 
-def test_a_value_beyond_float16_is_refused_and_bfloat16_takes_it():
+def test_a_value_beyond_float16_is_rejected_and_bfloat16_takes_it():
     large = torch.tensor([1e5, 1.0])
     with pytest.raises(FloatingPointError, match="bfloat16"):
         round_to_format(large.clone(), uniform(2), "float16")
@@ -144,7 +144,7 @@ def test_rounding_belongs_to_client_and_round(kind: Any):
 
 @pytest.mark.parametrize("kind", [*ROUNDED, "top-k"])
 def test_with_error_feedback_all_arrives_in_the_end(kind: Any):
-    """What has arrived differs from what was sent by the residual kept, however many rounds there were."""
+    """Received values differ from sent ones by the residual kept, after any number of rounds."""
     transport = Transport(compression(kind, 0.05, error_feedback=True), Streams(5))
     sent, arrived = torch.zeros(1300), torch.zeros(1300)
     for round in range(60):
@@ -181,7 +181,7 @@ def test_residuals_survive_a_checkpoint_with_their_owner():
     assert torch.equal(loaded.send(1, 3, update()), saved.send(1, 3, update()))
 
 
-def test_error_feedback_beyond_memory_is_refused_with_the_size():
+def test_error_feedback_beyond_memory_is_rejected_with_the_size():
     check_residuals(1000, 100_000)
     with pytest.raises(UserError, match=r"3\.7 GiB"):
         check_residuals(10_000, 100_000)

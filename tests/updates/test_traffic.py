@@ -82,7 +82,7 @@ def test_rebalancing_is_agreed_on_before_the_first_round_alone() -> None:
     assert first == second + rebalancing(20, 10) and second == star_models(100, 4, 4)
 
 
-def test_who_is_asked_receives_and_who_takes_part_sends() -> None:
+def test_queried_clients_receive_and_selected_clients_send() -> None:
     star, chain = load_config(None, ["preset=fedavg"]), load_config(None, ["preset=astraea-mediator"])
     plan = plan_of(1, 4, asked=7)
     assert round_links(star, MODEL, 20, 10, plan, 0) == star_models(100, received=7, returned=4)

@@ -126,7 +126,7 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
 
 
 def copies_of(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
-    """How many copies each sample of one client gets."""
+    """Numbers of copies of each sample of one client."""
     numbers: Ints = np.floor(copies).astype(np.int64)[labels]
     by_class = np.argsort(labels, kind="stable")
     drawn = by_class[(copies % 1 > 0)[labels[by_class]]]

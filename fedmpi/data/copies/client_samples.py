@@ -28,7 +28,7 @@ from fedmpi.data.statistics import kl_divergence, summarize
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """What the engines read, and what rebalancing did to it."""
+    """Samples that the engines read, and the effect of rebalancing on them."""
 
     data: ClientData
     originals: ClientData  # The same without copies that are made while reading
@@ -43,7 +43,7 @@ class ClientSamples:
 
     @property
     def description(self) -> DataDescription:
-        """What a sample looks like to a model."""
+        """Description of a sample for a model."""
         return self.data.description
 
     def class_counts(self, clients: Ints | None = None) -> Ints:
@@ -101,7 +101,7 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
 
 
 def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancing | None) -> dict[str, Any]:
-    """What augmentation did to the whole population, for the first record and the summary (Figs 7 and 9); may be empty.
+    """Effect of augmentation on the whole population, for the first record and the summary (Figs 7 and 9).
 
     `bytes` is the size of the copies in shards (features in their stored type, a label of 8 bytes). Virtual copies are
     never stored, so `stored_bytes` is then 0.

@@ -26,7 +26,7 @@ _PARAMETERS = 6
 
 @dataclass(frozen=True)
 class WarpRanges:
-    """How far a copy may be warped; each amount is uniform within its range.
+    """Ranges of the warps of a copy; each amount is uniform within its range.
 
     The paper names the four transformations, but not their ranges: these defaults keep letters and digits readable.
 

@@ -26,7 +26,7 @@ class ImageColumns(Layer):
     """Conversion of rows to columns before the first convolution: of all clients at once, or client by client."""
 
     def __init__(self, image: tuple[int, int, int]):
-        self.values = math.prod(image)  # of (channels, height, width)
+        self.values = math.prod(image)  # channels · height · width
 
     def attach(self, place: Place, x: Tensor) -> None:
         self.output = place.take("output", place.clients, self.values, place.rows, guard=place.rows)
