@@ -446,12 +446,6 @@ class PrivacyLedger:
         so_far = (float(self.epsilon * largest), float(self.epsilon * mean)) if largest else (0.0, 0.0)
         return LedgerEntry(spent, *so_far)
 
-    def spent(self) -> Floats:
-        """Return ε spent so far by every client, float64 (N,)."""
-        if math.isinf(self.epsilon):
-            return np.where((self._answers > 0) | self._exposed, math.inf, 0.0)
-        return np.where(self._exposed, math.inf, self._answers * self.epsilon)
-
     def state(self) -> dict[str, Ints]:
         """Return the ledger as arrays, for a checkpoint."""
         return {"answers": self._answers.copy(), "exposed": np.flatnonzero(self._exposed)}
