@@ -215,7 +215,6 @@ class MergedEngine:
         add_gradients(views, gradients, -rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         report.load_seconds += loaded - started
-        report.train_seconds += time.perf_counter() - loaded
         return losses
 
     def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:

@@ -117,7 +117,6 @@ class SequentialEngine:
                 with drawing, sparse, computing, own.calling() if own else nullcontext():
                     self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
-            report.train_seconds = time.perf_counter() - loaded
             return report
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:

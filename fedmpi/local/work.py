@@ -92,7 +92,6 @@ class WorkReport:
     loss_count: int = 0  # Σ samples
     weight: float = 0.0  # Σ coefficient
     load_seconds: float = 0.0
-    train_seconds: float = 0.0
     diverged: int = 0  # selected clients left out because their training diverged; no other number includes them
 
     def __iadd__(self, other: WorkReport) -> WorkReport:

@@ -197,7 +197,6 @@ class BatchedEngine:
             loss_sum=loss_sum,
             loss_count=int(timetable.counts.sum()),
             load_seconds=loaded - started,
-            train_seconds=time.perf_counter() - loaded,
         )
 
     def _one_by_one(
