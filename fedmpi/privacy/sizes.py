@@ -231,7 +231,6 @@ class SizeEstimate:
     asked: int  # Number of clients queried
     empty: int  # Queried clients without samples
     clipped_fraction: float  # Share of the queried clients whose size is above M − 1
-    floored: bool  # True if the floor was needed
     epsilon: float  # ε of one report; infinite for exact sizes
     # Clients whose report reveals their size: all with exact sizes, those above M − 1 if they do not clip
     unprotected: int
@@ -289,7 +288,6 @@ def estimate_total(
         asked=sizes.size,
         empty=int(np.count_nonzero(sizes == 0)),
         clipped_fraction=above / max(sizes.size, 1),
-        floored=not exact and raw < sizes.size,
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
         law=law,
