@@ -52,6 +52,7 @@ class Synthetic:
     def __init__(self, workload: Workload, device: torch.device = CPU):
         self.description, self.sizes = workload.description, workload.sizes()
         x, y = (torch.from_numpy(one).to(device) for one in samples(workload, int(self.sizes.sum()), SAMPLES))
+        self.all_x, self.all_y = x, y
         self.x, self.y = torch.split(x, self.sizes.tolist()), torch.split(y, self.sizes.tolist())
 
     def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
@@ -60,9 +61,9 @@ class Synthetic:
         index = torch.from_numpy(rows).to(self.y[client].device)
         return self.x[client][index], self.y[client][index]
 
-    def load_many(self, clients: list[int], rows_of: list[Ints | None]) -> tuple[Tensor, Tensor]:
-        loaded = [self.load(client, rows) for client, rows in zip(clients, rows_of, strict=True)]
-        return torch.cat([x for x, _ in loaded]), torch.cat([y for _, y in loaded])
+    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(positions).to(self.all_y.device)
+        return self.all_x[index], self.all_y[index]
 
 
 def naive(batch: int, module: nn.Module, source: Synthetic) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks.measure import table
 from fedmpi.clients.cohort import uniform
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.statistics import kl_divergence, pooled_counts
-from fedmpi.mediators.scheduling import assign_mediators
 from fedmpi.results.comparison import paired
 
 KINDS = ("greedy", "exchange", "random")
@@ -29,7 +29,7 @@ def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, mo
     streams, generator, found = Streams(seed), np.random.default_rng(seed), []
     for t in range(rounds):
         clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
-        mediators = assign_mediators(kind, counts[clients], most, generator)
+        mediators = resolve("scheduling", kind).object(counts[clients], most, generator, None)
         found.append(kl_divergence(pooled_counts(counts[clients], mediators)))
     return found
 

@@ -5,7 +5,7 @@ Sizes are whole numbers of at least one, vectorized over clients.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +20,6 @@ from fedmpi.data.assignment import even_sizes, group_by_owner, iid
 MOST_SAMPLES = 1 << 53
 """Largest number up to which floats represent every whole number."""
 SizeLaw = Literal["even", "lognormal", "pareto", "zipf", "linear", "square", "exponential"]
-SIZE_LAWS: tuple[SizeLaw, ...] = get_args(SizeLaw)
 
 
 def relative_sizes(law: SizeLaw, clients: int, shape: float, generator: np.random.Generator) -> Floats:

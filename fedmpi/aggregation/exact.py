@@ -137,21 +137,15 @@ class FloatSum:
 
 
 class FixedPointSum:
-    """Order-independent sum: every contribution is rounded to a multiple of 2**-bits and added as an integer.
+    """Order-independent sum: every contribution is rounded to a multiple of 2**-FIXED_BITS and added as an integer.
 
     Integer addition is associative, so the sum is bit-identical for any order of clients and number of ranks.
     """
 
-    def __init__(
-        self,
-        buffer: Ints | torch.Tensor,
-        device: torch.device | str = "cpu",
-        bits: int = FIXED_BITS,
-        ranks: int = 1,
-    ):
+    def __init__(self, buffer: Ints | torch.Tensor, device: torch.device | str = "cpu", ranks: int = 1):
         self._sum = torch.as_tensor(buffer)
         self._device = torch.device(device)
-        self._scale = 2.0**bits
+        self._scale = 2.0**FIXED_BITS
         self._limit = 2.0**63 / ranks
         size = min(CHUNK, self._sum.numel())
         self._product, self._rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)

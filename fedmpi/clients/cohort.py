@@ -151,8 +151,8 @@ def weighted(
 
     With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): `count`
     independent draws with probability n_k / n, a client drawn twice counting twice; `inclusion` is the expected count
-    count · n_k / n. Without replacement it is systematic sampling in random order with inclusion probabilities
-    `size_proportional_inclusion`, exact because all arithmetic is on integers.
+    count · n_k / n. Without replacement it is systematic sampling in random order. The inclusion probabilities are
+    proportional to size, sum to `count`, and none is above 1. They are exact because all arithmetic is on integers.
 
     Clients without samples are never drawn; UserError if no client of the whole population has a sample.
     """
@@ -175,19 +175,12 @@ def weighted(
     return Cohort(candidates[chosen], count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
-def size_proportional_inclusion(sizes: Ints, count: int) -> Floats:
-    """Return inclusion probabilities proportional to size that sum to `count`, none above 1.
+def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
+    """Return the certain clients, the draws left for the others, and the others' total size.
 
     A client whose share exceeds 1 is certain to be drawn (probability exactly 1). The remaining draws are divided among
-    the others by size, repeatedly until no share exceeds 1. Exact proportionality therefore does not include the
-    certain clients: `(inclusion == 1).sum()` is their number.
+    the others by size, repeatedly until no share exceeds 1.
     """
-    certain, rest, total = _certain(sizes, count)
-    return np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
-
-
-def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
-    """Return the certain clients, the draws left for the others, and the others' total size."""
     if count >= np.count_nonzero(sizes):
         return sizes > 0, 0, 0
     certain = np.zeros(sizes.size, bool)

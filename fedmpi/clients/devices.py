@@ -88,15 +88,15 @@ def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw
 
 
 def participant_seconds(
-    devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int, cost: float = 1.0
+    devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int
 ) -> Floats:
     """Return the simulated seconds until each selected client's update has arrived, float64 (m,).
 
-    samples · cost / speed + bytes_down / download + bytes_up / upload.
+    samples / speed + bytes_down / download + bytes_up / upload.
 
     `samples` (m,) pass through the model: local steps × batch size.
     """
-    compute = samples * cost / devices.speed[clients]
+    compute = samples / devices.speed[clients]
     return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
 
 

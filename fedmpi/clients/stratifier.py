@@ -46,7 +46,7 @@ MOST_NOISE = 0.25
 """Largest share of OPTICS noise (clients in no cluster) without a warning."""
 
 
-def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Ints:
+def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator) -> Ints:
     """Compute strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
 
     An empty cluster receives the client farthest from its centre (scikit-learn's rule). With fewer distinct vectors
@@ -59,7 +59,7 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
 
     if len(matrix) == 0:
         return np.empty(0, np.int64)
-    model = KMeans(min(strata, len(matrix)), init="random", n_init=starts, random_state=int(generator.integers(2**32)))
+    model = KMeans(min(strata, len(matrix)), init="random", n_init=1, random_state=int(generator.integers(2**32)))
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than strata: see the docstring
         return _numbered(model.fit_predict(matrix))

@@ -37,14 +37,13 @@ from fedmpi.data.copies.client_samples import ClientSamples, client_samples, reb
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, DataWatch
+from fedmpi.data.source import ClientData, DataSource, DataWatch
 from fedmpi.local.client_metrics import ClientMeasures, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
 from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, check_type, forward_traits
-from fedmpi.local.work import DataSource
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster

@@ -237,14 +237,6 @@ class ShardStore:
             return self._validation_offsets
         return part_offsets(self.folder / file.name, file, self.clients)
 
-    def validation_of(self, client: int) -> Samples | None:
-        """Features and labels that are held out of one client: views, in the stored dtypes; None as above."""
-        part, offsets = self.validation(), self.validation_offsets
-        if part is None or offsets is None:
-            return None
-        rows = slice(offsets[client], offsets[client + 1])
-        return part[0][rows], part[1][rows]
-
     def part_samples(self, name: str) -> int:
         """Samples of the "test" or the "val" part; 0 where there is none."""
         if name not in self._parts:

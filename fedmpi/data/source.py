@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -93,6 +93,24 @@ class _DeclaredWritable:
         return interface | {"data": (interface["data"][0], False)}
 
 
+class DataSource(Protocol):
+    """Interface of the clients' samples, ready for the model: normalized tensors on the device."""
+
+    @property
+    def sizes(self) -> Ints:
+        """Return the number of samples of each client, int64 (N,)."""
+
+    @property
+    def description(self) -> DataDescription:
+        """Return the shape and type of a sample."""
+
+    def load(self, client: int, rows: Ints | None = None) -> Tensors:
+        """Return some local samples of a client (None = all): x (r, …) float32 or int32, y int64 (r,). Read-only."""
+
+    def load_positions(self, positions: Ints) -> Tensors:
+        """Return the samples at global positions: sample i of client k is at sizes[:k].sum() + i."""
+
+
 class ClientData:
     """Samples of the clients of a store, ready for a model.
 
@@ -132,25 +150,9 @@ class ClientData:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
 
-    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
-        """Samples of several clients, concatenated client after client, in one gather."""
-        return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
-
     def labels(self, client: int) -> Ints:
         """The targets of one client, a copy: int64 (n,) of classes, otherwise as `load` gives them."""
         return self.store.labels(client).astype(self._numbers)
-
-    def positions(self, clients: Ints, rows_of: Sequence[Ints | None]) -> Ints:
-        """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
-        given = [rows for rows in rows_of if rows is not None]
-        counts = self.store.sizes[clients].copy()
-        partial = np.fromiter((rows is not None for rows in rows_of), bool, len(clients))
-        counts[partial] = np.fromiter(map(len, given), np.int64, len(given))
-        starts = np.cumsum(counts) - counts
-        local = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
-        if given:
-            local[np.repeat(partial, counts)] = np.concatenate(given)
-        return local + np.repeat(self.store.offsets[clients], counts)
 
     def load_positions(self, positions: Ints) -> Tensors:
         """Return the samples at global positions: row i of client k is at sizes[:k].sum() + i."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -166,9 +166,9 @@ def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
     return Inspection(store, measure(store.sizes, blocks), verified)
 
 
-def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[str, Any] | None = None) -> Inspection:
+def inspect_folder(path: Path | str, verify: bool = False) -> Inspection:
     """Open and measure a shard folder, or "digits"."""
-    return inspect_store(open_store(path, digits_options, verify), verify)
+    return inspect_store(open_store(path, verify=verify), verify)
 
 
 CLIENTS_SHOWN = 100

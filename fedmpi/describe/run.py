@@ -54,11 +54,11 @@ def show_classes(folder: Path, console: Console) -> None:
         console.print(Text(line))
 
 
-def mixed_up(found: Confusion, most: int = MIXED) -> Sequence[str]:
+def mixed_up(found: Confusion) -> Sequence[str]:
     """The pairs of a true and another predicted class with the most samples, in words."""
     wrong = found.counts.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MIXED]
     pairs = [divmod(int(place), len(found.names)) for place in order]
     return [
         f"{found.names[true]} taken for {found.names[guess]}: {wrong[true, guess]:,} of {found.counts[true].sum():,}"

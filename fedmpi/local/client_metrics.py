@@ -22,12 +22,12 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.data.source import DataSource
 from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import evaluating
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.traits import rows_of_a_pass
-from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally

@@ -52,11 +52,6 @@ class ClientState:
         """Return the clients that have a record, sorted."""
         return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
 
-    @property
-    def spilled(self) -> int:
-        """Return the number of records in the file."""
-        return len(self._places)
-
     def read(self, client: int) -> dict[str, Tensor]:
         """Return copies of a client's vectors by name, zeros if it has none."""
         return dict(zip(self.names, self.copy(client).unbind(0), strict=True))

@@ -12,6 +12,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.data.source import DataSource
 from fedmpi.local.acceleration import batched_engine, why_not_batched
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
@@ -20,7 +21,7 @@ from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, DataSource, Engine, LocalRule, Observer, WorkReport
+from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
 
 if TYPE_CHECKING:

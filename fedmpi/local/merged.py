@@ -19,10 +19,11 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.data.source import DataSource
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, halved, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
-from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.models.isolation import why_untraceable
@@ -57,7 +58,6 @@ class MergedEngine:
         self._start = model.initial
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
-        self._load_positions = getattr(source, "load_positions", None)
 
     def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
         """Return why merging would not be exact, or None if it is."""
@@ -215,7 +215,6 @@ class MergedEngine:
         add_gradients(views, gradients, -rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         report.load_seconds += loaded - started
-        report.train_seconds += time.perf_counter() - loaded
         return losses
 
     def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:
@@ -255,14 +254,10 @@ class MergedEngine:
         return slice(first, last if last > first else int(ends[place]))
 
     def _load(self, clients: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
-        if self._load_positions is None:
-            owners, counts = _runs(clients)
-            return self.source.load_many(owners, np.split(rows, np.cumsum(counts)[:-1]))
         if self._offsets is None:
             sizes = self.source.sizes
             self._offsets = np.cumsum(sizes) - sizes
-        found: tuple[Tensor, Tensor] = self._load_positions(self._offsets[clients] + rows)
-        return found
+        return self.source.load_positions(self._offsets[clients] + rows)
 
     def _prefer_sparse(self) -> bool:
         description = self.source.description

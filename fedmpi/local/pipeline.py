@@ -26,9 +26,9 @@ class UpdateObserver:
         self,
         clip_norm: float | None,
         measures: bool,
-        transport: Transport | None = None,
-        attacks: AttackedUpdates | None = None,
-        keeps_norms: bool = False,
+        transport: Transport | None,
+        attacks: AttackedUpdates | None,
+        keeps_norms: bool,
     ):
         self.keeps_norms = keeps_norms
         self.norms: dict[int, float] = {}
@@ -48,7 +48,7 @@ class UpdateObserver:
         norms = "update_norm" in config.clients.sampler.component.marks.get("needs", ())
         if isinstance(table, NoCompression):
             wanted = measures or norms or clip_norm is not None or attacks is not None
-            return cls(clip_norm, measures, attacks=attacks, keeps_norms=norms) if wanted else None
+            return cls(clip_norm, measures, None, attacks, norms) if wanted else None
         return cls(clip_norm, measures, Transport(table, streams), attacks, norms)
 
     def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:

@@ -21,11 +21,11 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
+from fedmpi.data.source import DataSource
 from fedmpi.local.acceleration import batched_probe, why_not_batched
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.traits import rows_of_a_pass
-from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel, add_gradients
 
 Probe = Literal["full", "batch", "sample"]

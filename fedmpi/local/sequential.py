@@ -19,12 +19,13 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.data.source import DataSource
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
@@ -116,7 +117,6 @@ class SequentialEngine:
                 with drawing, sparse, computing, own.calling() if own else nullcontext():
                     self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
-            report.train_seconds = time.perf_counter() - loaded
             return report
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.registry import Component
 from fedmpi.common.types import Ints
-from fedmpi.data.schema import DataDescription
 
 if TYPE_CHECKING:
     from fedmpi.config.client_tables import LocalTable
@@ -93,31 +92,12 @@ class WorkReport:
     loss_count: int = 0  # Σ samples
     weight: float = 0.0  # Σ coefficient
     load_seconds: float = 0.0
-    train_seconds: float = 0.0
     diverged: int = 0  # selected clients left out because their training diverged; no other number includes them
 
     def __iadd__(self, other: WorkReport) -> WorkReport:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
         return self
-
-
-class DataSource(Protocol):
-    """Interface of the clients' samples, ready for the model: normalized tensors on the device."""
-
-    @property
-    def sizes(self) -> Ints:
-        """Return the number of samples of each client, int64 (N,)."""
-
-    @property
-    def description(self) -> DataDescription:
-        """Return the shape and type of a sample."""
-
-    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
-        """Return some local samples of a client (None = all): x (r, …) float32 or int32, y int64 (r,). Read-only."""
-
-    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> tuple[Tensor, Tensor]:
-        """Return the samples of several clients, concatenated client after client."""
 
 
 class Engine(Protocol):

@@ -51,7 +51,6 @@ class RelayPlan:
     """Relays of a round."""
 
     legs: tuple[Leg, ...]  # All legs in the total order that every worker follows
-    workers: int
 
     def of(self, worker: int | None) -> list[Leg]:
         """Return the legs of one worker in running order; none for a rank that only serves."""
@@ -63,22 +62,6 @@ class RelayPlan:
         for leg in self.legs:
             found.setdefault(leg.mediator, set()).add(leg.worker)
         return {mediator: tuple(sorted(found[mediator])) for mediator in sorted(found)}
-
-    @property
-    def hops(self) -> int:
-        """Number of moves of a model between workers."""
-        return sum(leg.previous is not None for leg in self.legs)
-
-    @property
-    def makespan(self) -> float:
-        """Planned duration of the round's training."""
-        return max((leg.finish for leg in self.legs), default=0.0)
-
-    @property
-    def efficiency(self) -> float:
-        """Planned busy time as a share of the workers' time; NaN without work."""
-        busy = sum(leg.finish - leg.start for leg in self.legs)
-        return busy / (self.workers * self.makespan) if self.makespan else float("nan")
 
 
 def visiting_order(clients: Ints, mediators: Ints) -> list[Ints]:
@@ -110,7 +93,7 @@ def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs:
         _chain(mediator, ring, owners[np.searchsorted(clients, ring)], costs[np.searchsorted(clients, ring)], epochs)
         for mediator, ring in enumerate(visiting_order(clients, mediators))
     ]
-    return RelayPlan(tuple(_simulate(chains, workers)), workers)
+    return RelayPlan(tuple(_simulate(chains, workers)))
 
 
 @dataclass(frozen=True)

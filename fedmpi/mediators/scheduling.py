@@ -1,6 +1,27 @@
 """Grouping of clients into mediators: Astraea's greedy rescheduling, exchanges beyond it, random groups as control.
 
-Duan et al. 2019 (Astraea), Algorithm 3. Pure functions: class counts in, the mediator of every client out.
+Duan et al. 2019 (Astraea), Algorithm 3. The components of the kind "scheduling" are pure functions.
+
+Parameters
+----------
+class_counts : int64 (c, C)
+    Class counts of the online clients, in the order of their ids.
+most : int
+    γ >= 1, the largest number of clients of one mediator.
+generator : Generator
+    Stream of (SCHEDULE, round); used by "random" only.
+target : float64 (C,), optional
+    Class distribution to approximate; uniform if None.
+
+Returns
+-------
+int64 (c,)
+    Mediator of every online client. Mediators are numbered 0 ... ⌈c/γ⌉ - 1 in the order in which they are made.
+
+Raises
+------
+UserError
+    If a client has a class that the target excludes: every divergence would be infinite.
 """
 
 from __future__ import annotations
@@ -8,45 +29,13 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import register, resolve
+from fedmpi.common.registry import register
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.statistics import pooled_counts, target_distribution
 
 TIE = 1e-12  # divergences closer than this are equal up to floating-point rounding: the lower client wins
 MOST_SWEEPS = 10
 EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one core; at least one sweep
-
-
-def assign_mediators(
-    kind: str, class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None = None
-) -> Ints:
-    """Return the mediator of every online client.
-
-    Parameters
-    ----------
-    kind : {"greedy", "exchange", "random"}
-        Algorithm 3; Algorithm 3 followed by exchanges; random groups.
-    class_counts : int64 (c, C)
-        Class counts of the online clients, in the order of their ids.
-    most : int
-        γ >= 1, the largest number of clients of one mediator.
-    generator : Generator
-        Stream of (SCHEDULE, round); used by "random" only.
-    target : float64 (C,), optional
-        Class distribution to approximate; uniform if None.
-
-    Returns
-    -------
-    int64 (c,)
-        Mediators are numbered 0 ... ⌈c/γ⌉ - 1 in the order in which they are made.
-
-    Raises
-    ------
-    UserError
-        If a client has a class that the target excludes: every divergence would be infinite.
-    """
-    mediators: Ints = resolve("scheduling", kind).object(class_counts, most, generator, target)
-    return mediators
 
 
 @register("scheduling", name="greedy")

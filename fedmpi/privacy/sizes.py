@@ -3,7 +3,7 @@ privacy loss of a run.
 
 k-ary randomized response (FedSampling, Eq 1, 2, 21), Duchi's and the piecewise mechanism (Wang et al. 2019, "Collecting
 and Analyzing Multidimensional Data with Local Differential Privacy", Algorithms 1 and 2) on sizes rescaled from [1, M −
-1] to [−1, 1]. Each has closed-form likelihoods and variance.
+1] to [−1, 1]. Each has a closed-form variance.
 
 The estimate is Ñ, and p = K/Ñ (FedSampling, Eq 2). Private reports range from 1 to M − 1, so an empty client reports 1,
 and the estimate is floored at the number of clients queried, as in the authors' published code. Exact sizes are summed
@@ -55,9 +55,6 @@ class Mechanism(Protocol):
     def total(self, answers: Floats) -> float:
         """Return the unbiased estimate of Σ sizes from the reports."""
 
-    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Return the probability (or density) of every report given every size, float64 (sizes, answers)."""
-
     def variance(self, sizes: Ints) -> Floats:
         """Return each client's contribution to the variance of `total`, float64 (N,)."""
 
@@ -75,10 +72,6 @@ class Exact:
 
     def total(self, answers: Floats) -> float:
         return float(answers.sum())
-
-    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        equal: Floats = (sizes[:, None] == answers).astype(np.float64)
-        return equal
 
     def variance(self, sizes: Ints) -> Floats:
         return np.zeros(sizes.size)
@@ -133,13 +126,6 @@ class RandomizedResponse(PrivateAnswer):
         alpha = self.truth_probability
         return (float(answers.sum()) - (1 - alpha) * self.threshold * answers.size / 2) / alpha
 
-    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Return Eq 17 and 18: α + (1 − α)/(M − 1) for the true size, (1 − α)/(M − 1) for every other."""
-        alpha, others = self.truth_probability, self.threshold - 1
-        possible = (answers >= 1) & (answers <= others) & (answers == np.floor(answers))
-        likelihood: Floats = (alpha * (sizes[:, None] == answers) + (1 - alpha) / others) * possible
-        return likelihood
-
     def variance(self, sizes: Ints) -> Floats:
         """Return Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M −
         2)/12: Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
@@ -159,10 +145,6 @@ class Duchi(RescaledAnswer):
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         upper = generator.random(sizes.size) < self._upper_probability(sizes)
         return np.where(upper, self.magnitude, -self.magnitude)
-
-    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        upper = self._upper_probability(sizes)[:, None]
-        return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
 
     def variance(self, sizes: Ints) -> Floats:
         """Return ((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with ((e^ε +
@@ -201,13 +183,6 @@ class Piecewise(RescaledAnswer):
         outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1 for any size
         outside = np.where(outside < left, outside, outside + (right - left))
         return np.where(inside, left + place * (right - left), outside)
-
-    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
-        """Return the density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
-        left, right = self.window(sizes)
-        inside = (answers >= left[:, None]) & (answers <= right[:, None])
-        density = math.exp(self.epsilon / 2) * math.tanh(self.epsilon / 4) / 2
-        return density * np.where(inside, 1.0, math.exp(-self.epsilon)) * (np.abs(answers) <= self.bound)
 
     def variance(self, sizes: Ints) -> Floats:
         """Return t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
@@ -256,7 +231,6 @@ class SizeEstimate:
     asked: int  # Number of clients queried
     empty: int  # Queried clients without samples
     clipped_fraction: float  # Share of the queried clients whose size is above M − 1
-    floored: bool  # True if the floor was needed
     epsilon: float  # ε of one report; infinite for exact sizes
     # Clients whose report reveals their size: all with exact sizes, those above M − 1 if they do not clip
     unprotected: int
@@ -314,7 +288,6 @@ def estimate_total(
         asked=sizes.size,
         empty=int(np.count_nonzero(sizes == 0)),
         clipped_fraction=above / max(sizes.size, 1),
-        floored=not exact and raw < sizes.size,
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
         law=law,
@@ -470,12 +443,6 @@ class PrivacyLedger:
         largest, mean = self._answers.max(initial=0), self._answers.mean() if self._answers.size else 0.0
         so_far = (float(self.epsilon * largest), float(self.epsilon * mean)) if largest else (0.0, 0.0)
         return LedgerEntry(spent, *so_far)
-
-    def spent(self) -> Floats:
-        """Return ε spent so far by every client, float64 (N,)."""
-        if math.isinf(self.epsilon):
-            return np.where((self._answers > 0) | self._exposed, math.inf, 0.0)
-        return np.where(self._exposed, math.inf, self._answers * self.epsilon)
 
     def state(self) -> dict[str, Ints]:
         """Return the ledger as arrays, for a checkpoint."""

@@ -111,14 +111,8 @@ class Spread:
         return cls(len(values), mean, 0.0 if alike else float(np.std(values, ddof=1)))
 
 
-def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:
-    """Return the amount spent by the runs that reached an accuracy, at the end of the round that did."""
-    firsts = [first_reached(records, target, key) for records in runs]
-    return up_to([spent(records) for records in runs], firsts, axis)
-
-
 def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
-    """Return the same as `to_target` for the amounts `spent` of each run at the end of a round (`first_reached`)."""
+    """Return the spread of the spending (`spent`) of the runs at the end of one round each (`first_reached`)."""
     return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])
 
 

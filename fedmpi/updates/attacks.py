@@ -6,8 +6,7 @@ label-flip: trains honestly on labels C − 1 − y (data poisoning: Tolpegin et
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,23 +17,7 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.server_tables import UpdateAttack
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.source import Tensors
-
-
-class FlippableSource(Protocol):
-    """Samples of clients, read by client or by position (`ClientData`)."""
-
-    @property
-    def sizes(self) -> Ints: ...
-
-    @property
-    def description(self) -> DataDescription: ...
-
-    def load(self, client: int, rows: Ints | None = None) -> Tensors: ...
-
-    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors: ...
-
-    def load_positions(self, positions: Ints) -> Tensors: ...
+from fedmpi.data.source import DataSource, Tensors
 
 
 def attackers(config: Config, streams: Streams, clients: int) -> Ints:
@@ -68,7 +51,7 @@ class AttackedUpdates:
 class FlippedLabels:
     """Samples as the clients train on them: an attacker's labels y are C − 1 − y."""
 
-    def __init__(self, data: FlippableSource, attackers: Ints):
+    def __init__(self, data: DataSource, attackers: Ints):
         self._data = data
         self.sizes: Ints = data.sizes
         self.description: DataDescription = data.description
@@ -80,15 +63,6 @@ class FlippedLabels:
         """Load samples; see `ClientData.load`."""
         x, y = self._data.load(client, rows)
         return (x, self.description.classes - 1 - y) if self._attacks[client] else (x, y)
-
-    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
-        """Load samples; see `ClientData.load_many`."""
-        x, y = self._data.load_many(clients, rows_of)
-        counts = [
-            int(self.sizes[client]) if rows is None else len(rows)
-            for client, rows in zip(clients, rows_of, strict=True)
-        ]
-        return x, self._flipped(y, np.repeat(np.asarray(clients, np.int64), counts))
 
     def load_positions(self, positions: Ints) -> Tensors:
         """Load samples; see `ClientData.load_positions`."""

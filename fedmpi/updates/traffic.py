@@ -132,13 +132,11 @@ class TargetCost(NamedTuple):
     megabytes: float
 
 
-def cost_to_target(
-    accuracies: Sequence[float | None], round_bytes: Sequence[int], target: float, initial_bytes: int = 0
-) -> TargetCost | None:
+def cost_to_target(accuracies: Sequence[float | None], round_bytes: Sequence[int], target: float) -> TargetCost | None:
     """Return rounds and traffic up to the first evaluation that reaches the target (Table III)."""
     for index, accuracy in enumerate(accuracies):
         if accuracy is not None and accuracy >= target:
-            return TargetCost(index + 1, (initial_bytes + sum(round_bytes[: index + 1])) / MEGABYTE)
+            return TargetCost(index + 1, sum(round_bytes[: index + 1]) / MEGABYTE)
     return None
 
 

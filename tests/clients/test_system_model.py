@@ -83,5 +83,5 @@ def test_impossible_laws_are_rejected(options: dict) -> None:
 
 def test_seconds_are_compute_plus_both_transfers() -> None:
     devices = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
-    seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100, cost=2.0)
-    assert seconds == pytest.approx([600 / 100 + 400 / 400 + 100 / 25, 40 / 10 + 400 / 200 + 100 / 50])
+    seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100)
+    assert seconds == pytest.approx([300 / 100 + 400 / 400 + 100 / 25, 20 / 10 + 400 / 200 + 100 / 50])

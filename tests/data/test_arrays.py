@@ -16,6 +16,7 @@ from fedmpi.data.arrays import arrays_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore
+from tests.data.validation import validation_of
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS
 
@@ -50,8 +51,7 @@ def test_clients_may_have_names():
     arrays = made(owner=names[OWNER], val=(X[:3], Y[:3], names[[5, 0, 5]]))
     assert arrays.store.client_ids.tolist() == names.tolist()
     assert np.array_equal(arrays.store.client(4)[0], X[OWNER == 4])
-    held_out = arrays.store.validation_of(5)
-    assert held_out is not None and np.array_equal(held_out[1], Y[[0, 2]])
+    assert np.array_equal(validation_of(arrays.store, 5)[1], Y[[0, 2]])
 
 
 def test_tensors_lists_and_arrays_say_the_same():

@@ -11,6 +11,7 @@ import pytest
 import fedmpi
 from fedmpi import UserError
 from fedmpi.data.opening import open_store
+from tests.data.validation import validation_of
 
 RNG = np.random.default_rng(9)
 ROWS = 90
@@ -63,7 +64,7 @@ def test_a_store_of_the_folder_is_the_store_in_memory(tmp_path: Path, kind: str)
             np.testing.assert_array_equal(ours, theirs)
     if arrays.val_offsets is not None:
         for client in range(memory.clients):
-            for ours, theirs in zip(disk.validation_of(client), memory.validation_of(client), strict=True):
+            for ours, theirs in zip(validation_of(disk, client), validation_of(memory, client), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
 
 

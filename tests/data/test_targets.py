@@ -21,6 +21,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import SCHEMA_OF_TARGETS, DataDescription, wrong_target
 from fedmpi.data.source import ClientData
 from fedmpi.describe.data import inspect_folder
+from tests.data.validation import validation_of
 
 ROWS, SIZES = 40, [5, 11, 0, 9, 15]
 GENERATOR = np.random.default_rng(8)
@@ -70,9 +71,9 @@ def test_what_is_written_is_read_by_client_by_position_and_as_tensors(name: str,
         tensor = data.load(client)[1].numpy()
         assert tensor.dtype == (np.int64 if name == "tokens" else np.float32)
         np.testing.assert_array_equal(tensor, y[own])
-        part = store.validation_of(client)
-        assert part is not None
-        np.testing.assert_array_equal(part[1], y[held[held_offsets[client] : held_offsets[client + 1]]])
+        np.testing.assert_array_equal(
+            validation_of(store, client)[1], y[held[held_offsets[client] : held_offsets[client + 1]]]
+        )
     places = np.array([20, 3, 3, 11])
     np.testing.assert_array_equal(store.rows(places)[1], y[rows[places]])
     np.testing.assert_array_equal(data.load_positions(places)[1].numpy(), y[rows[places]])

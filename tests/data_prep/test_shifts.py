@@ -11,6 +11,7 @@ import pytest
 from fedmpi import ComponentFailure
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
+from tests.data.validation import validation_of
 from tests.data_prep.command import main
 
 Z = 5.0
@@ -37,7 +38,7 @@ def every_row(store: ShardStore) -> list[tuple[int, np.ndarray, np.ndarray, np.n
     found = []
     for client in range(store.clients):
         x, y = store.client(client)
-        held_x, held_y = store.validation_of(client)
+        held_x, held_y = validation_of(store, client)
         found.append((client, np.asarray(x), np.asarray(held_x), np.asarray(y), np.asarray(held_y)))
     return found
 

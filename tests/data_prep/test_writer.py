@@ -27,6 +27,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
 from fedmpi.describe.data import inspect_folder, measure
 from fedmpi.records.hold import FOLDER
+from tests.data.validation import validation_of
 from tests.mpi.launch import REPOSITORY
 
 ROWS, CLASSES = 500, 10
@@ -130,8 +131,8 @@ def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
     assert manifest.dropped == dropped and store.samples + store.part_samples("val") + dropped == ROWS > dropped > 0
     assert manifest.val is not None and manifest.val.clients == made.clients and offsets is not None
     for client in range(made.clients):
-        part = store.validation_of(client)
-        assert part is not None and len(part[1]) == offsets[client + 1] - offsets[client]
+        part = validation_of(store, client)
+        assert len(part[1]) == offsets[client + 1] - offsets[client]
         images, labels = (np.concatenate(pair) for pair in zip(part, store.client(client), strict=True))
         mine = made.rows[made.offsets[client] : made.offsets[client + 1]]
         assert sorted(map(bytes, images)) == sorted(map(bytes, IMAGES[mine]))

@@ -30,7 +30,7 @@ def test_bias_deviation_and_saturation_agree_with_500_simulated_rounds(place: in
     tail = stats.chi2.cdf((trials - 1) * raw.var(ddof=1) / one.standard_deviation**2, trials - 1)
     assert 5e-7 < tail < 1 - 5e-7
     saturated = np.mean([sampling_probability(1000, f.total) == 1 for f in found])
-    floored = np.mean([f.floored for f in found])
+    floored = np.mean([f.raw < f.asked for f in found])
     for observed, stated in ((saturated, one.saturation_probability), (floored, one.floor_probability)):
         spread = stats.norm.isf(5e-7) * math.sqrt(max(stated * (1 - stated), 1e-3) / trials)
         assert abs(observed - stated) < spread + 0.02

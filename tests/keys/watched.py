@@ -143,7 +143,7 @@ class Watcher:
             apply(*round)
             seen.model.append(simulation.model.cpu().numpy().copy())
             kept = None if trainer.state.hooks is None else trainer.state.hooks.state
-            seen.state.append(None if kept is None else kept.spilled)
+            seen.state.append(None if kept is None else len(kept._places))
 
         def counted(module: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
             if not module.training and not torch.is_grad_enabled():

@@ -54,9 +54,9 @@ class Source:
         index = torch.from_numpy(rows)
         return self.x[client][index], self.y[client][index]
 
-    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> tuple[Tensor, Tensor]:
-        loaded = [self.load(int(client), rows) for client, rows in zip(clients, rows_of, strict=True)]
-        return torch.cat([x for x, _ in loaded]), torch.cat([y for _, y in loaded])
+    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(positions)
+        return torch.cat(self.x)[index], torch.cat(self.y)[index]
 
 
 def ragged_sizes(clients: int, most: int, seed: int = 3) -> Ints:

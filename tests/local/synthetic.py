@@ -43,14 +43,6 @@ class InMemorySource:
         x, y = self.x[part], self.y[part]
         return (x, y) if rows is None else (x[torch.from_numpy(rows)], y[torch.from_numpy(rows)])
 
-    def load_many(self, clients, rows_of) -> tuple[Tensor, Tensor]:
-        parts = [self.load(int(client), rows) for client, rows in zip(clients, rows_of, strict=True)]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-class PositionedInMemorySource(InMemorySource):
-    """The same with reads by global position."""
-
     def load_positions(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(positions)
         return self.x[index], self.y[index]

@@ -62,7 +62,7 @@ def test_records_are_the_same_in_memory_and_in_the_file(room: int, dtype: torch.
     assert_holds(state, clients, dtype)
     assert state.clients.tolist() == sorted(clients) and len(state) == 6
     assert all(client in state for client in clients) and 3 not in state
-    assert state.spilled == max(0, 6 - room)
+    assert len(state._places) == max(0, 6 - room)
     assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
@@ -76,7 +76,7 @@ def test_places_of_dropped_records_are_used_again(tmp_path: Path) -> None:
     for client in (10, 11, 12):
         state.write(client, vectors_of(client))
     assert_holds(state, [1, 2, 4, 6, 7, 10, 11, 12])
-    assert state.spilled == 6 and state._end == 6
+    assert len(state._places) == 6 and state._end == 6
 
 
 @contextmanager

@@ -92,8 +92,8 @@ class Moved:
         x, y = self.source.load(client, rows)
         return x.to(self.device), y.to(self.device)
 
-    def load_many(self, clients: list[int], rows_of: list[Ints | None]) -> tuple[Tensor, Tensor]:
-        x, y = self.source.load_many(clients, rows_of)
+    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
+        x, y = self.source.load_positions(positions)
         return x.to(self.device), y.to(self.device)
 
 

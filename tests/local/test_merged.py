@@ -24,7 +24,6 @@ from tests.local.synthetic import (
     AlphaDropoutNet,
     BatchNormNet,
     InMemorySource,
-    PositionedInMemorySource,
     flat_model,
     relative_error,
     summed,
@@ -101,9 +100,8 @@ def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
     assert relative_error(found, expected) < 1e-5 < 0.01 < relative_error(found, other)
 
 
-@pytest.mark.parametrize("kind", [InMemorySource, PositionedInMemorySource])
-def test_rows_of_many_clients_need_no_task_each(kind: type[InMemorySource]):
-    source, rule = kind(SMALL_IMAGES, SIZES), RULES["whole set"]
+def test_rows_of_many_clients_need_no_task_each():
+    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     engine = MergedEngine(model, source, STREAMS)
     positions = np.array([0, 3, 5, 9, 11, 13, 14, 30, 60])

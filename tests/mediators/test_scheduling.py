@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from fedmpi import UserError
+from fedmpi.common.registry import resolve
 from fedmpi.data.statistics import kl_divergence, pooled_counts, summarize, target_distribution
-from fedmpi.mediators.scheduling import _divergence, assign_mediators, exchange, greedy
+from fedmpi.mediators.scheduling import _divergence, exchange, greedy
 
 GENERATOR = np.random.default_rng
 
@@ -61,7 +62,7 @@ def test_it_is_the_papers_loop(seed: int, clients: int, classes: int, most: int)
 def test_every_client_has_one_mediator_and_all_but_the_last_are_full(
     seed: int, clients: int, most: int, kind: str
 ) -> None:
-    mediators = assign_mediators(kind, random_counts(seed, clients, 5), most, GENERATOR(seed))
+    mediators = resolve("scheduling", kind).object(random_counts(seed, clients, 5), most, GENERATOR(seed), None)
     sizes = np.bincount(mediators)
     assert sizes.tolist() == [most] * (clients // most) + [clients % most] * (clients % most > 0)
 

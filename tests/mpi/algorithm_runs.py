@@ -37,7 +37,7 @@ def run(settings: list[str], folder: str, stop_after: int | None = None, resume:
     if recorder is not None:
         recorder.close()
     hooks = experiment.local_state.hooks
-    own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
+    own = np.array([0, 0] if hooks is None else [len(hooks.state), len(hooks.state._places)], np.int64)
     kept = experiment.cluster.gather(own)
     moved = experiment.local_state.homes.moved if experiment.local_state.homes is not None else 0
     experiment.close()

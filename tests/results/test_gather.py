@@ -9,7 +9,7 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.records.history import clients_as_text, clients_from_text
-from fedmpi.results.comparison import Spread, first_reached, judged, spent, to_target
+from fedmpi.results.comparison import Spread, first_reached, judged, spent, up_to
 from fedmpi.results.loading import differing, find_runs
 
 
@@ -58,13 +58,18 @@ def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) ->
 
 def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> None:
     runs = [records(0.1, 0.6, 0.7), records(None, 0.2, None, 0.6), records(0.1)]
+
+    def to_target(target: float, axis: str) -> Spread | None:
+        firsts = [first_reached(run, target, "test_accuracy") for run in runs]
+        return up_to([spent(run) for run in runs], firsts, axis)
+
     assert [first_reached(run, 0.6, "test_accuracy") for run in runs] == [1, 3, None]
-    assert to_target(runs, 0.6, "round", "test_accuracy") == Spread(2, 3.0, 2**0.5)
-    assert to_target(runs, 0.6, "samples", "test_accuracy") == Spread(2, 30.0, 200**0.5)
-    assert to_target(runs, 0.65, "megabytes", "test_accuracy") == Spread(1, 6.0, None)
-    assert to_target(runs, 0.65, "seconds", "test_accuracy") == Spread(1, 1.5, None)
-    assert to_target(runs, 0.65, "virtual_seconds", "test_accuracy") is None
-    assert to_target(runs, 0.9, "round", "test_accuracy") is None
+    assert to_target(0.6, "round") == Spread(2, 3.0, 2**0.5)
+    assert to_target(0.6, "samples") == Spread(2, 30.0, 200**0.5)
+    assert to_target(0.65, "megabytes") == Spread(1, 6.0, None)
+    assert to_target(0.65, "seconds") == Spread(1, 1.5, None)
+    assert to_target(0.65, "virtual_seconds") is None
+    assert to_target(0.9, "round") is None
     assert spent([{**r, "virtual_seconds": 2.0} for r in runs[0]])["virtual_seconds"].tolist() == [2, 4, 6]
     first, *others = runs[0]
     assert spent([{**first, "bytes_mediator_down": None}])["megabytes"].tolist() == [1.0]

@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedmpi import Cohort, UserError
 from fedmpi.clients.availability import LabelGroup, TimeOfDay, with_probability
-from fedmpi.clients.cohort import cohort_size, full_participation, size_proportional_inclusion, uniform, weighted
+from fedmpi.clients.cohort import _certain, cohort_size, full_participation, uniform, weighted
 from fedmpi.clients.devices import survivors
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Purpose, Streams
@@ -34,6 +34,12 @@ def frequencies(draw, rounds: int, clients: int) -> np.ndarray:
         cohort: Cohort = draw(generator(t))
         counts[cohort.clients] += cohort.multiplicity
     return counts
+
+
+def size_proportional_inclusion(count: int) -> np.ndarray:
+    """Return inclusion probabilities proportional to size that sum to `count`, none above 1."""
+    certain, rest, total = _certain(SIZES, count)
+    return np.where(certain, 1.0, rest * (SIZES / total) if total else 0.0)
 
 
 def test_uniform_draws_include_every_client_with_probability_m_over_n():
@@ -60,7 +66,7 @@ def test_weighted_draws_with_replacement_are_proportional_to_size():
 def test_weighted_draws_without_replacement_have_exactly_the_stated_inclusion_probabilities():
     """z-scores of all frequencies, Bonferroni at 1e-6 in all."""
     count, rounds = 4, 6000
-    inclusion = size_proportional_inclusion(SIZES, count)
+    inclusion = size_proportional_inclusion(count)
     counts = frequencies(lambda g: weighted(g, SIZES, None, count, replace=False), rounds, SIZES.size)
     certain = (inclusion == 0) | (inclusion == 1)
     assert np.array_equal(counts[certain], rounds * inclusion[certain])
@@ -71,7 +77,7 @@ def test_weighted_draws_without_replacement_have_exactly_the_stated_inclusion_pr
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_every_draw_without_replacement_has_the_asked_size_and_its_probabilities_sum_to_it(count: int):
-    inclusion = size_proportional_inclusion(SIZES, count)
+    inclusion = size_proportional_inclusion(count)
     assert inclusion.max() <= 1
     assert inclusion.sum() == pytest.approx(count)
     for t in range(50):

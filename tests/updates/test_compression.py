@@ -209,7 +209,7 @@ def test_a_place_among_a_power_of_two_needs_its_logarithm():
 
 def test_what_is_clipped_is_what_arrived():
     """Stochastic rounding may lengthen an update; its share of the sum stays bounded all the same."""
-    observer = UpdateObserver(1e-3, False, Transport(compression("int8", 1.0), Streams(5)))
+    observer = UpdateObserver(1e-3, False, Transport(compression("int8", 1.0), Streams(5)), None, False)
     observer.begin([ClientTask(0, None, 1.0)], 0)
     assert float(observer(0, update()).norm()) <= 1e-3 * (1 + 1e-6)
     assert observer.clipped == 1

@@ -112,6 +112,6 @@ def test_a_compressed_probe_sends_centres_indices_and_a_norm() -> None:
 
 def test_the_cost_of_a_target_counts_every_round_up_to_its_first_evaluation() -> None:
     accuracies, sent = [None, 0.4, 0.8, 0.7, 0.9], [2_000_000] * 5
-    assert cost_to_target(accuracies, sent, 0.75, initial_bytes=500_000) == TargetCost(3, 6.5)
+    assert cost_to_target(accuracies, sent, 0.75) == TargetCost(3, 6.0)
     assert cost_to_target(accuracies, sent, 0.85) == TargetCost(5, pytest.approx(10.0))
     assert cost_to_target(accuracies, sent, 0.95) is None

@@ -17,6 +17,7 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.data.source import DataSource
 from fedmpi.local.batched.chain import StackedNet
 from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.first_layer import pays_off, steps_at_once
@@ -26,7 +27,7 @@ from fedmpi.local.batched.update import StackSGD, stack_optimizer
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
-from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 
 CACHE_BYTES = 16 << 20
@@ -196,7 +197,6 @@ class BatchedEngine:
             loss_sum=loss_sum,
             loss_count=int(timetable.counts.sum()),
             load_seconds=loaded - started,
-            train_seconds=time.perf_counter() - loaded,
         )
 
     def _one_by_one(

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.types import Ints
+from fedmpi.data.source import DataSource
 from fedmpi.local.batched.engine import chunk_size
 from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.batched.update import StackOptimizer
 from fedmpi.local.failures import named_client
-from fedmpi.local.work import DataSource, LocalRule
+from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 
 SMALL = 64
