@@ -173,7 +173,7 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
         "local.algorithm",
         WrongHook,
         {},
-        r"which correction does not take .*write def correction\(self, client, server\)",
+        r"which correction does not take .*write def correction\(self, client, server, generator\)",
     ),
     ("clients.sampler", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
     ("local.algorithm", Pushed, {}, r"has proximal_mu = -1.0: the weight of the pull is a finite number"),
@@ -197,17 +197,17 @@ def shuffles(view):
 
 
 class Imaginary(LocalAlgorithm):
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return server.model * 1j
 
 
 class Endless(LocalAlgorithm):
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         return update / 0
 
 
 class Forgets(LocalAlgorithm):
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         client.c = work.delta
 
 

@@ -48,10 +48,10 @@ class Damped(LocalAlgorithm):
     def __init__(self, *, share: float = 0.1):
         self.share = share
 
-    def correction(self, client: Any, server: Any) -> torch.Tensor:
+    def correction(self, client: Any, server: Any, generator: Any) -> torch.Tensor:
         return self.share * client.drift
 
-    def finish(self, client: Any, server: Any, work: Any) -> None:
+    def finish(self, client: Any, server: Any, work: Any, generator: Any) -> None:
         client.drift = work.delta
 
 

@@ -46,10 +46,10 @@ def middle(updates, coefficients):
 class Halfway(LocalAlgorithm):
     client_state = ("before",)
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         client.before = work.delta
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return -client.before
 
 

@@ -510,14 +510,14 @@ import fedmpi
 class Counting(fedmpi.LocalAlgorithm):
     numbers = ("samples", "half")
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         return {"samples": client.samples, "half": 0.5}
 
 
 class Summing(fedmpi.LocalAlgorithm):
     sums, numbers = ("moved",), "index"
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         return {"moved": work.delta, "index": float(client.index)}
 
 

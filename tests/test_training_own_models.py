@@ -453,7 +453,7 @@ class Changing(fedmpi.LocalAlgorithm):
     def __init__(self, *, how: str = "reads"):
         self.how = how
 
-    def finish(self, client: Any, server: Any, work: Any) -> dict[str, Any]:
+    def finish(self, client: Any, server: Any, work: Any, generator: Any) -> dict[str, Any]:
         if self.how == "scales":
             work.delta.mul_(2)
         elif self.how == "clips":

@@ -10,14 +10,14 @@ class Scaffold(LocalAlgorithm):
     server_state = ("c",)
     sums = ("dc",)
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return server.c - client.c
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         before = client.c
         client.c = before - server.c - work.delta / (work.steps * work.lr)
         return {"dc": client.c - before}
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         server.c = server.c + sums["dc"] / totals.population
         return update

@@ -6,8 +6,10 @@ same numbers for any number of ranks. Nothing in fedmpi draws from a global gene
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,9 @@ class Purpose(IntEnum):
     CLIENTS_VIEWED = 22
     EVALUATION = 23
     CLIENT_EVALUATION = 24
+    ALGORITHM = 25
+    ALGORITHM_SERVER = 26
+    ALGORITHM_START = 27
 
 
 _philox = np.random.Philox(0)
@@ -50,6 +55,24 @@ _FRESH: Any = {**_philox.state, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 def _words(*numbers: int) -> NDArray[np.uint64]:
     return np.array(numbers, np.uint64)
+
+
+class _Unmade:
+    """Generator that is made at the first use of one of its methods, which costs nothing before."""
+
+    def __init__(self, make: Callable[[], np.random.Generator]):
+        self._make = make
+
+    @property
+    def __class__(self) -> type:  # type: ignore[misc]  # isinstance() takes it for a generator
+        return np.random.Generator
+
+    @cached_property
+    def _made(self) -> np.random.Generator:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,10 @@ class Streams:
         """
         bits = np.random.Philox(key=_words(self.seed, int(purpose)), counter=_words(0, 0, client, round))
         return np.random.Generator(bits)
+
+    def later(self, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+        """Return the generator of one (purpose, round, client), which is made only if it is used."""
+        return _Unmade(lambda: self.generator(purpose, round, client))  # type: ignore[return-value]
 
     def seed64(self, purpose: Purpose, round: int = 0, client: int = 0) -> int:
         """Return a 63-bit seed from a stream, for libraries that need a number instead of a generator."""

@@ -153,7 +153,7 @@ class Experiment:
         agree_on_traits(cluster, model, description)
         check_precision(model, description, config.local.precision)
         check_batches(config, data.sizes, model.least)
-        hooks = make_hooks(config, model, store.clients)
+        hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
         local_state = LocalState(cluster, layout, store.clients, hooks, observer)

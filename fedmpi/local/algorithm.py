@@ -14,13 +14,14 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.random import Generator
 
 from fedmpi.common.calling import is_complex
 from fedmpi.common.later import Later
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedmpi.config import Config
 else:
@@ -86,7 +87,8 @@ class Totals:
 class LocalAlgorithm:
     """Local work with state. Subclass it and override the methods that you need; all are optional.
 
-    The keyword-only parameters of the constructor are options, set in the configuration next to `local.algorithm`.
+    The hooks of one client share a generator in each round, and `server_step` has its own. The keyword-only parameters of
+    the constructor are options, set in the configuration next to `local.algorithm`.
 
     Attributes
     ----------
@@ -103,8 +105,8 @@ class LocalAlgorithm:
     proximal_mu : float
         μ of a proximal pull μ (w − w_start) that is added to every local gradient, in addition to `local.proximal_mu`.
     objective : None or method
-        `objective(self, module, x, y, client, server)` returns the loss of a batch and replaces the loss of the task.
-        Its gradient is taken through `module`. Clients are then trained sequentially.
+        `objective(self, module, x, y, client, server, generator)` returns the loss of a batch and replaces the loss of
+        the task. Its gradient is taken through `module`. Clients are then trained sequentially.
     counts_once : bool
         True rejects cohorts in which a client counts more than once.
     """
@@ -123,18 +125,32 @@ class LocalAlgorithm:
         """Return why the algorithm does not work with the rest of the configuration and what to do, or None."""
         return None
 
-    def correction(self, client: Vectors, server: Vectors) -> Tensor | None:
+    def start(self, module: nn.Module, layout: Mapping[str, slice], generator: Generator) -> None:
+        """Prepare the algorithm before the first round, also after a resume, identically on every rank.
+
+        Parameters
+        ----------
+        module : nn.Module
+            A copy of the initial model in evaluation mode.
+        layout : mapping of str to slice
+            Positions of each parameter, and of each float buffer that is sent, in the vectors (d,).
+        generator : Generator
+        """
+
+    def correction(self, client: Vectors, server: Vectors, generator: Generator) -> Tensor | None:
         """Return a vector (d,) that is added to every gradient of the client's local steps in this round, or None.
 
         It is the gradient of a linear term ⟨correction, w⟩ of the local objective.
         """
         return None
 
-    def finish(self, client: Vectors, server: Vectors, work: Work) -> Mapping[str, Any] | None:
+    def finish(self, client: Vectors, server: Vectors, work: Work, generator: Generator) -> Mapping[str, Any] | None:
         """Update a client's state after its local steps; return the values that `sums` and `numbers` name."""
         return None
 
-    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor | None:
+    def server_step(
+        self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals, generator: Generator
+    ) -> Tensor | None:
         """Set the server's state and return the update for the optimizer, once per round and identically on every rank.
 
         Parameters
@@ -146,6 +162,7 @@ class LocalAlgorithm:
         sums : mapping of str to Tensor (d,) or float
             The values that `finish` returned, summed over the selected clients.
         totals : Totals
+        generator : Generator
 
         Returns
         -------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from numpy.random import Generator
+
 from fedmpi.common.registry import register
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
 from fedmpi.local.schedule import effective_steps
@@ -35,16 +37,18 @@ class Scaffold(LocalAlgorithm):
     def refuses(self, config: Config) -> str | None:
         return _needs_sgd(config, "its control variates are means of gradients, which only SGD's steps give back")
 
-    def correction(self, client: Vectors, server: Vectors) -> Tensor:
+    def correction(self, client: Vectors, server: Vectors, generator: Generator) -> Tensor:
         correction: Tensor = server.c - client.c
         return correction
 
-    def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Tensor]:
+    def finish(self, client: Vectors, server: Vectors, work: Work, generator: Generator) -> dict[str, Tensor]:
         change = (work.delta / (-work.steps * work.lr)).sub_(server.c)
         client.c += change
         return {"dc": change}
 
-    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+    def server_step(
+        self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals, generator: Generator
+    ) -> Tensor:
         server.c += sums["dc"] / totals.population
         return update
 
@@ -85,14 +89,16 @@ class FedDyn(LocalAlgorithm):
             return 'its next model is the participants\' mean less h/α: set server.aggregator = "mean"'
         return _needs_plain_server(config, "its next model is the participants' mean less h/α")
 
-    def correction(self, client: Vectors, server: Vectors) -> Tensor:
+    def correction(self, client: Vectors, server: Vectors, generator: Generator) -> Tensor:
         correction: Tensor = client.g.neg()
         return correction
 
-    def finish(self, client: Vectors, server: Vectors, work: Work) -> None:
+    def finish(self, client: Vectors, server: Vectors, work: Work, generator: Generator) -> None:
         client.g.sub_(work.delta, alpha=self.alpha)
 
-    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+    def server_step(
+        self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals, generator: Generator
+    ) -> Tensor:
         server.h -= update * (self.alpha * totals.participants / totals.population)
         step: Tensor = update - server.h / self.alpha
         return step
@@ -115,11 +121,13 @@ class FedNova(LocalAlgorithm):
             return f'server.weights = "{weights.name}" makes no weighted mean of updates: choose others'
         return _needs_sgd(config, "it knows what local steps add up to for SGD only", proximal=True)
 
-    def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Any]:
+    def finish(self, client: Vectors, server: Vectors, work: Work, generator: Generator) -> dict[str, Any]:
         steps = effective_steps(work.steps, work.lr * work.proximal_mu)
         return {"direction": work.delta * (work.coefficient / steps), "steps": work.coefficient * steps}
 
-    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+    def server_step(
+        self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals, generator: Generator
+    ) -> Tensor:
         effective = sums["steps"] / totals.weight  # a mean of steps, even if weights are not normalized
         step: Tensor = sums["direction"] * (effective / totals.divisor)
         return step

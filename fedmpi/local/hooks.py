@@ -16,6 +16,7 @@ from fedmpi.aggregation.exact import LARGEST, Accumulator
 from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
@@ -30,10 +31,11 @@ NUMBER_GRID = 2.0**40
 FIXED = "the server's vectors are set in server_step, by all ranks alike"
 PREFIX = "algorithm."
 HOOKS = {
-    "correction": ("client", "server"),
-    "objective": ("module", "x", "y", "client", "server"),
-    "finish": ("client", "server", "work"),
-    "server_step": ("server", "update", "sums", "totals"),
+    "start": ("module", "layout", "generator"),
+    "correction": ("client", "server", "generator"),
+    "objective": ("module", "x", "y", "client", "server", "generator"),
+    "finish": ("client", "server", "work", "generator"),
+    "server_step": ("server", "update", "sums", "totals", "generator"),
     "refuses": ("config",),
 }
 """Methods of an algorithm and their arguments."""
@@ -47,6 +49,7 @@ class Hooks:
         part: Component,
         algorithm: Any,
         model: FlatModel,
+        streams: Streams,
         population: int,
         memory: float = 0.0,
         exact: bool = False,
@@ -54,7 +57,7 @@ class Hooks:
         if not isinstance(algorithm, LocalAlgorithm):
             raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
         self.part, self.algorithm, self.model = part, algorithm, model
-        self.population, self.exact = population, exact
+        self.streams, self.population, self.exact = streams, population, exact
         self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples"))
         self.server_state = declared(part, algorithm, "server_state", ("model", "round"))
         self.sums = declared(part, algorithm, "sums")
@@ -77,6 +80,9 @@ class Hooks:
         self.totals: dict[str, float] = {}
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
+        if overrides(algorithm, "start"):
+            with calling(part):
+                algorithm.start(model.copy(), model.layout, streams.generator(Purpose.ALGORITHM_START))
 
     @property
     def alone(self) -> str | None:
@@ -182,7 +188,8 @@ class Hooks:
         buffers = update[self.model.trainable :].clone()
         server = Vectors("server", self.server, facts)
         with torch.no_grad(), calling(self.part, totals.round):
-            returned = self.algorithm.server_step(server, update, sums, totals)
+            drawing = self.streams.later(Purpose.ALGORITHM_SERVER, totals.round)
+            returned = self.algorithm.server_step(server, update, sums, totals, drawing)
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
             if self.part.foreign and not bool(torch.isfinite(chosen).all()):
                 raise ValueError(
@@ -247,6 +254,8 @@ class ClientHooks:
 
     def __init__(self, hooks: Hooks, task: ClientTask, record: Tensor | None, facts: dict[str, Any], server: Vectors):
         self.hooks, self.task, self.server, self._record = hooks, task, server, record
+        round = task.stream_round(hooks._round)
+        self.generator = hooks.streams.later(Purpose.ALGORITHM, round, task.client)  # in the order of the hooks' calls
         rows = () if record is None else record.to(hooks._start.device).unbind(0)
         self.client = Vectors("client", dict(zip(hooks.client_state, rows, strict=True)), facts)
 
@@ -275,7 +284,7 @@ class ClientHooks:
         algorithm = self.hooks.algorithm
         objective = algorithm.objective
         assert objective is not None
-        loss = objective(module, x, y, self.client, self.server)
+        loss = objective(module, x, y, self.client, self.server, self.generator)
         if not isinstance(loss, Tensor):
             raise self.hooks.refusal(
                 f"objective returned {type(loss).__name__}, not the loss as a tensor", self.task.client
@@ -290,7 +299,7 @@ class ClientHooks:
         work = Work(delta, steps, rule.lr, self.task.coefficient, rule.proximal_mu, int(self.client.samples))
         before = delta._version
         with torch.no_grad(), self.calling():
-            returned = hooks.algorithm.finish(self.client, self.server, work)
+            returned = hooks.algorithm.finish(self.client, self.server, work, self.generator)
         if delta._version != before:
             raise hooks.refusal(
                 "finish changed work.delta in place, but the update is sent as it was. Compute with a copy, "
@@ -304,7 +313,7 @@ class ClientHooks:
     def _correct(self) -> Tensor | None:
         hooks = self.hooks
         with torch.no_grad(), self.calling():
-            found = hooks.algorithm.correction(self.client, self.server)
+            found = hooks.algorithm.correction(self.client, self.server, self.generator)
         if found is None:
             return None
         try:
@@ -333,13 +342,13 @@ def deliver(
     total.add(update if replaced is None else replaced, task.coefficient, task.client)
 
 
-def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | None:
+def make_hooks(config: Config, model: FlatModel, streams: Streams, population: int) -> Hooks | None:
     """Build the hooks of the configured algorithm; None for plain local steps."""
     chosen = local_algorithm(config)
     if chosen is None:
         return None
     memory = config.cluster.state_memory * 2**30
-    return Hooks(*chosen, model, population, memory, config.server.exact)
+    return Hooks(*chosen, model, streams, population, memory, config.server.exact)
 
 
 def overrides(algorithm: LocalAlgorithm, name: str) -> bool:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -186,9 +187,22 @@ class FlatModel:
         """
         for tensor in self._values:
             tensor.data = tensor.data.clone()
-        remove_dropout(self.module)
-        remove_word_convolutions(self.module)
-        return self.module.to("cpu").eval()
+        return _as_given(self.module).to("cpu")
+
+    def copy(self) -> nn.Module:
+        """Return a copy of the initial model as a plain torch module in evaluation mode."""
+        self.look(self.initial)
+        return _as_given(self._pristine.fresh())
+
+    @property
+    def layout(self) -> dict[str, slice]:
+        """Return the positions of every trainable parameter and communicated buffer in the flat vector."""
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        names = {id(value): name for name, value in named}
+        ends = accumulate(value.numel() for value in self._values)
+        return {
+            names[id(value)]: slice(end - value.numel(), end) for value, end in zip(self._values, ends, strict=True)
+        }
 
     def draw_masks_from(self, source: NoMasks) -> None:
         """Draw dropout's masks from this source until another one is set."""
@@ -293,6 +307,13 @@ def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Modul
     install_dropout(module, masks)
     install_word_convolutions(module)
     return module.to(device)
+
+
+def _as_given(module: nn.Module) -> nn.Module:
+    """Return the module in evaluation mode with torch's own dropout and convolutions."""
+    remove_dropout(module)
+    remove_word_convolutions(module)
+    return module.eval()
 
 
 def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.common.streams import Streams
 from fedmpi.common.task_kinds import IGNORED, KINDS
 from fedmpi.common.types import AnyArray
 from fedmpi.data.opening import open_store
@@ -50,14 +51,14 @@ def _rates(subject: Subject) -> list[AnyArray]:
 def _updates(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
     """Run rounds of clients with different parabolas as losses; return the updates (d,) for the server optimizer."""
     model, rule = FlatModel(build("mlp", {"hidden": [3]}, DESCRIPTIONS[-1], 5)), LocalRule(lr=0.1)
-    d, hooks = model.size, Hooks(subject.part, subject.made(), model, POPULATION)
+    d, hooks = model.size, Hooks(subject.part, subject.made(), model, Streams(0), POPULATION)
     for name, meant in misnamed(hooks.algorithm).items():
         demand(False, f"has {name!r}, which nothing reads. Did you mean {meant!r}? Else begin the name with _")
     w, found = torch.full((d,), 0.1), []
     curvature = 0.5 + torch.arange(d) / d
     for t in range(ROUNDS):
         if t == resumed:
-            before, hooks = hooks, Hooks(subject.part, subject.made(), model, POPULATION)
+            before, hooks = hooks, Hooks(subject.part, subject.made(), model, Streams(0), POPULATION)
             hooks.load_server(before.server_tensors())
             hooks.state = before.state
         sums = {name: FloatSum(torch.zeros(d)) for name in hooks.sums}

@@ -42,10 +42,10 @@ class Persistent(LocalAlgorithm):
 
     client_state = ("m",)
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return 0.5 * client.m
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         client.m = -work.delta / (work.steps * work.lr)
 
 

@@ -149,7 +149,7 @@ def test_a_failing_component_ends_three_ranks_with_one_and_its_name(tmp_path: Pa
 class KeepsTotals(fedmpi.LocalAlgorithm):
     """Plain steps; keeps the totals of every round."""
 
-    def server_step(self, server: Any, update: torch.Tensor, sums: Any, totals: Any) -> torch.Tensor:
+    def server_step(self, server: Any, update: torch.Tensor, sums: Any, totals: Any, generator: Any) -> torch.Tensor:
         RECEIVED_TOTALS.append(totals)
         return update
 

@@ -12,15 +12,15 @@ class Variates(LocalAlgorithm):
         self.strength = strength
         self.memory = memory
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return self.strength * (server.c - client.c)
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         old = client.c
         fresh = old - server.c - work.delta / (work.steps * work.lr)
         client.c = self.memory * old + (1 - self.memory) * fresh
         return {"dc": client.c - old}
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         server.c = server.c + sums["dc"] / totals.population
         return update

@@ -128,17 +128,17 @@ def _parts(wrong: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
         client_state = ("c",)
         sums = ("s",)
 
-        def correction(self, client: Any, server: Any) -> Any:
+        def correction(self, client: Any, server: Any, generator: Any) -> Any:
             return wrong(client.c)
 
-        def finish(self, client: Any, server: Any, work: Any) -> Any:
+        def finish(self, client: Any, server: Any, work: Any, generator: Any) -> Any:
             return {"s": work.delta}
 
     class Finishing(LocalAlgorithm):
         client_state = ("c",)
         sums = ("s",)
 
-        def finish(self, client: Any, server: Any, work: Any) -> Any:
+        def finish(self, client: Any, server: Any, work: Any, generator: Any) -> Any:
             client.c = wrong(work.delta)
             return {"s": wrong(work.delta)}
 

@@ -15,16 +15,16 @@ class Scaffold(LocalAlgorithm):
     server_state = ("c",)
     sums = ("dc",)
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return server.c - client.c
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         new = client.c - server.c - work.delta / (work.steps * work.lr)
         change = new - client.c
         client.c = new
         return {"dc": change}
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         server.c = server.c + sums["dc"] / totals.population
         return update
 
@@ -38,13 +38,13 @@ class FedDyn(LocalAlgorithm):
     def __init__(self, *, alpha: float = 0.1):
         self.alpha = alpha
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return -client.h
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         client.h -= self.alpha * work.delta
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         server.h -= self.alpha * totals.participants / totals.population * update
         return update - server.h / self.alpha
 
@@ -54,7 +54,7 @@ class DynamicLoss(FedDyn):
 
     correction = LocalAlgorithm.correction
 
-    def objective(self, module: nn.Module, x: Tensor, y: Tensor, client, server) -> Tensor:
+    def objective(self, module: nn.Module, x: Tensor, y: Tensor, client, server, generator) -> Tensor:
         w = torch.nn.utils.parameters_to_vector(module.parameters())
         loss = functional.cross_entropy(module(x), y)
         return loss - client.h @ w + self.alpha / 2 * (w - server.model).square().sum()
@@ -68,12 +68,12 @@ class Summing(LocalAlgorithm):
     sums = ("ones", "scribble")
     numbers = ("clients",)
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         assert work.delta.shape == client.seen.shape
         client.seen, client.other = client.other, client.seen + 1
         return {"ones": 1.0, "scribble": work.delta * 0, "clients": 1 + client.index}
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         server.total = sums["ones"]
         assert float(sums["ones"][0]) == totals.participants
         assert not sums["scribble"].any()
@@ -89,7 +89,7 @@ class Wrong(LocalAlgorithm):
     def __init__(self, *, how: str):
         self.how = how
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         if self.how == "raises":
             raise ZeroDivisionError("no such number")
         if self.how == "short":
@@ -104,7 +104,7 @@ class Wrong(LocalAlgorithm):
             server.model.add_(1)
         return None
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         if self.how == "unknown state":
             client.d = work.delta
         if self.how == "infinite":
@@ -121,7 +121,7 @@ class Wrong(LocalAlgorithm):
 class FailsOnTheServer(LocalAlgorithm):
     """Goes wrong in the second round's server step."""
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         return update / (1 - totals.round) if isinstance(1 / (1 - totals.round), float) else update
 
 
@@ -130,14 +130,14 @@ class Norms(LocalAlgorithm):
 
     numbers = ("norm",)
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         return {"norm": float(work.delta.norm())}
 
 
 class Odd(LocalAlgorithm):
     """Corrects every other client's gradients, after its first round."""
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return 0.1 * server.model if (client.index + client.round) % 2 else None
 
 
@@ -146,7 +146,7 @@ class Aliases(LocalAlgorithm):
 
     server_state = ("first", "second")
 
-    def server_step(self, server, update, sums, totals):
+    def server_step(self, server, update, sums, totals, generator):
         if totals.round == 0:
             server.first = update
             server.second = server.first
@@ -163,24 +163,46 @@ class Counting(LocalAlgorithm):
     def __init__(self):
         self.seen: dict[int, list[Tensor]] = {}
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         client.rounds += 1
 
-    def finish(self, client, server, work):
+    def finish(self, client, server, work, generator):
         self.seen.setdefault(client.index, []).append(client.rounds)
+
+
+class Drawing(LocalAlgorithm):
+    """Draws in every hook, and moves the biases of the last layer alone."""
+
+    numbers = ("drawn",)
+
+    def start(self, module, layout, generator):
+        self.place, self.first = layout["output.bias"], generator.random()
+        assert not module.training and module.output.bias.shape == (self.place.stop - self.place.start,)
+
+    def correction(self, client, server, generator):
+        moved = torch.zeros_like(server.model)
+        moved[self.place] = generator.standard_normal()
+        return moved
+
+    def finish(self, client, server, work, generator):
+        assert isinstance(generator, np.random.Generator)
+        return {"drawn": generator.random()}
+
+    def server_step(self, server, update, sums, totals, generator):
+        return update * (self.first + generator.random())
 
 
 class Shift(LocalAlgorithm):
     """Adds 1 to every gradient."""
 
-    def correction(self, client, server):
+    def correction(self, client, server, generator):
         return torch.ones_like(server.model)
 
 
 class Noisy(LocalAlgorithm):
     """A loss on samples with noise from torch's own generator."""
 
-    def objective(self, module, x, y, client, server):
+    def objective(self, module, x, y, client, server, generator):
         return functional.cross_entropy(module(x + torch.randn_like(x)), y, reduction="none")
 
 
@@ -208,6 +230,6 @@ class Halving(LocalAlgorithm):
         super().__init__()
         self.in_place = in_place
 
-    def objective(self, module, x, y, client, server):
+    def objective(self, module, x, y, client, server, generator):
         halved = x.mul_(0.5) if self.in_place else x * 0.5
         return functional.cross_entropy(module(halved), y, reduction="none")

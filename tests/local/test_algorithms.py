@@ -41,7 +41,7 @@ MODELS = {"mlp": (IMAGES, {"hidden": [8]}), "text-cnn": (TEXTS, {"filters": 4, "
 
 def make(name: str, model: FlatModel, **options: object) -> Hooks:
     part = resolve("local algorithm", name)
-    return Hooks(part, part.make(options), model, POPULATION, memory=1e9)
+    return Hooks(part, part.make(options), model, STREAMS, POPULATION, memory=1e9)
 
 
 def cohort(round: int) -> list[ClientTask]:
@@ -252,6 +252,32 @@ def test_observers_may_change_an_update_and_hooks_overwrite_theirs(engine: type)
     assert found[1][1] == found[2][1]
 
 
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_every_hook_draws_from_a_stream_of_the_client_or_of_the_round(engine: type) -> None:
+    description, given = MODELS["mlp"]
+    model, rule = flat_model("mlp", description, torch.float64, **given), LocalRule(lr=0.05, epochs=1, batch_size=None)
+    source = Source(description, SIZES, torch.float64)
+    hooks = make(f"{OWN}:Drawing", model)
+    changes = {}
+    for name in ("plain", "drawn"):
+        total = FloatSum(np.zeros(model.size))
+        hooks.begin(2, model.initial, {})
+        own = {"hooks": hooks} if name == "drawn" else {}
+        engine(model, source, STREAMS, **own).train(cohort(2), model.initial, rule, 2, total)
+        total.flush()
+        changes[name] = total.tensor
+    draws = [STREAMS.generator(Purpose.ALGORITHM, 2, task.client) for task in cohort(2)]
+    moves = [task.coefficient * draw.standard_normal() for task, draw in zip(cohort(2), draws, strict=True)]
+    moved = (changes["plain"] - changes["drawn"])[model.layout["output.bias"]]
+    assert torch.allclose(moved, torch.full_like(moved, rule.lr * sum(moves)))
+    assert hooks.totals == {"drawn": pytest.approx(sum(draw.random() for draw in draws))}
+    stepped = hooks.server_step(moved.new_ones(model.size), {}, Totals(POPULATION, 6, 1.0, 1.0, 2))
+    first, later = (
+        STREAMS.generator(purpose, t) for purpose, t in ((Purpose.ALGORITHM_START, 0), (Purpose.ALGORITHM_SERVER, 2))
+    )
+    assert torch.equal(stepped, torch.full_like(stepped, first.random() + later.random()))
+
+
 def test_vectors_of_the_server_are_copies() -> None:
     model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
     hooks = make("tests.local.own_algorithms:Aliases", model)
@@ -338,13 +364,13 @@ def test_declarations_that_cannot_be_kept_are_rejected(names: dict[str, tuple[st
 
     part = resolve("local algorithm", type("Odd", (LocalAlgorithm,), {**names, "__module__": __name__}))
     with pytest.raises(UserError, match=said):
-        Hooks(part, part.make({}), flat_model("mlp", IMAGES, torch.float32, hidden=[4]), 3)
+        Hooks(part, part.make({}), flat_model("mlp", IMAGES, torch.float32, hidden=[4]), STREAMS, 3)
 
 
 def test_numbers_are_summed_alike_in_any_order_where_sums_are_exact() -> None:
     model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
     part = resolve("local algorithm", "fednova")
-    hooks = Hooks(part, part.make({}), model, 3, exact=True)
+    hooks = Hooks(part, part.make({}), model, STREAMS, 3, exact=True)
     terms = np.random.default_rng(1).random(50) / 7
     assert sum(terms.tolist()) != sum(terms[::-1].tolist())
     found = set()

@@ -111,15 +111,15 @@ class Remembering(LocalAlgorithm):
     sums = ("dc",)
     variates: dict[int, Tensor] = {}
 
-    def correction(self, client, server) -> Tensor:
+    def correction(self, client, server, generator) -> Tensor:
         return server.c - self.variates.get(client.index, torch.zeros_like(server.c))
 
-    def finish(self, client, server, work) -> dict[str, Tensor]:
+    def finish(self, client, server, work, generator) -> dict[str, Tensor]:
         before = self.variates.get(client.index, torch.zeros_like(server.c))
         self.variates[client.index] = before - server.c - work.delta / (work.steps * work.lr)
         return {"dc": self.variates[client.index] - before}
 
-    def server_step(self, server, update, sums, totals) -> Tensor:
+    def server_step(self, server, update, sums, totals, generator) -> Tensor:
         server.c = server.c + sums["dc"] / totals.population
         return update
 
@@ -130,17 +130,17 @@ class RememberingForItself(Remembering):
 
 
 class PushedByProcesses(LocalAlgorithm):
-    def correction(self, client, server) -> Tensor:
+    def correction(self, client, server, generator) -> Tensor:
         return torch.full_like(server.model, 0.01 * processes())
 
 
 class NoisyAlgorithm(LocalAlgorithm):
-    def correction(self, client, server) -> Tensor:
+    def correction(self, client, server, generator) -> Tensor:
         return 0.01 * torch.randn_like(server.model)
 
 
 class WrongNames(LocalAlgorithm):
-    def finish(self, client, server, work) -> dict[str, Tensor]:
+    def finish(self, client, server, work, generator) -> dict[str, Tensor]:
         return {"norm": work.delta.norm()}
 
 
@@ -160,11 +160,11 @@ class WellNamed(LocalAlgorithm):
 class OneName(LocalAlgorithm):
     client_state, server_state, sums, numbers = "seen", "total", "moved", "steps"
 
-    def finish(self, client, server, work) -> dict[str, Any]:
+    def finish(self, client, server, work, generator) -> dict[str, Any]:
         client.seen = client.seen + work.delta
         return {"moved": client.seen, "steps": work.steps}
 
-    def server_step(self, server, update, sums, totals) -> Tensor:
+    def server_step(self, server, update, sums, totals, generator) -> Tensor:
         server.total = server.total + sums["moved"] / sums["steps"] * totals.participants / totals.weight
         return update + 0.1 * server.total
 
