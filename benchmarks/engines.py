@@ -91,7 +91,7 @@ def line(workload: Workload, passes: int, device: torch.device) -> list[str]:
     model = FlatModel(build(workload.model, {}, workload.description, 1), device)
     plain = workload.network().to(device)
     engines: list[SequentialEngine | BatchedEngine] = [SequentialEngine(model, source, Streams(1))]
-    made = seconds_of(lambda: engines.append(BatchedEngine(model, source, Streams(1))), device)
+    made = seconds_of(lambda: engines.append(BatchedEngine(SequentialEngine(model, source, Streams(1)))), device)
     tasks = [ClientTask(client, None, 1 / workload.clients) for client in range(workload.clients)]
     rule = LocalRule(lr=0.01, epochs=1, batch_size=workload.batch)
 

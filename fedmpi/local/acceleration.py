@@ -11,7 +11,6 @@ from fedmpi.tasks.losses import why_loss_alone
 
 if TYPE_CHECKING:
     from fedmpi.local.batched.engine import BatchedEngine
-    from fedmpi.local.batched.probes import BatchedProbe
 
 
 def why_not_batched(model: FlatModel, description: DataDescription) -> str | None:
@@ -36,10 +35,3 @@ def batched_engine(*args: Any, **kwargs: Any) -> BatchedEngine:
     from fedmpi.local.batched.engine import BatchedEngine
 
     return BatchedEngine(*args, **kwargs)
-
-
-def batched_probe(*args: Any) -> BatchedProbe:
-    """Build the probe of batched clients; see `BatchedProbe`."""
-    from fedmpi.local.batched.probes import BatchedProbe
-
-    return BatchedProbe(*args)

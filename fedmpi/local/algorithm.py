@@ -87,8 +87,8 @@ class Totals:
 class LocalAlgorithm:
     """Local work with state. Subclass it and override the methods that you need; all are optional.
 
-    The hooks of one client share a generator in each round, and `server_step` has its own. The keyword-only parameters of
-    the constructor are options, set in the configuration next to `local.algorithm`.
+    Hooks of one client share a generator in each round; `server_step` has its own. The keyword-only parameters of the
+    constructor are options, set in the configuration next to `local.algorithm`.
 
     Attributes
     ----------

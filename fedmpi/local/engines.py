@@ -138,7 +138,7 @@ def choose_engine(
     sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks, leaving)
     if wanted == "sequential":
         return LocalEngine(sequential, sequential)
-    merged = MergedEngine(model, source, streams, rank, precision, leaving)
+    merged = MergedEngine(sequential)
     not_merged = _why_not_merged(config, observer, hooks) or merged.model_refusal()
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
@@ -148,7 +148,7 @@ def choose_engine(
         _demand(wanted, not_batched)
     if not_batched is not None:
         return LocalEngine(sequential, sequential, not_batched, merged, not_merged)
-    batched = batched_engine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
+    batched = batched_engine(sequential)
     if wanted == "batched":
         return LocalEngine(sequential, batched)
     activations = batched.net.values_per_row * _usual_rows(config, source) * model.initial.element_size()
@@ -187,8 +187,8 @@ def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> s
         return f'local.optimizer = "{optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:
         return f"local.algorithm = {hooks.part.name!r} has its own objective()"
-    if hooks is not None and hooks.corrects and config.local.optimizer.name == "adam" and model.embeddings:
-        return "corrections move the vectors of all words, which Adam's moments of unread ones would have to follow"
+    if hooks is not None and hooks.corrects and model.embeddings:
+        return "corrections move the vectors of all words, not only of those in a client's texts"
     return None
 
 

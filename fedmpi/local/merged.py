@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.errors import ComponentFailure, Divergence, UserError
+from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.source import DataSource
-from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, halved, named_client
+from fedmpi.local.failures import LARGEST_LOSS, halved
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
-from fedmpi.models.flat import FlatModel, Precision, add_gradients
+from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -43,20 +43,10 @@ class MergedEngine:
     name = "merged"
     description = "merged: one-step clients as one weighted gradient"
 
-    def __init__(
-        self,
-        model: FlatModel,
-        source: DataSource,
-        streams: Streams,
-        rank: int = 0,
-        precision: Precision = "float32",
-        on_divergence: OnDivergence | None = None,
-    ):
-        self.on_divergence = on_divergence or OnDivergence()
-        self._left_out: list[int] = []
+    def __init__(self, sequential: SequentialEngine):
+        self.sequential, self.model, self.source = sequential, sequential.model, sequential.source
         self._rows: int | None = None
-        self._start = model.initial
-        self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
+        self._start = self.model.initial
         self._offsets: Ints | None = None
 
     def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
@@ -97,7 +87,7 @@ class MergedEngine:
         UserError
             Merging is not exact for this configuration, or a task has several steps.
         ClientFailure
-            A loss or a gradient is not finite.
+            A client's loss or gradient is not finite.
         """
         if not all(self.accepts(task, rule) for task in tasks):
             raise UserError(
@@ -106,10 +96,9 @@ class MergedEngine:
         clients, rows, counts = self._rows_of(tasks, rule, round)
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
         weights = np.repeat(coefficients / np.maximum(counts, 1), counts)
-        report = self.train_rows(np.repeat(clients, counts), rows, weights, start, rule, round, total)
-        if self._left_out:
-            tasks = [task for task in tasks if task.client not in self._left_out]
-            coefficients = coefficients[~np.isin(clients, self._left_out)]
+        report = self.train_rows(np.repeat(clients, counts), rows, weights, start, rule, round, total, tasks)
+        if report.diverged:
+            return report
         report.clients, report.weight = len(tasks), float(coefficients.sum())
         report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
@@ -123,29 +112,26 @@ class MergedEngine:
         rule: LocalRule,
         round: int,
         total: Accumulator,
+        tasks: Sequence[ClientTask] | None = None,
     ) -> WorkReport:
         """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`, without a loop over clients unless the model has dropout.
 
         `clients` and `rows` (r,) are the owner and the local row of every sample, grouped by client; `weights` (r,) are
-        c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights.
+        c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not
+        finite, the owners are trained one at a time, by `tasks` or by their rows.
         """
-        reason = self.refusal(rule, total)
-        if reason is not None:
-            raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
-        assert isinstance(total, FloatSum)
-        self._left_out = []
-        before = total.copied() if self.on_divergence.drops else None
+        before = total.copied() if isinstance(total, FloatSum) and self.sequential.on_divergence.drops else None
         try:
             return self._train_rows(clients, rows, weights, start, rule, round, total)
-        except ClientFailure as failure:
-            self.on_divergence.leave_out(failure, round)
-        assert before is not None
-        total.put_back(before)
-        self._left_out = self._diverged(clients, rows, weights, start, rule, round)
-        kept = ~np.isin(clients, self._left_out)
-        report = self._train_rows(clients[kept], rows[kept], weights[kept], start, rule, round, total)
-        report.diverged = len(self._left_out)
-        return report
+        except (Divergence, ComponentFailure) as failure:
+            if isinstance(total, FloatSum) and before is not None:
+                total.put_back(before)
+            if tasks is None:
+                owners, counts = _runs(clients)
+                ends = np.cumsum(counts)
+                parts = zip(owners.tolist(), np.split(rows, ends[:-1]), weights[ends - 1] * counts, strict=True)
+                tasks = [ClientTask(client, own, float(weight)) for client, own, weight in parts]
+            return self.sequential.one_by_one(failure, tasks, start, rule, round, total)
 
     def _train_rows(
         self,
@@ -155,13 +141,17 @@ class MergedEngine:
         start: Tensor,
         rule: LocalRule,
         round: int,
-        total: FloatSum,
+        total: Accumulator,
     ) -> WorkReport:
+        reason = self.refusal(rule, total)
+        if reason is not None:
+            raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
+        assert isinstance(total, FloatSum)
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
         self._start = start
-        with self.model.computing_in(self.precision):
+        with self.model.computing_in(self.sequential.precision):
             first, ends = 0, self._ends(clients)
             while first < len(clients):
                 part = self._chunk(ends, first)
@@ -173,10 +163,13 @@ class MergedEngine:
                     self._rows = halved(part.stop - first, "samples in a pass")
                     continue
                 total.added()
-                self._check(losses, clients[part], rule)
+                if not bool((losses.abs() < LARGEST_LOSS).all()):
+                    raise Divergence(f"a loss is too large in round {round} at lr = {rule.lr:g}: lower local.lr")
                 first = part.stop
             if not math.isfinite(total.squared_norm()):
-                self._name_culprit(clients, rows, weights, start, rule, round)
+                raise Divergence(
+                    f"the sum of the updates overflows in round {round}: lower local.lr"
+                )
         return report
 
     def _add_chunk(
@@ -199,15 +192,12 @@ class MergedEngine:
         self.model.draw_masks_from(NoMasks())
         if rule.dropout and self.model.has_dropout:
             owners, counts = _runs(clients)
-            streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
+            streams = [self.sequential.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
             self.model.draw_masks_from(JoinedMasks(streams, counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
         try:
             with self.model.sparse_embeddings(self._prefer_sparse()):
                 losses, gradients = self.model.weighted_gradient(x, y, factors)
-        except ComponentFailure:
-            self._name_the_failing(x, y, clients)
-            raise
         except torch.OutOfMemoryError as error:
             if len(clients) == 1 or (self.model.has_dropout and clients[0] == clients[-1]):
                 raise
@@ -234,7 +224,7 @@ class MergedEngine:
         """Return the local samples of the task's only batch; None = all of the client's."""
         if not needs_order(rule, n):
             return task.rows
-        generator = self.streams.generator(Purpose.BATCH_ORDER, round, task.client)
+        generator = self.sequential.streams.generator(Purpose.BATCH_ORDER, round, task.client)
         [chosen] = schedule(rule, n, generator)
         assert chosen is not None and len(chosen) == batch_rows(rule, n)
         return chosen if task.rows is None else task.rows[chosen]
@@ -262,60 +252,6 @@ class MergedEngine:
     def _prefer_sparse(self) -> bool:
         description = self.source.description
         return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(description.feature_shape))
-
-    def _check(self, losses: Tensor, clients: Ints, rule: LocalRule) -> None:
-        bearable = losses.abs() < LARGEST_LOSS
-        if not bool(bearable.all()):
-            place = int(torch.nonzero(~bearable)[0])
-            self._fail(int(clients[place]), float(losses[place]), rule)
-
-    def _fail(self, client: int, loss: float, rule: LocalRule) -> None:
-        try:
-            check_loss(loss, rule.lr)
-        except Divergence as cause:
-            raise ClientFailure(client, self.rank, cause) from cause
-
-    def _name_the_failing(self, x: Tensor, y: Tensor, clients: Ints) -> None:
-        """Raise the loss's failure again for the first client whose own samples it fails on."""
-        first = 0
-        for client, count in zip(*(part.tolist() for part in _runs(clients)), strict=True):
-            with named_client(client, self.rank):
-                self.model.losses(x[first : first + count], y[first : first + count])
-            first += count
-
-    def _name_culprit(
-        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
-    ) -> None:
-        """Find the first client whose gradient is not finite, if the sum is not although every loss is."""
-        for client, _, squared in self._each(clients, rows, weights, start, rule, round):
-            if not math.isfinite(squared):
-                self._fail(client, squared, rule)
-        raise Divergence(f"the sum of the updates overflows in round {round} at lr = {rule.lr:g}: lower local.lr")
-
-    def _diverged(
-        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
-    ) -> list[int]:
-        """Return the clients with a loss or a gradient that is not finite."""
-        self._start = start
-        with self.model.computing_in(self.precision):
-            return [
-                client
-                for client, losses, squared in self._each(clients, rows, weights, start, rule, round)
-                if not math.isfinite(squared) or not bool((losses.abs() < LARGEST_LOSS).all())
-            ]
-
-    def _each(
-        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
-    ) -> Iterator[tuple[int, Tensor, float]]:
-        """Yield every client, the losses of its samples, and the squared norm of its contribution to the sum."""
-        own = torch.zeros_like(start)
-        views = self.model.views(own)
-        owners, counts = _runs(clients)
-        for client, last, count in zip(owners.tolist(), np.cumsum(counts).tolist(), counts.tolist(), strict=True):
-            part = slice(last - count, last)
-            own.zero_()
-            losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, WorkReport())
-            yield client, losses, float(own.dot(own))
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:

@@ -22,9 +22,10 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.data.source import DataSource
-from fedmpi.local.acceleration import batched_probe, why_not_batched
+from fedmpi.local.acceleration import batched_engine, why_not_batched
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import begin_training, seeded
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel, add_gradients
 
@@ -34,6 +35,8 @@ PROBE_ROWS = 1024
 """Largest number of samples whose activations are in memory at once; a larger local set is passed in parts."""
 
 BLOCK_BYTES = 1 << 26
+SMALL = 64
+"""Most samples of a client that is probed in a batch with others; a larger client fills the device alone."""
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> ClientProbe:
@@ -45,7 +48,7 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     rows = None if config.local.batch_size == "all" else config.local.batch_size
     side_by_side = config.local.engine in ("auto", "batched") and not config.server.exact
     stackable = side_by_side and why_not_batched(model, data.description) is None
-    batched = batched_probe(model, data, rank) if stackable else None
+    batched = batched_engine(SequentialEngine(model, data, streams, rank)) if stackable else None
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
         purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
@@ -103,23 +106,28 @@ def gradient_blocks(
     if batched is not None:
         probed = np.fromiter(clients, np.int64)
         counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[probed]], np.int64)
-        small = (counts >= model.least) & (counts <= batched.largest)
+        small = (counts >= model.least) & (counts <= SMALL)
         rows = [
             _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
             for k in probed[small]
         ]
-        yield from batched.gradients(probed[small], rows, counts[small], w, height)
-        clients = probed[~small]
+        for members, block in batched.gradients(probed[small], rows, counts[small], w, height):
+            if not bool(torch.isfinite(block.sum())):
+                clients = members  # one at a time, the failing one is named
+                break
+            yield members, block
+        else:
+            clients = probed[~small]
     stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank, purpose)
     while True:
-        members: list[int] = []
+        found: list[int] = []
         block = torch.empty(height, model.trainable, dtype=w.dtype)
         for place, (client, gradient) in enumerate(islice(stream, height)):
-            members.append(client)
+            found.append(client)
             block[place] = gradient
-        if not members:
+        if not found:
             return
-        yield np.array(members, np.int64), block[: len(members)]
+        yield np.array(found, np.int64), block[: len(found)]
 
 
 def _probed_rows(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.common.errors import ClientFailure
+from fedmpi.common.errors import ClientFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.source import DataSource
@@ -72,6 +72,22 @@ class SequentialEngine:
             except ClientFailure as failure:
                 self.on_divergence.leave_out(failure, round)
                 report.diverged += 1
+        return report
+
+    def one_by_one(
+        self,
+        failure: Exception,
+        tasks: Sequence[ClientTask],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> WorkReport:
+        """Train clients that failed together again: a failing one is named, or left out if `on_divergence` drops it."""
+        with torch.enable_grad():
+            report = self.train(tasks, start, rule, round, total)
+        if not self.on_divergence.drops or not isinstance(failure, Divergence):
+            raise failure
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:

@@ -19,6 +19,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import made
 
 CLASSES = 5
 IMAGES = DataDescription((1, 14, 14), "float32", CLASSES, "image", 0, (), ())
@@ -111,6 +112,6 @@ def assert_trains_as_one_by_one(
     start = model.initial
     by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
     for chunk in (1, 4):
-        beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
+        beside, _ = train(made(BatchedEngine, model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
         assert relative_difference(beside - start, by_one - start) < 10 * tolerance
         assert relative_difference(beside, by_one) < tolerance

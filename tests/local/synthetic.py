@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, Engine, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
@@ -67,6 +69,14 @@ def summed(
     report = engine.train(tasks, model.initial, rule, round, total)
     total.flush()
     return total.tensor.clone(), report
+
+
+def made(kind, model: FlatModel, source, streams: Streams = STREAMS, rank: int = 0, chunk: int | None = None, **more):
+    """An engine of this class."""
+    sequential = SequentialEngine(model, source, streams, rank, **more)
+    if kind is SequentialEngine:
+        return sequential
+    return BatchedEngine(sequential, chunk) if kind is BatchedEngine else kind(sequential)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -24,7 +24,7 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import own_algorithms
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference
-from tests.local.synthetic import BatchNormNet
+from tests.local.synthetic import BatchNormNet, made
 
 SIZES = ragged_sizes(9, 23)
 POPULATION = 12
@@ -55,7 +55,7 @@ def simulate(engine_of: type, name: str, model: FlatModel, source: Source, rule:
     """Three rounds; yields the model after each."""
     hooks = make(name, model, **options)
     given = {"hooks": hooks} | ({"chunk": 4} if engine_of is BatchedEngine else {})
-    engine = engine_of(model, source, STREAMS, **given)
+    engine = made(engine_of, model, source, STREAMS, **given)
     w = model.initial.clone()
     kind = np.float64 if model.dtype == torch.float64 else np.float32
     rule = LocalRule(**{**vars(rule), "proximal_mu": rule.proximal_mu + hooks.proximal_mu})
@@ -221,7 +221,7 @@ def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round(engin
     description, given = MODELS[name]
     model = flat_model(name, description, torch.float32, **given)
     hooks = make("tests.local.own_algorithms:Counting", model)
-    trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
+    trained = made(engine, model, Source(description, SIZES), STREAMS, hooks=hooks)
     for t in range(3):
         hooks.begin(t, model.initial, {})
         trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
@@ -243,7 +243,7 @@ def test_observers_may_change_an_update_and_hooks_overwrite_theirs(engine: type)
         hooks = make(f"tests.local.own_algorithms:{name}", model)
         total = FloatSum(np.zeros(model.size))
         hooks.begin(0, model.initial, {key: FloatSum(np.zeros(model.size)) for key in hooks.sums})
-        engine(model, source, STREAMS, observe=observe, hooks=hooks).train(
+        made(engine, model, source, STREAMS, observe=observe, hooks=hooks).train(
             cohort(0), model.initial, RULES["whole"], 0, total
         )
         found.append((total.tensor.clone(), hooks.totals))
@@ -263,7 +263,7 @@ def test_every_hook_draws_from_a_stream_of_the_client_or_of_the_round(engine: ty
         total = FloatSum(np.zeros(model.size))
         hooks.begin(2, model.initial, {})
         own = {"hooks": hooks} if name == "drawn" else {}
-        engine(model, source, STREAMS, **own).train(cohort(2), model.initial, rule, 2, total)
+        made(engine, model, source, STREAMS, **own).train(cohort(2), model.initial, rule, 2, total)
         total.flush()
         changes[name] = total.tensor
     draws = [STREAMS.generator(Purpose.ALGORITHM, 2, task.client) for task in cohort(2)]
@@ -343,7 +343,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
     hooks.begin(7, model.initial.clone(), {"dc": FloatSum(np.zeros(model.size, np.float32))})
     total = FloatSum(np.zeros(model.size, np.float32))
     with pytest.raises(ComponentFailure, match=said):
-        engine(model, Source(description, SIZES), STREAMS, hooks=hooks).train(
+        made(engine, model, Source(description, SIZES), STREAMS, hooks=hooks).train(
             [ClientTask(1, None, 1.0)], hooks._start, RULES["whole"], 7, total
         )
 

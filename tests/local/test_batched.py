@@ -24,17 +24,17 @@ from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.first_layer import KeptApart, ProductsAhead, pays_off, steps_at_once
 from fedmpi.local.batched.graph import GraphLayer
 from fedmpi.local.batched.pooled import PooledConvolution
-from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.text import Tables
 from fedmpi.local.batched.translation import translate
-from fedmpi.local.probes import client_gradients
+from fedmpi.local.probes import client_gradients, gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import networks
 from tests.local.networks import CHAINS, GRAPHS, REFUSED
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference, tasks_for, train
+from tests.local.synthetic import made
 from tests.local.test_algorithms import RULES, cohort, simulate
 
 STREAMS = Streams(7)
@@ -61,7 +61,7 @@ def engines(name: str, dtype: torch.dtype, sizes: np.ndarray, **more: Any) -> tu
     description, options = MODELS[name]
     model = flat_model(name.partition(",")[0], description, dtype, **options)
     source = Source(description, sizes, dtype)
-    return SequentialEngine(model, source, STREAMS), BatchedEngine(model, source, STREAMS, **more)
+    return SequentialEngine(model, source, STREAMS), made(BatchedEngine, model, source, STREAMS, **more)
 
 
 def assert_same_round(
@@ -87,7 +87,7 @@ def test_every_form_trains_clients_as_the_module_itself_does(name: str, chunk: i
     module, description = networks.made(name)
     model, source = FlatModel(module), Source(description, np.array([1, 3, 18, 7, 20, 11]), torch.float64)
     assert why_not_batched(model, description) is None
-    batched = BatchedEngine(model, source, STREAMS, chunk=chunk)
+    batched = made(BatchedEngine, model, source, STREAMS, chunk=chunk)
     assert isinstance(batched.net.layers[-1], GraphLayer) == name.startswith("graph")
     assert_same_round(SequentialEngine(model, source, STREAMS), batched, EPOCHS, 1e-10)
 
@@ -126,7 +126,7 @@ def test_buffers_that_are_averaged_are_those_of_the_round_and_have_no_update() -
     module, description = networks.made("buffer")
     model, source = FlatModel(module), Source(description, np.array([5, 2]), torch.float64)
     seen: dict[int, torch.Tensor] = {}
-    batched = BatchedEngine(model, source, STREAMS, observe=lambda k, delta: seen.setdefault(k, delta.clone()))
+    batched = made(BatchedEngine, model, source, STREAMS, observe=lambda k, delta: seen.setdefault(k, delta.clone()))
     ways, tasks = (SequentialEngine(model, source, STREAMS), batched), tasks_for(source.sizes)
     start = model.initial * 3
     expected, found = (train(way, tasks, start, EPOCHS)[0] for way in ways)
@@ -290,15 +290,16 @@ def test_gradients_of_batched_clients_are_those_of_each_client(name: str) -> Non
     rows = [None, np.arange(0, 30, 2), None]
     counts = np.array([4, 15, 9])
     found = {}
-    for clients, gradients in BatchedProbe(model, source).gradients(np.arange(3), rows, counts, start, 2):
+    for clients, gradients in made(BatchedEngine, model, source).gradients(np.arange(3), rows, counts, start, 2):
         found |= dict(zip(clients.tolist(), gradients.clone(), strict=True))
     for client in (0, 2):
         [(_, expected)] = client_gradients(source, model, [client], start, "full", STREAMS, 0)
         assert relative_difference(found[client], expected) < 1e-10
-    source.x[1][0] = torch.nan if description.task == "image" else source.x[1][0]
     if description.task == "image":
+        source.x[1][0] = torch.nan
+        probe = made(BatchedEngine, model, source)
         with pytest.raises(ClientFailure, match="client 1 "):
-            list(BatchedProbe(model, source).gradients(np.arange(3), rows, counts, start, 3))
+            list(gradient_blocks(source, model, range(3), start, "full", STREAMS, 0, batched=probe))
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])

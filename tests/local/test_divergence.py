@@ -17,7 +17,7 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.flat import FlatModel
-from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, made
 
 SIZES = [5, 12, 9, 7, 20]
 ONE_STEP, EPOCHS = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None), LocalRule(lr=0.1, batch_size=4)
@@ -28,9 +28,9 @@ HUGE, LARGE = 1e30, 1e14
 def engine_of(name: str, model: FlatModel, source: InMemorySource, drops: bool):
     leaving = OnDivergence(drops)
     if name == "merged":
-        return MergedEngine(model, source, STREAMS, 3, on_divergence=leaving)
+        return made(MergedEngine, model, source, STREAMS, 3, on_divergence=leaving)
     if name == "batched":
-        return BatchedEngine(model, source, STREAMS, 3, chunk=4, on_divergence=leaving)
+        return made(BatchedEngine, model, source, STREAMS, 3, chunk=4, on_divergence=leaving)
     return SequentialEngine(model, source, STREAMS, 3, on_divergence=leaving)
 
 

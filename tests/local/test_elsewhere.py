@@ -20,7 +20,6 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
@@ -30,6 +29,7 @@ from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from tests.local import networks, stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
+from tests.local.synthetic import made
 
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
@@ -97,7 +97,7 @@ class Moved:
         return x.to(self.device), y.to(self.device)
 
 
-def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
+def built(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
     """Build a network and clients' samples on a device."""
     torch.manual_seed(1)
     description = NETWORKS[name]
@@ -108,10 +108,10 @@ def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
 
 def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> Tensor:
     """The sum of four clients' updates."""
-    model, source = made(name, device)
+    model, source = built(name, device)
     total = FloatSum(np.zeros(model.size), device)
     tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-    engine(model, source, Streams(1)).train(tasks, model.initial, rule, 0, total)
+    made(engine, model, source, Streams(1)).train(tasks, model.initial, rule, 0, total)
     assert total.tensor.device == device
     return total.tensor.cpu().clone()
 
@@ -194,8 +194,8 @@ def test_stacked_forms_name_the_device_of_every_tensor_and_read_nothing_back_in_
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_probes_name_the_device_of_every_tensor(name: str, side_by_side: bool):
     def probed(device: torch.device) -> Tensor:
-        model, source = made(name, device)
-        batched = BatchedProbe(model, source) if side_by_side else None
+        model, source = built(name, device)
+        batched = made(BatchedEngine, model, source) if side_by_side else None
         blocks = gradient_blocks(
             source, model, range(len(SIZES)), model.initial, "full", Streams(1), 0, batched=batched
         )

@@ -25,6 +25,7 @@ from tests.local.synthetic import (
     BatchNormNet,
     InMemorySource,
     flat_model,
+    made,
     relative_error,
     summed,
     tasks_of,
@@ -52,7 +53,7 @@ def test_merging_equals_training_one_client_after_the_other(name: str, rule: Loc
     model = flat_model(name, description, dtype, **options)
     tasks = tasks_of(source, {4: np.array([17, 3, 25]), 2: np.arange(8)[::-1].copy()})
     expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks, rule)
-    found, report = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
+    found, report = summed(made(MergedEngine, model, source, STREAMS), model, tasks, rule)
     assert relative_error(found, expected) < (1e-5 if dtype == torch.float32 else 1e-12)
     for field in ("clients", "steps", "samples", "loss_count"):
         assert getattr(report, field) == getattr(counted, field)
@@ -66,9 +67,9 @@ def test_the_size_of_the_chunks_does_not_matter(name: str, rows: int, monkeypatc
     description, options = MODELS[name]
     source, rule = InMemorySource(description, SIZES), RULES["whole set"]
     model = flat_model(name, description, **options)
-    whole, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    whole, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), rule)
     monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", rows)
-    cut, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    cut, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), rule)
     assert relative_error(cut, whole) < 1e-5
 
 
@@ -94,7 +95,7 @@ def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(kind: t
 def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
-    found, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule, round)
+    found, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), rule, round)
     expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round)
     other, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round + 1)
     assert relative_error(found, expected) < 1e-5 < 0.01 < relative_error(found, other)
@@ -103,7 +104,7 @@ def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
 def test_rows_of_many_clients_need_no_task_each():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine = MergedEngine(model, source, STREAMS)
+    engine = made(MergedEngine, model, source, STREAMS)
     positions = np.array([0, 3, 5, 9, 11, 13, 14, 30, 60])
     clients = np.searchsorted(source.offsets, positions, side="right") - 1
     rows = positions - source.offsets[clients]
@@ -121,7 +122,7 @@ def test_a_large_vocabulary_keeps_its_gradient_sparse_and_right():
     description = DataDescription((12,), "int32", 4, "text", 60_000, (), ())
     source, rule = InMemorySource(description, SIZES), RULES["whole set"]
     model = flat_model("text-cnn", description, dimension=4, filters=3)
-    engine = MergedEngine(model, source, STREAMS)
+    engine = made(MergedEngine, model, source, STREAMS)
     assert engine._prefer_sparse()
     found, _ = summed(engine, model, tasks_of(source), rule)
     expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
@@ -134,10 +135,10 @@ def test_clients_without_samples_count_but_add_nothing():
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
     tasks = [ClientTask(0, None, 0.5), ClientTask(1, None, 0.25), ClientTask(2, None, 0.25)]
     expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks, rule)
-    found, report = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
+    found, report = summed(made(MergedEngine, model, source, STREAMS), model, tasks, rule)
     assert relative_error(found, expected) < 1e-5
     assert (report.clients, report.steps, report.weight) == (counted.clients, counted.steps, counted.weight)
-    nothing, _ = summed(MergedEngine(model, source, STREAMS), model, tasks[:1], rule)
+    nothing, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks[:1], rule)
     assert not nothing.any()
 
 
@@ -185,14 +186,14 @@ def clipped() -> nn.Module:
 def test_what_would_not_be_exact_is_rejected_with_the_reason(net: nn.Module, rule: LocalRule, words: str):
     source, model = InMemorySource(SMALL_IMAGES, SIZES), FlatModel(net)
     with pytest.raises(UserError, match=words):
-        summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+        summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), rule)
 
 
 def test_exact_sums_are_rejected():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     total = FixedPointSum(np.zeros(model.size, np.int64))
     with pytest.raises(UserError, match="own update"):
-        MergedEngine(model, source, STREAMS).train(tasks_of(source), model.initial, RULES["whole set"], 0, total)
+        made(MergedEngine, model, source, STREAMS).train(tasks_of(source), model.initial, RULES["whole set"], 0, total)
 
 
 def test_the_client_whose_loss_is_not_finite_is_named():
@@ -200,7 +201,7 @@ def test_the_client_whose_loss_is_not_finite_is_named():
     source.x[4:12] *= np.inf
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     with pytest.raises(ClientFailure, match=r"client 2 on rank 1: .*lower local.lr"):
-        summed(MergedEngine(model, source, STREAMS, rank=1), model, tasks_of(source), RULES["whole set"])
+        summed(made(MergedEngine, model, source, STREAMS, rank=1), model, tasks_of(source), RULES["whole set"])
 
 
 def test_the_client_whose_gradient_is_not_finite_is_named():
@@ -218,4 +219,4 @@ def test_the_client_whose_gradient_is_not_finite_is_named():
     source.x[4:12] = 0
     model = FlatModel(Overflowing())
     with pytest.raises(ClientFailure, match="client 2 on rank 0"):
-        summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), RULES["whole set"])
+        summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), RULES["whole set"])

@@ -18,7 +18,7 @@ from fedmpi.local.batched.stack import Stack
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
-from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, summed, tasks_of
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, made, summed, tasks_of
 
 SIZES = [5, 12, 9, 7, 20, 3]
 ONE_STEP, EPOCHS = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None), LocalRule(lr=0.1, batch_size=4)
@@ -47,9 +47,9 @@ def test_training_continues_with_less_at_once(
     engine, rule, owner, name, count, most, said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
-    expected, plain = summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
+    expected, plain = summed(made(engine, model, source, STREAMS), model, tasks_of(source), rule)
     monkeypatch.setattr(owner, name, with_room_for(most, getattr(owner, name), count))
-    trainer = engine(model, source, STREAMS)
+    trainer = made(engine, model, source, STREAMS)
     with caplog.at_level(logging.WARNING, logger="fedmpi"):
         for _ in range(2):
             found, report = summed(trainer, model, tasks_of(source), rule)
@@ -60,7 +60,7 @@ def test_training_continues_with_less_at_once(
     assert 1 <= len(warnings) <= 6  # in the first round only, until it fits
     monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
     with pytest.raises(Exception, match="a test fault"):  # not even one fits
-        summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
+        summed(made(engine, model, source, STREAMS), model, tasks_of(source), rule)
 
 
 class Small(nn.Module):

@@ -21,7 +21,7 @@ from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import Loss
-from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summed, tasks_of
+from tests.local.synthetic import STREAMS, InMemorySource, made, relative_error, summed, tasks_of
 
 IMAGES = DataDescription((1, 32, 32), "float32", 4, "image", 0, (), ())
 TOKENS = DataDescription((64,), "int32", 50_000, "text", 60, (), (), targets="tokens", target_shape=(64,))
@@ -115,7 +115,7 @@ def test_merged_clients_go_through_a_wide_model_in_small_passes(channels: int, p
     source, model = InMemorySource(IMAGES, [90, 7, 60], torch.float64), spread(channels, dtype=torch.float64)
     forward_traits(model, IMAGES)
     seen[True].clear()
-    found, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), ONE_STEP)
+    found, _ = summed(made(MergedEngine, model, source, STREAMS), model, tasks_of(source), ONE_STEP)
     assert seen[True] == passes
     assert relative_error(found, -0.1 * gradient_of(model, source.x, source.y)) < 1e-12
 

@@ -26,6 +26,7 @@ from tests.local.synthetic import (
     TEXTS,
     InMemorySource,
     flat_model,
+    made,
     relative_error,
     summed,
     tasks_of,
@@ -80,7 +81,7 @@ class ThroughNumpy(nn.Module):
 
 
 def engine_of(kind: type, model: FlatModel, source: InMemorySource, precision: str) -> Engine:
-    return kind(model, source, STREAMS, precision=precision)
+    return made(kind, model, source, precision=precision)
 
 
 def chosen(model: FlatModel, source: InMemorySource, **parts: Any) -> LocalEngine:

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedmpi import ComponentFailure
 from fedmpi.local.acceleration import why_not_batched
 from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
@@ -23,7 +22,7 @@ from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, focal, label_smoothing, task_loss
-from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, relative_error, summed, tasks_of
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, made, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
 SIZES = [13, 1, 25, 7, 2, 18]
@@ -81,7 +80,7 @@ def plain_gradient(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, Tenso
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_probes_look_at_gradients_of_the_loss(side_by_side: bool):
     source, model = sources(), model_of(SQUARED)
-    probe = BatchedProbe(model, source) if side_by_side else None
+    probe = made(BatchedEngine, model, source) if side_by_side else None
     blocks = gradient_blocks(source, model, range(6), model.initial, "full", STREAMS, 0, batched=probe)
     found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
     model.bind(model.initial.clone())
@@ -152,15 +151,15 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
 def test_a_loss_that_looks_at_the_whole_batch_is_trained_client_by_client():
     source, model = sources(), model_of(task_loss(own_losses.centred))
     assert "depends on the other samples" in str(why_not_batched(model, SMALL_IMAGES))
-    assert "depends on the other samples" in str(MergedEngine(model, source, STREAMS).model_refusal())
+    assert "depends on the other samples" in str(made(MergedEngine, model, source, STREAMS).model_refusal())
     assert why_not_batched(model_of(SQUARED), SMALL_IMAGES) is None
-    assert MergedEngine(model_of(SQUARED), source, STREAMS).model_refusal() is None
+    assert made(MergedEngine, model_of(SQUARED), source, STREAMS).model_refusal() is None
 
 
 def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alone():
     source, model = sources(), model_of(task_loss(own_losses.noisy))
     assert "draws" in str(why_not_batched(model, SMALL_IMAGES))
-    assert "draws" in str(MergedEngine(model, source, STREAMS).model_refusal())
+    assert "draws" in str(made(MergedEngine, model, source, STREAMS).model_refusal())
     updates, before = [], torch.get_rng_state()
     for order in (1, -1):
         engine = SequentialEngine(model, source, STREAMS)

@@ -15,20 +15,19 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
-from fedmpi.data.source import DataSource
 from fedmpi.local.batched.chain import StackedNet
 from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.first_layer import pays_off, steps_at_once
-from fedmpi.local.batched.stack import BoundNet, Stack
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.translation import translate
-from fedmpi.local.batched.update import StackSGD, stack_optimizer
-from fedmpi.local.failures import OnDivergence, check_loss, check_update, halved, named_client, ran_out
-from fedmpi.local.hooks import ClientHooks, Hooks, deliver
+from fedmpi.local.batched.update import StackOptimizer, stack_optimizer
+from fedmpi.local.failures import check_loss, halved, named_client, ran_out
+from fedmpi.local.hooks import ClientHooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
-from fedmpi.local.work import ClientTask, LocalRule, Observer, WorkReport, task_size
-from fedmpi.models.flat import FlatModel
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -45,23 +44,11 @@ class BatchedEngine:
 
     name = "batched"
 
-    def __init__(
-        self,
-        model: FlatModel,
-        source: DataSource,
-        streams: Streams,
-        rank: int = 0,
-        observe: Observer | None = None,
-        chunk: int | None = None,
-        hooks: Hooks | None = None,
-        on_divergence: OnDivergence | None = None,
-    ):
-        self.on_divergence = on_divergence or OnDivergence()
-        self._left_out: list[ClientTask] = []
-        self._summing = False
-        self.model, self.source, self.streams = model, source, streams
-        self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
-        self.net = translate(model.module, source.description, model.stacked_forms)
+    def __init__(self, sequential: SequentialEngine, chunk: int | None = None):
+        self.sequential, self.chunk, self._summing = sequential, chunk, False
+        self.model, self.source, self.streams = sequential.model, sequential.source, sequential.streams
+        self.rank, self.observe, self.hooks = sequential.rank, sequential.observe, sequential.hooks
+        self.net = translate(self.model.module, self.source.description, self.model.stacked_forms)
         self._stack: Stack | None = None
 
     def train(
@@ -85,14 +72,10 @@ class BatchedEngine:
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
         laid_out = most * rows * LAID_OUT_BYTES
         capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
-        self._left_out = []
         with torch.no_grad():
             while working:
                 done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)
                 working = working[done:]
-        for task in self._left_out:
-            report.clients, report.weight = report.clients - 1, report.weight - task.coefficient
-        report.diverged = len(self._left_out)
         return report
 
     def _train_chunks(
@@ -143,16 +126,51 @@ class BatchedEngine:
         self, stack: Stack, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         started = time.perf_counter()
+        features, labels = self._load(tasks)
+        report = WorkReport(samples=sum(map(len, labels)), load_seconds=time.perf_counter() - started)
+        timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
+        report.steps, report.loss_count = int(np.count_nonzero(timetable.counts)), int(timetable.counts.sum())
+        clients = self._open(tasks, labels)
+        try:
+            self._take_steps(stack, timetable, tasks, features, labels, clients, start, rule, round)
+            report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
+            check_loss(report.loss_sum, rule.lr)
+            if self.sequential.on_divergence.drops:
+                stack.check_changes(rule.lr)
+        except (Divergence, ComponentFailure) as failure:
+            again = self.sequential.one_by_one(failure, tasks, start, rule, round, total)
+            again.clients -= len(tasks)  # `train` counts them
+            again.weight -= sum(task.coefficient for task in tasks)
+            return again
+        self._summing = True
+        if self._collect(stack, tasks, rule, total, clients, timetable):
+            return report
+        failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
+        return self.sequential.one_by_one(failure, tasks, start, rule, round, total)
+
+    def _load(self, tasks: Sequence[ClientTask]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the samples and the labels of each client."""
         features, labels = [], []
         for task in tasks:
             with named_client(task.client, self.rank):
                 x, y = self.source.load(task.client, task.rows)
                 features.append(x)
                 labels.append(y)
-        loaded = time.perf_counter()
-        timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
+        return features, labels
+
+    def _take_steps(
+        self,
+        stack: Stack,
+        timetable: Timetable,
+        tasks: list[ClientTask],
+        features: list[Tensor],
+        labels: list[Tensor],
+        clients: list[ClientHooks | None],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+    ) -> None:
         optimizer = stack_optimizer(rule)
-        clients = self._open(tasks, labels)
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
         apart = corrections is not None and self._kept_apart(rule, timetable.steps)
         read = stack.open(features, start, optimizer, corrections, apart)
@@ -172,54 +190,33 @@ class BatchedEngine:
             net = stack.bound(timetable.active[step], timetable.most[step])
             feed.fill(net, step)
             stack.begin_step(step)
-            try:
-                net.step(*feed.weights(net, step))
-            except ComponentFailure:
-                self._name_failing_client(net, tasks, timetable.counts[step])
-                raise
+            net.step(*feed.weights(net, step))
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
-        steps = np.count_nonzero(timetable.counts, axis=0).tolist()
-        stack.settle(steps)
-        loss_sum = float(stack.losses.sum(dtype=torch.float64))
-        try:
-            with named_client(tasks[0].client, self.rank):  # with several clients, the failing ones are found later
-                check_loss(loss_sum, rule.lr)
-                if self.on_divergence.drops:
-                    stack.check_changes(rule.lr)
-        except ClientFailure as failure:
-            return self._one_by_one(failure, stack, tasks, start, rule, round, total)
-        self._summing = True
-        self._collect(stack, tasks, rule, total, clients, steps)
-        return WorkReport(
-            steps=int(np.count_nonzero(timetable.counts)),
-            samples=sum(map(len, labels)),
-            loss_sum=loss_sum,
-            loss_count=int(timetable.counts.sum()),
-            load_seconds=loaded - started,
-        )
+        stack.settle(timetable.steps_of_clients)
 
-    def _one_by_one(
-        self,
-        failure: ClientFailure,
-        stack: Stack,
-        tasks: list[ClientTask],
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> WorkReport:
-        """Train clients of which some diverged one at a time; a diverged client ends the run or is left out."""
-        if len(tasks) == 1:
-            self.on_divergence.leave_out(failure, round)
-            self._left_out.append(tasks[0])
-            return WorkReport()
-        report = WorkReport()
-        for task in tasks:
-            report += self._train_chunk(stack, [task], start, rule, round, total)
-        if not self.on_divergence.drops:
-            raise failure  # their sum overflows although no single update does
-        return report
+    def gradients(
+        self, clients: Ints, rows_of: Sequence[Ints | None], sizes: Ints, w: Tensor, most: int
+    ) -> Iterator[tuple[Ints, Tensor]]:
+        """Yield the gradients (k, d) of clients' mean losses at `w`, at most so many clients at a time.
+
+        A step with target = 0 · target + 1 · gradient replaces each client's values by its gradient.
+        """
+        if not len(clients):
+            return
+        order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
+        chunk = min(chunk_size(self.net, largest, LocalRule(), w), len(order), most)
+        stack = self._prepare(chunk, largest, LocalRule(), w)
+        for first in range(0, len(order), chunk):
+            places = order[first : first + chunk].tolist()
+            features, labels = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
+            timetable = Timetable([[None]] * len(places), [len(y) for y in labels])
+            with torch.no_grad():
+                feed = Feed(timetable, stack.open(features, w, StackOptimizer()), labels, stack.dtype)
+                net = stack.bound(timetable.active[0], timetable.most[0])
+                feed.fill(net, 0)
+                net.step(*feed.weights(net, 0))
+            yield clients[places], stack.flat_gradients()
 
     def _open(self, tasks: list[ClientTask], labels: list[Tensor]) -> list[ClientHooks | None]:
         """Open the algorithm's hooks for each of the clients; None for each without a stateful algorithm."""
@@ -236,10 +233,8 @@ class BatchedEngine:
         for task, client in zip(tasks, clients, strict=True):
             assert client is not None
             with named_client(task.client, self.rank):
-                correction = client.correction
-            yield correction
-            if self.net.embedding is None:  # else it moves the words that a client's texts do not use
-                del correction, client.correction
+                yield client.correction
+            del client.correction
 
     def _extra_values(self, rule: LocalRule, steps: int, device: torch.device) -> int:
         """Count the values per client besides its parameters: on a CPU those that steps read, else all vectors."""
@@ -274,43 +269,22 @@ class BatchedEngine:
         rule: LocalRule,
         total: Accumulator,
         clients: list[ClientHooks | None],
-        steps: list[int],
-    ) -> None:
-        """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact."""
-        words_drift = self.hooks is not None and self.hooks.corrects and stack.tables is not None
-        looked_at = self.observe is not None or words_drift or (self.hooks is not None and self.hooks.finishes)
+        timetable: Timetable,
+    ) -> bool:
+        """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact.
+
+        Return False if the sum of all at once is not finite.
+        """
+        looked_at = self.observe is not None or (self.hooks is not None and self.hooks.finishes)
         if not looked_at and isinstance(total, FloatSum):
             coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
-            if not bool(stack.add_changes(coefficients, total.tensor).isfinite()):
-                self._name_the_diverged(stack, tasks, rule)
             total.added()
-            return
+            return bool(stack.add_changes(coefficients, total.tensor).isfinite())
         for number, (task, client) in enumerate(zip(tasks, clients, strict=True)):
             with named_client(task.client, self.rank):
-                drift = _drift(client, rule, steps[number]) if words_drift else None
-                deliver(task, stack.change_of(number, drift), rule, self.observe, total, client, steps[number])
-
-    def _name_failing_client(self, net: BoundNet, tasks: list[ClientTask], counts: Ints) -> None:
-        """Raise the loss's failure again for the first client whose own samples it fails on."""
-        for number, task in enumerate(tasks[: net.clients]):
-            with named_client(task.client, self.rank):
-                net.loss.alone(number, int(counts[number]))
-
-    def _name_the_diverged(self, stack: Stack, tasks: list[ClientTask], rule: LocalRule) -> None:
-        for number, task in enumerate(tasks):
-            with named_client(task.client, self.rank):
-                check_update(stack.change_of(number), rule.lr)
-        raise ClientFailure(
-            tasks[0].client, self.rank, Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
-        )
-
-
-def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:
-    """Return the change by a client's correction, over all steps, of values with zero gradients; None without one."""
-    optimizer = stack_optimizer(rule)
-    if client is None or client.correction is None or not isinstance(optimizer, StackSGD):
-        return None
-    return client.correction * (optimizer.rate * optimizer.summed(steps))
+                steps = timetable.steps_of_clients[number]
+                deliver(task, stack.change_of(number), rule, self.observe, total, client, steps)
+        return True
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:

@@ -33,6 +33,7 @@ class Timetable:
         for client, own in enumerate(self.batches):
             self.counts[: len(own), client] = list(map(len, own))
         self.active: list[int] = np.count_nonzero(self.counts, axis=1).tolist()  # the first so many clients take a step
+        self.steps_of_clients: list[int] = np.count_nonzero(self.counts, axis=0).tolist()
         self.most: list[int] = self.counts.max(axis=1).tolist()  # samples in the largest batch of a step
 
     def filled(self, firsts: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.base import Place
-from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
+from fedmpi.tasks.losses import CrossEntropyLoss, Loss
 
 
 class StackedLoss(Protocol):
@@ -22,9 +22,6 @@ class StackedLoss(Protocol):
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
         """Return ∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
-
-    def alone(self, client: int, rows: int) -> Tensor:
-        """Return the losses (rows,) of one client's samples of the last step."""
 
 
 def stacked_loss(loss: Loss, place: Place, outputs: Tensor, description: DataDescription) -> StackedLoss:
@@ -68,10 +65,6 @@ class CrossEntropy:
         gradient = torch.exp(self._log, out=self._log).scatter_add_(2, self._labels, self._minus_one)
         return gradient.mul_(weights)
 
-    def alone(self, client: int, rows: int) -> Tensor:
-        """Return one client's losses; see `StackedLoss.alone`."""
-        return CROSS_ENTROPY.per_sample(self.logits[client, :rows], self.labels[client, :rows])
-
 
 class PerSampleLoss:
     """Any loss per sample, computed on the clients' flattened samples without the padding."""
@@ -96,11 +89,6 @@ class PerSampleLoss:
         losses, gradient = self._of(outputs[rows], labels[rows], weights.reshape(-1)[rows])
         sums.view(-1).index_add_(0, rows, losses)
         return torch.zeros_like(outputs).index_copy_(0, rows, gradient).view(self.outputs.shape)
-
-    def alone(self, client: int, rows: int) -> Tensor:
-        """Return one client's losses; see `StackedLoss.alone`."""
-        outputs = self.outputs[client, :rows].view(rows, *self._shape)
-        return self.loss.per_sample(outputs, self.labels[client, :rows])
 
     def _of(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses (r,) and the gradient (r, C) of Σ weights · loss, in its own memory."""

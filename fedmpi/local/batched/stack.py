@@ -103,15 +103,9 @@ class Stack:
                     self.apart = KeptApart(shape, optimizer, self.drift, samples, self.workspace)
                 self._correct(corrections, optimizer)
             return samples
-        if corrections is not None:
-            corrections = list(corrections)  # the parts of the words are read after all others
-            self._correct(corrections, optimizer)
         self.tables = Tables(features, embedding.weight.from_flat(start))
         gradient = self.tables.values if self.fused else self.tables.gradient
-        corrected = self._of_words(corrections)
-        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, not self.fused, corrected)
-        if corrected is not None:
-            optimizer.prepare(corrected, self.tables.start, corrected)
+        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, not self.fused)
         return self.tables.ids
 
     def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
@@ -149,17 +143,6 @@ class Stack:
                 optimizer.prepare(part, start, own)
         self._corrected = replace(self._block, correction=self._corrections)
         self._first_column = 0 if self.apart is None else self.net.slots[0].size
-
-    def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
-        """Return the corrections of the word vectors in the open clients' texts, concatenated client after client."""
-        if corrections is None or self.tables is None:
-            return None
-        corrected = torch.zeros_like(self.tables.values)
-        for number, correction in enumerate(corrections):
-            if correction is not None:
-                own = slice(self.tables.bounds[number], self.tables.bounds[number + 1])
-                torch.index_select(self._table(correction), 0, self.tables.rows[own], out=corrected[own])
-        return corrected
 
     def bound(self, clients: int, rows: int) -> BoundNet:
         """Return the network on the first `clients` clients and batches of `rows` samples."""
@@ -221,12 +204,10 @@ class Stack:
                 self._table(own)[tables.rows[words].cpu()] = changed[words].cpu()
         return flat
 
-    def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
+    def change_of(self, client: int) -> Tensor:
         """Return the update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last."""
         whole = self.net.stack_size == self.size  # the slots fill the whole stack
         delta = (torch.empty if whole else torch.zeros)(self.size, dtype=self.dtype, device=self.device)
-        if drift is not None and self.tables is not None:
-            self._table(delta).copy_(self._table(drift))
         for own, start, change in self._parameter_views(self.values[client], delta):
             torch.sub(own, start, out=change)
         if self.tables is not None:

@@ -29,12 +29,10 @@ class Block:
     correction: Tensor | None = None  # vector added to every gradient, as `StackOptimizer.prepare` writes it
 
     @classmethod
-    def of(
-        cls, values: Tensor, gradient: Tensor, start: Tensor, memory: int, correction: Tensor | None = None
-    ) -> Block:
+    def of(cls, values: Tensor, gradient: Tensor, start: Tensor, memory: int) -> Block:
         """Build a block, with fresh moments if `memory` needs them."""
         first, second, scratch = (torch.zeros_like(values) if memory else values for _ in range(3))
-        return cls(values, gradient, start, first, second, scratch, correction)
+        return cls(values, gradient, start, first, second, scratch)
 
     def cut(self, count: int, first: int = 0) -> Block:
         """Return the first `count` rows, with the columns from `first` on."""
