@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.mlp import mlp as layered_mlp
-from fedmpi.models.text_layers import MaxOverTime
+from fedmpi.models.image_models import mlp as layered_mlp
+from fedmpi.models.text_models import MaxOverTime
 from fedmpi.models.text_models import text_cnn as layered_text_cnn
 
 

@@ -73,21 +73,7 @@ KINDS = {
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.learning_rates",)),
-        Kind(
-            "model",
-            "model",
-            tuple(
-                f"fedmpi.models.{family}"
-                for family in (
-                    "mlp",
-                    "image_cnns",
-                    "resnet",
-                    "text_models",
-                    "next_token",
-                )
-            ),
-            late=True,
-        ),
+        Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),
         Kind(SOURCE, "data.source", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedmpi.common.generators import kept_generators, seed_generators
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import seed_held_generators
+from fedmpi.models.layers import ClientMasks, NoMasks
 
 
 def begin_training(

@@ -24,9 +24,9 @@ from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
-from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
+from fedmpi.models.layers import JoinedMasks, NoMasks
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -167,9 +167,7 @@ class MergedEngine:
                     raise Divergence(f"a loss is too large in round {round} at lr = {rule.lr:g}: lower local.lr")
                 first = part.stop
             if not math.isfinite(total.squared_norm()):
-                raise Divergence(
-                    f"the sum of the updates overflows in round {round}: lower local.lr"
-                )
+                raise Divergence(f"the sum of the updates overflows in round {round}: lower local.lr")
         return report
 
     def _add_chunk(

@@ -22,8 +22,8 @@ from fedmpi.common.generators import drawn_from, generator_states, kept_generato
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.isolation import seeded
-from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
+from fedmpi.models.layers import ClientMasks, NoMasks
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
 

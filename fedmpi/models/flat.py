@@ -16,16 +16,17 @@ from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, custom_component
 from fedmpi.models import build
-from fedmpi.models.dropout import (
+from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain
+from fedmpi.models.layers import (
     ComputedAgain,
     Masks,
     NoMasks,
     has_dropout,
     install_dropout,
+    install_word_convolutions,
     remove_dropout,
+    remove_word_convolutions,
 )
-from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain
-from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class FlatModel:
 
     Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
     that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
-    that are not finite, non-persistent buffers. The layers of `models.dropout` replace the module's dropout layers, and
-    its convolutions over words compute as in `models.word_convolution`.
+    that are not finite, non-persistent buffers. The layers of `models.layers` replace the module's dropout and its
+    convolutions over words.
 
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
     Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedmpi.common.errors import UserError, raised
-from fedmpi.models.dropout import Dropout
+from fedmpi.models.layers import Dropout
 
 KNOWN = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Bilinear,

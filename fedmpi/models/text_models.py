@@ -1,27 +1,146 @@
-"""Classifiers of texts: convolutions (Kim 2014), self-attention, LSTMs, and a linear model of the words.
+"""Models of texts: convolutions (Kim 2014, arXiv 1408.5882), self-attention, LSTMs, and a model of the next character.
 
-The models of Qi et al. (FedSampling) end in a common head of attentive pooling and dense layers.
+Token 0 is the padding of a text. The models of Qi et al. (FedSampling) end in a head of attentive pooling and dense
+layers.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
-from fedmpi.models.text_layers import MaxOverTime, pooled_classifier, text_shape, word_vectors
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
-FIRST_WORD = 2
-"""Smallest id of a known word: 0 is padding, 1 any unknown word."""
+INITIAL_SPREAD = 0.1
+"""Standard deviation of initial word vectors: with 1, plain SGD at the learning rates of the papers oscillates."""
+
+
+class FrozenEmbedding(nn.Module):
+    """Word vectors that are never trained or communicated: a constant of the model and no part of its weights."""
+
+    vectors: Tensor  # (V, E)
+
+    def __init__(self, vectors: Tensor):
+        super().__init__()
+        self.register_buffer("vectors", vectors, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.embedding(tokens, self.vectors)
+
+
+def word_vectors(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
+    """Return the word vectors of a model and their dimension E."""
+    if vectors is None:
+        if frozen:
+            raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
+        table = nn.Embedding(vocabulary, dimension)
+        nn.init.normal_(table.weight, std=INITIAL_SPREAD)
+        return table, dimension
+    values = _read_vectors(Path(vectors), vocabulary)
+    if frozen:
+        return FrozenEmbedding(values), values.shape[1]
+    table = nn.Embedding(values.shape[0], values.shape[1], _weight=values)
+    return table, values.shape[1]
+
+
+def _read_vectors(path: Path, vocabulary: int) -> Tensor:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.vectors: {path} cannot be read as a .npy array of word vectors ({error})") from error
+    if values.ndim != 2 or values.shape[0] != vocabulary:
+        raise UserError(
+            f"model.vectors: {path} has shape {values.shape}, but the vocabulary of the data needs "
+            f"({vocabulary}, dimension)"
+        )
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+class MaxOverTime(nn.Module):
+    """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3)."""
+
+    def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map (n, L, E) to (n, len(widths) · F)."""
+        channels_first = words.transpose(1, 2)
+        return torch.cat([_largest(convolution(channels_first)) for convolution in self.convolutions], 1).relu()
+
+
+def _largest(features: Tensor) -> Tensor:
+    """Return the maximum over the positions, (n, F, L) to (n, F); its gradient goes to the first position that has it.
+
+    Pooling finds it in one pass through the features, whatever their memory order.
+    """
+    image = features.detach().unsqueeze(2)
+    places = nn.functional.max_pool2d(image, (1, features.shape[2]), return_indices=True)[1].flatten(1)
+    return features.transpose(1, 2).gather(1, places.unsqueeze(1)).squeeze(1)
+
+
+class AttentivePooling(nn.Module):
+    """Softmax-weighted mean of the vectors at all positions (FedSampling's text models), after dropout."""
+
+    def __init__(self, dimension: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.score = nn.Linear(dimension, 1, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map (n, L, E) to (n, E)."""
+        words = self.dropout(words)
+        attention = self.score(words).softmax(1)
+        pooled: Tensor = (attention * words).sum(1)
+        return pooled
+
+
+def pooled_classifier(
+    description: DataDescription,
+    model: str,
+    encoder: Callable[[int], OrderedDict[str, nn.Module]],
+    width: int,
+    *,
+    dimension: int,
+    dropout: float,
+    hidden: Sequence[int],
+    vectors: str | None,
+    frozen: bool,
+) -> nn.Sequential:
+    """Build FedSampling's text models: word vectors, an encoder of every word, attentive pooling, dense layers, logits.
+
+    The encoder maps word vectors of its argument's size to `width` values.
+    """
+    _, vocabulary = text_shape(description, model)
+    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words) | encoder(dimension)
+    layers |= OrderedDict(dropout=nn.Dropout(dropout), pooling=AttentivePooling(width, dropout))
+    for number, units in enumerate(hidden, 1):
+        layers[f"dense{number}"] = nn.Linear(width, units)
+        layers[f"relu{number}"] = nn.ReLU()
+        width = units
+    layers["output"] = nn.Linear(width, description.classes)
+    return nn.Sequential(layers)
+
+
+def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
+    """Return the length of a text and the vocabulary of the data."""
+    if description.task != "text":
+        raise UserError(
+            f"model.name = {model!r} reads texts, but the data are of task {description.task!r}: choose another model"
+        )
+    return int(description.feature_shape[0]), int(description.vocabulary)
 
 
 @register("model", "text-cnn")
@@ -39,8 +158,6 @@ def text_cnn(
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids.
     dimension : int
         E, size of a word vector.
     filters : int
@@ -53,11 +170,6 @@ def text_cnn(
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
         Keep the word vectors constant.
-
-    Raises
-    ------
-    UserError
-        The data are no texts, or shorter than a filter.
     """
     length, vocabulary = text_shape(description, "text-cnn")
     if not widths or max(widths) > length:
@@ -99,8 +211,6 @@ def fedsampling_text_cnn(
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids; the paper cuts titles to L = 30.
     dimension : int
         Size of a word vector.
     filters : int
@@ -115,20 +225,12 @@ def fedsampling_text_cnn(
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
         Keep the word vectors constant; the paper keeps those of GloVe.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
     """
-
-    def convolution(size: int) -> tuple[str, nn.Module, int]:
-        return "convolution", SameConvolution(size, filters, width), filters
-
     return pooled_classifier(
         description,
         "fedsampling-text-cnn",
-        convolution,
+        lambda size: OrderedDict(convolution=SameConvolution(size, filters, width)),
+        filters,
         dimension=dimension,
         dropout=dropout,
         hidden=hidden,
@@ -180,8 +282,6 @@ def transformer(
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids.
     dimension : int
         Size of a word vector.
     heads : int
@@ -196,20 +296,12 @@ def transformer(
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
         Keep the word vectors constant.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
     """
-
-    def attention(size: int) -> tuple[str, nn.Module, int]:
-        return "attention", SelfAttention(size, heads, head_size), heads * head_size
-
     return pooled_classifier(
         description,
         "transformer",
-        attention,
+        lambda size: OrderedDict(attention=SelfAttention(size, heads, head_size)),
+        heads * head_size,
         dimension=dimension,
         dropout=dropout,
         hidden=hidden,
@@ -253,8 +345,6 @@ def lstm(
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids, 0 = padding.
     dimension : int
         Size of a word vector; our choice, since the paper gives none.
     units : int
@@ -267,11 +357,6 @@ def lstm(
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
         Keep the word vectors constant.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
     """
     _, vocabulary = text_shape(description, "lstm")
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
@@ -309,8 +394,6 @@ def bilstm(
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids.
     dimension : int
         Size of a word vector.
     units : int
@@ -323,20 +406,12 @@ def bilstm(
         Word vectors to start from (.npy, vocabulary × E).
     frozen : bool
         Keep the word vectors constant.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
     """
-
-    def states(size: int) -> tuple[str, nn.Module, int]:
-        return "states", BidirectionalLSTM(size, units), 2 * units
-
     return pooled_classifier(
         description,
         "bilstm",
-        states,
+        lambda size: OrderedDict(states=BidirectionalLSTM(size, units)),
+        2 * units,
         dimension=dimension,
         dropout=dropout,
         hidden=hidden,
@@ -345,41 +420,46 @@ def bilstm(
     )
 
 
-class BagOfWords(nn.Module):
-    """Model W f + b of the frequencies f (V,) of the known words among all words of a text."""
+class NextToken(nn.Module):
+    """Vectors of tokens, LSTM layers, and the logits at every position or only at the last."""
 
-    def __init__(self, words: int, classes: int):
+    def __init__(self, words: nn.Module, dimension: int, units: int, layers: int, classes: int, everywhere: bool):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(words, classes))
-        self.bias = nn.Parameter(torch.zeros(classes))
-        nn.init.xavier_normal_(self.weight)
+        self.words = words
+        self.lstm = nn.LSTM(dimension, units, layers, batch_first=True)
+        self.output = nn.Linear(units, classes)
+        self.everywhere = everywhere
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map (n, L) token ids to (n, C) logits; a text without words has the logits b."""
-        words, known = (tokens > 0).sum(1, keepdim=True).clamp(min=1), tokens >= FIRST_WORD
-        share = known.to(self.weight.dtype) / words
-        rows = nn.functional.embedding((tokens - FIRST_WORD).clamp(min=0), self.weight)
-        logits: Tensor = (share[:, None] @ rows)[:, 0] + self.bias
+        """Map (n, L) token ids to (n, L, C) logits, or (n, C)."""
+        states, _ = self.lstm(self.words(tokens))
+        logits: Tensor = self.output(states if self.everywhere else states[:, -1])
         return logits
 
 
-@register("model", "bag-of-words")
-def bag_of_words(description: DataDescription) -> nn.Module:
-    """The logistic regression of Reddi et al. 2021 (google-research/federated, stackoverflow_lr_models.py).
+@register("model", "char-lstm")
+def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 256, layers: int = 2) -> nn.Module:
+    """The character model of McMahan et al. 2017 (§3): vectors of 8 values, two LSTM layers of 256 units.
 
-    The authors' inputs are the words' shares of a text; this version counts them from its token ids. W starts from
-    Glorot's normal distribution, b from 0. With `task.kind = "multilabel"` each of the C labels is a separate
-    regression.
+    Its published form is that of Reddi et al. (2021; google-research/federated, utils/models/shakespeare_models.py).
+    For a classification, such as LEAF's Shakespeare (the one character after eighty), the last position predicts the
+    class.
 
     Parameters
     ----------
-    description : DataDescription
-        Texts of L token ids.
-
-    Raises
-    ------
-    UserError
-        The data are no texts.
+    dimension : int
+        Size of a character's vector.
+    units : int
+        Size of the states.
+    layers : int
+        Stacked layers.
     """
-    _, vocabulary = text_shape(description, "bag-of-words")
-    return BagOfWords(max(vocabulary - FIRST_WORD, 1), description.classes)
+    _, vocabulary = text_shape(description, "char-lstm")
+    if not description.counted:
+        raise UserError(
+            'model.name = "char-lstm" predicts tokens or classes, but the targets of the data are '
+            f"{description.targets}: choose another model"
+        )
+    words, dimension = word_vectors(vocabulary, dimension, None, False)
+    everywhere = description.targets == "tokens"
+    return NextToken(words, dimension, units, layers, description.classes, everywhere)

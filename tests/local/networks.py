@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.text_layers import FrozenEmbedding, MaxOverTime
+from fedmpi.models.text_models import FrozenEmbedding, MaxOverTime
 
 IMAGES = DataDescription((2, 13, 12), "float32", 5, "image", 0, (), ())
 TEXTS = DataDescription((12,), "int32", 5, "text", 60, (), ())

@@ -1,72 +1,89 @@
-"""The built-in models: layers of their papers, what a position or word may see, a step on real samples, wrong data.
-
-`test_documented.py` pins the number of parameters of each.
-"""
+"""The built-in models: their layers, what they read and reject, what the documentation says; models by import path."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
-from fedmpi import UserError
+from fedmpi import ComponentFailure, UserError, components
 from fedmpi.data.schema import DataDescription
-from fedmpi.models import build
-from fedmpi.models.text_models import lstm, text_cnn, transformer
+from fedmpi.models import build, check_model_options
+from fedmpi.models.text_models import lstm, transformer
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
-from tests.models.real_samples import describe_images, describe_texts, digits, loss_after_steps, news_titles
 
 TEXT_MODELS = ("text-cnn", "fedsampling-text-cnn", "transformer", "lstm", "bilstm")
-IMAGE_MODELS = {"mlp": 0.1, "cnn": 0.05, "cifar-cnn": 0.02, "image-cnn": 0.02, "resnet18": 0.002}
-"""Name -> learning rate of the step."""
-NEXT_TOKEN = ("char-lstm", "word-lstm", "causal-transformer")
+IMAGE_MODELS = ("mlp", "cnn", "cifar-cnn", "image-cnn", "resnet18")
 LENGTH, VOCABULARY, BATCH = 9, 30, 3
 TOKENS = DataDescription((LENGTH,), "int32", VOCABULARY, "text", VOCABULARY, (), (), "tokens", (LENGTH,))
-ONE_CLASS = DataDescription((LENGTH,), "int32", 7, "text", VOCABULARY, (), ())
 NUMBERS = DataDescription((LENGTH,), "int32", 2, "text", VOCABULARY, (), (), "regression", (2,))
+COLORED = DataDescription((3, 32, 32), "uint8", 10, "image", 0, (0.5,) * 3, (0.25,) * 3)
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| `([\w-]+)` \| ([\d,]+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
+ROWS = {name: row for name, *row in ROW.findall(PAGE)}
+MODELS = {part.name: part for part in components("model")}
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_one_step_lowers_the_loss_on_real_digits(name: str) -> None:
-    channels, side = (1, 28) if name in ("mlp", "cnn", "image-cnn") else (3, 32)
-    x, y = digits(32, channels, side)
-    model = build(name, {}, describe_images(channels, side, 10), 1)
-    before, after = loss_after_steps(model, x, y, IMAGE_MODELS[name])
-    assert after < before
+def described(data: str) -> DataDescription:
+    """The data of a row of the page."""
+    numbers = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", data)]
+    if data.startswith("text"):
+        length, vocabulary, classes = numbers
+        return DataDescription((length,), "int32", classes, "text", vocabulary, (), ())
+    *shape, classes = numbers
+    return DataDescription(tuple(shape), "uint8", classes, "image", 0, (0.5,) * shape[0], (0.5,) * shape[0])
 
 
-@pytest.mark.parametrize("name", TEXT_MODELS)
-def test_one_step_lowers_the_loss_on_real_titles(name: str) -> None:
-    x, y, vocabulary = news_titles(200, 30)
-    model = build(name, {}, describe_texts(30, vocabulary, int(y.max()) + 1), 1)
-    before, after = loss_after_steps(model, x, y, lr=0.05)
-    assert after < before
+def samples(description: DataDescription, count: int = 4) -> torch.Tensor:
+    draws, shape = torch.Generator().manual_seed(1), (count, *description.feature_shape)
+    if description.task == "text":
+        return torch.randint(1, description.vocabulary, shape, generator=draws)
+    return torch.randn(shape, generator=draws)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_page_has_the_number_of_parameters_and_the_options_of_each_model_which_all_are_used(name: str) -> None:
+    assert list(ROWS) == list(MODELS) and re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE) == 2 * list(MODELS)
+    count, data, options = ROWS[name]
+    description = described(data)
+    model = build(name, {}, description, 0)
+    assert f"{sum(p.numel() for p in model.parameters()):,}" == count
+    found = {option.name: option.default for option in MODELS[name].options}
+    written = {key: json.loads(value) for key, value in re.findall(r"`(\w+)` (\[.*?\]|\".*?\"|[\d.]+)", options)}
+    written |= {"vectors": None, "frozen": False} if "vectors" in found else {}
+    assert written == {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    model(samples(description)).square().sum().backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "description", "words"),
     [
-        *[(name, {}, TEXTS, "reads images") for name in ("cnn", "cifar-cnn", "image-cnn", "resnet18")],
-        *[(name, {}, describe_images(1, 28, 10), "reads texts") for name in (*TEXT_MODELS, *NEXT_TOKEN)],
-        *[(name, {}, NUMBERS, "tokens or classes") for name in NEXT_TOKEN],
-        *[(name, {}, SMALL_IMAGES, "too small") for name in ("cnn", "cifar-cnn", "image-cnn")],
+        *[(name, {}, TEXTS, "reads images") for name in IMAGE_MODELS[1:]],
+        *[(name, {}, IMAGES, "reads texts") for name in (*TEXT_MODELS, "char-lstm")],
+        *[(name, {}, SMALL_IMAGES, "too small") for name in IMAGE_MODELS[1:4]],
+        *[(name, {"no_such_option": 1}, TEXTS, "no_such_option") for name in MODELS],
+        ("char-lstm", {}, NUMBERS, "tokens or classes"),
         ("cnn", {}, replace(IMAGES, feature_shape=(28, 28, 1)), r"28 channels\? They come first"),
         ("cnn", {"dropout": 1.0}, IMAGES, "dropout"),
-        ("resnet18", {"width": 48, "groups": 32}, describe_images(3, 32, 10), "divisor"),
+        ("resnet18", {"width": 48, "groups": 32}, COLORED, "divisor"),
         ("mlp", {}, TEXTS, "cannot read token ids"),
         ("mlp", {"hidden": [0]}, SMALL_IMAGES, "list of positive"),
         ("mlp", {"activation": "step"}, SMALL_IMAGES, "none of relu, tanh"),
         ("mlp", {"dropout": 1.0}, SMALL_IMAGES, r"must lie in \[0, 1\)"),
-        ("text-cnn", {}, describe_texts(4, 50, 3), "widths"),
+        ("text-cnn", {"widths": [13]}, TEXTS, "widths"),
         ("text-cnn", {"vectors": "missing.npy"}, TEXTS, "missing.npy"),
         ("text-cnn", {"frozen": True}, TEXTS, "needs model.vectors"),
-        ("causal-transformer", {"dimension": 16, "heads": 3}, TOKENS, "model.heads = 3 does not divide"),
-        ("causal-transformer", {"layers": -1}, TOKENS, "model.layers = -1"),
+        ("cifar-cnn", {"dropout": 2.0}, COLORED, "building it failed with ValueError: dropout prob"),
+        ("mpl", {}, SMALL_IMAGES, "did you mean 'mlp'"),
     ],
 )
 def test_wrong_data_and_impossible_options_are_rejected(
@@ -94,24 +111,20 @@ def test_the_cnn_takes_other_image_sizes_and_drops_after_its_first_two_convoluti
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("name", TEXT_MODELS)
 def test_given_word_vectors_are_used_and_trained_unless_they_are_frozen(name: str, frozen: bool, tmp_path: Any) -> None:
-    vectors = np.random.default_rng(0).normal(size=(50, 12)).astype(np.float32)
+    vectors = np.random.default_rng(0).normal(size=(TEXTS.vocabulary, 12)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
-    options = {"vectors": str(tmp_path / "vectors.npy"), "frozen": frozen}
-    model = build(name, options, describe_texts(8, 50, 3), 0)
-    np.testing.assert_array_equal(model.words(torch.arange(50)).detach().numpy(), vectors)
-    assert frozen != any(p.shape == (50, 12) for p in model.parameters())
+    np.save(tmp_path / "short.npy", vectors[:3])
+    model = build(name, {"vectors": str(tmp_path / "vectors.npy"), "frozen": frozen}, TEXTS, 0)
+    np.testing.assert_array_equal(model.words(torch.arange(TEXTS.vocabulary)).detach().numpy(), vectors)
+    assert frozen != any(p.shape == vectors.shape for p in model.parameters())
     assert frozen != any("words" in key for key in model.state_dict())
-
-
-def test_a_vector_file_for_another_vocabulary_is_named(tmp_path: Any) -> None:
-    np.save(tmp_path / "short.npy", np.zeros((3, 4), np.float32))
     with pytest.raises(UserError, match="short.npy"):
-        text_cnn(TEXTS, vectors=str(tmp_path / "short.npy"))
+        build(name, {"vectors": str(tmp_path / "short.npy")}, TEXTS, 0)
 
 
 def test_the_lstm_reads_up_to_the_last_word_and_ignores_the_padding() -> None:
     torch.manual_seed(0)
-    model, padded = lstm(describe_texts(9, 50, 3)).eval(), nn.ConstantPad1d((0, 5), 0)
+    model, padded = lstm(TEXTS).eval(), nn.ConstantPad1d((0, 5), 0)
     text, gap = torch.tensor([[4, 7, 2, 9]]), torch.tensor([[4, 0, 7, 9]])
     torch.testing.assert_close(model(padded(text)), model(text))
     torch.testing.assert_close(model(padded(gap)), model(gap))
@@ -129,46 +142,82 @@ def test_attention_weighs_every_word_by_every_other() -> None:
     torch.testing.assert_close(attention(words), expected)
 
 
-def test_the_bag_of_words_is_a_dense_layer_on_the_shares_of_known_words() -> None:
-    model = build("bag-of-words", {}, describe_texts(7, 12, 3), 0).double()
-    with torch.no_grad():
-        model.bias.copy_(torch.tensor([0.5, -1.0, 2.0]))
-    tokens = torch.randint(0, 12, (50, 7), generator=torch.Generator().manual_seed(0))
-    tokens[0] = 0
-    counts = functional.one_hot(tokens, 12).double().sum(1)
-    shares = counts[:, 2:] / counts[:, 1:].sum(1, keepdim=True).clamp(min=1)  # id 1, any unknown word, says nothing
-    torch.testing.assert_close(model(tokens), functional.linear(shares, model.weight.T, model.bias))
-    assert model(tokens)[0].tolist() == [0.5, -1.0, 2.0]
-
-
-def test_weights_of_the_bag_of_words_begin_by_glorot_normal() -> None:
-    """Standard deviation √(2 / (V + C)) of V = 600 words and C = 200 classes, 0.05."""
-    model = build("bag-of-words", {}, describe_texts(7, 602, 200), 0)
-    assert model.weight.shape == (600, 200) and not model.bias.any()
-    assert abs(model.weight.std().item() - 0.05) < 5e-4 and abs(model.weight.mean().item()) < 1e-3
-
-
-def drawn() -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-
-
-@pytest.mark.parametrize("name", NEXT_TOKEN)
-def test_each_position_sees_itself_and_those_before_it_alone(name: str) -> None:
-    model, x = build(name, {}, TOKENS, seed=0).eval(), drawn()
-    with torch.no_grad():
-        whole = model(x)
-        assert whole.shape == (BATCH, LENGTH, VOCABULARY)
-        for place in (0, 4, LENGTH - 1):
-            changed = x.clone()
-            changed[:, place] = (changed[:, place] + 1) % VOCABULARY
-            after = model(changed)
-            assert torch.allclose(whole[:, :place], after[:, :place], atol=1e-5)
-            assert not torch.allclose(whole[:, place], after[:, place], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NEXT_TOKEN)
-def test_of_one_class_a_sample_the_last_position_predicts_it(name: str) -> None:
-    model, x = build(name, {}, ONE_CLASS, seed=0).eval(), drawn()
+@pytest.mark.parametrize("place", [0, 4, LENGTH - 1])
+def test_the_character_model_sees_a_position_and_those_before_it_and_predicts_one_class_from_the_last(
+    place: int,
+) -> None:
+    x = samples(TOKENS, BATCH)
     changed = x.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % VOCABULARY
-    assert model(x).shape == (BATCH, 7) and not torch.allclose(model(x), model(changed))
+    changed[:, place] = (changed[:, place] + 1) % VOCABULARY
+    model = build("char-lstm", {}, TOKENS, seed=0).eval()
+    whole, after = model(x), model(changed)
+    assert whole.shape == (BATCH, LENGTH, VOCABULARY)
+    assert torch.allclose(whole[:, :place], after[:, :place], atol=1e-5)
+    assert not torch.allclose(whole[:, place], after[:, place], atol=1e-5)
+    once = build("char-lstm", {}, replace(TOKENS, classes=7, targets="classification", target_shape=()), seed=0)
+    assert once(x).shape == (BATCH, 7) and not torch.allclose(once(x), once(changed))
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_torchs_generator_does() -> None:
+    found = []
+    for seed, before in ((5, 1), (5, 2), (6, 1)):
+        torch.manual_seed(before)
+        state = torch.get_rng_state()
+        found.append(nn.utils.parameters_to_vector(build("mlp", {}, SMALL_IMAGES, seed).parameters()))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+USERS_MODULE = """from torch import nn
+import fedmpi
+
+def net(description, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, width), nn.Linear(width, description.classes))
+
+def wrong(description):
+    return 3
+
+def failing(description):
+    raise RuntimeError("no such layer")
+
+def leaving(description):
+    raise SystemExit(0)
+
+def nothing():
+    return None
+
+def refusing(description):
+    raise fedmpi.UserError("images of 6 pixels are too small for me")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("my_fl_models:nett", UserError, "has no function or class 'nett': did you mean 'net'"),
+        ("my_missing_models:net", UserError, "importing the module 'my_missing_models' failed"),
+        ("my_fl_models:nothing", UserError, r"is called with description, which it does not take .*: write def noth"),
+        ("my_fl_models:refusing", UserError, "^images of 6 pixels are too small for me$"),
+        ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:7\) failed: it returned int: return a torch.nn.Mod"),
+        ("my_fl_models:failing", ComponentFailure, r"my_fl_models.py:11\) failed: RuntimeError: no such layer"),
+        ("my_fl_models:leaving", ComponentFailure, r"my_fl_models.py:14\) failed: SystemExit: 0"),
+    ],
+)
+def test_a_users_model_that_fails_is_named_with_its_line(
+    name: str, kind: type, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_fl_models.py").write_text(USERS_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_fl_models", raising=False)
+    with pytest.raises(kind, match=words):
+        build(name, {}, SMALL_IMAGES, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_module_takes_no_options_and_must_have_a_copy() -> None:
+    with pytest.raises(UserError, match="model.hidden has no effect on a model that is given as a module"):
+        check_model_options(nn.Linear(2, 2), {"hidden": [3], "lora": None})
+    assert check_model_options(nn.Linear(2, 2), {"lora": None}) == {}
+    with pytest.raises(UserError, match="Linear given as the model cannot be copied: give a function that builds it"):
+        build(nn.utils.weight_norm(nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)

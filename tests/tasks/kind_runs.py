@@ -24,9 +24,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             **BASE,
             **WORLDS["tokens"],
             **EXACT,
-            "model.name": "causal-transformer",
-            "model.dimension": 12,
-            "model.heads": 3,
             "model.lora": {"rank": 2, "alpha": 2.0},
             "local.lr": 0.1,
         },
@@ -38,8 +35,6 @@ def outcomes() -> dict[str, np.ndarray]:
     """Return for each run the final model, then the records of every round."""
     found = {}
     for name, (preset, settings) in RUNS.items():
-        if settings["model.name"] == "causal-transformer":
-            settings = {key: value for key, value in settings.items() if key != "model.units"}
         run = fedmpi.run(preset, {**settings, "cluster.threads": 1})
         values = [tensor.numpy().ravel() for tensor in run.model.state_dict().values()]
         scores = [

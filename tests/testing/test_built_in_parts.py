@@ -56,9 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "image-cnn": ("cifar10", {}),
     "resnet18": ("cifar10", {"model.width": 4, "model.groups": 2}),
     **dict.fromkeys(("text-cnn", "fedsampling-text-cnn", "transformer"), ("mind", {"model.dimension": 4})),
-    **dict.fromkeys(("lstm", "bilstm", "char-lstm", "word-lstm"), ("mind", {"model.dimension": 4, "model.units": 6})),
-    "bag-of-words": ("mind", {}),
-    "causal-transformer": ("mind", {"model.dimension": 4, "model.heads": 2}),
+    **dict.fromkeys(("lstm", "bilstm", "char-lstm"), ("mind", {"model.dimension": 4, "model.units": 6})),
 }
 """The data set on which each model is trained in started runs, and what makes it small."""
 

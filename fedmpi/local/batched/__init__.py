@@ -3,7 +3,3 @@
 Only `local.acceleration` imports this package. Without it, clients are trained sequentially, with equal results up to
 floating-point rounding.
 """
-
-from fedmpi.local.batched.forms import register_layer
-
-__all__ = ["register_layer"]

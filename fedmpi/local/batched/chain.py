@@ -20,8 +20,8 @@ from fedmpi.local.batched.forms import LAYERS
 from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.local.batched.pooled import with_pools
 from fedmpi.local.batched.text import Embedding
-from fedmpi.models.dropout import Dropout
 from fedmpi.models.isolation import Tracer
+from fedmpi.models.layers import Dropout
 
 ROWS = 3
 """Dummy samples of a batch."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmpi.common.types import AnyArray
 from fedmpi.local.batched.base import Biased, Layer, Place, Slot, by_numpy
 from fedmpi.local.batched.first_layer import Drift, ProductsAhead
-from fedmpi.models.dropout import draw_mask
+from fedmpi.models.layers import draw_mask
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -90,7 +90,7 @@ class Squash(Layer):
 
 
 class StackedDropout(Layer):
-    """Multiplication by masks from each client's own stream (`models.dropout.draw_mask`), in place.
+    """Multiplication by masks from each client's own stream (`models.layers.draw_mask`), in place.
 
     Every forward pass needs new masks (`draw`) or `keep_all` before it. On a CPU a mask is drawn in place. With columns
     or in double precision, it is drawn into a page that all clients share and copied while the page is in the cache.

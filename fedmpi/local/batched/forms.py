@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from fedmpi.local.batched.base import NotStackable, Step
 from fedmpi.models.lora import LoraLinear
-from fedmpi.models.text_models import FIRST_WORD, BagOfWords
 
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}
@@ -31,10 +30,10 @@ class Weight:
     product that is never computed itself. Other weights get their gradients from autograd.
     """
 
-    __slots__ = ("alone", "axes", "done", "owner", "step", "target", "value")
+    __slots__ = ("alone", "done", "owner", "step", "target", "value")
 
-    def __init__(self, value: Tensor, target: Tensor, step: Step, alone: bool, axes: tuple[int, ...] | None = None):
-        self.value, self.target, self.step, self.alone, self.axes = value, target, step, alone, axes
+    def __init__(self, value: Tensor, target: Tensor, step: Step, alone: bool):
+        self.value, self.target, self.step, self.alone = value, target, step, alone
         self.done = False
         self.owner = self
 
@@ -48,13 +47,6 @@ class Weight:
         seen = Weight(see(self.value), see(self.target), self.step, self.alone)
         seen.owner = self.owner
         return seen
-
-    @property
-    def natural(self) -> Tensor:
-        """Return the values with the axes in the parameter's own order."""
-        if self.axes is None:
-            return self.value
-        return self.value.permute(0, *(1 + self.axes.index(axis) for axis in range(len(self.axes))))
 
     def product(self, left: Tensor, right: Tensor) -> Tensor | None:
         """Apply a gradient left @ right, (k, m, n): return it for autograd, or None after updating the target."""
@@ -93,19 +85,6 @@ def finish(weights: Sequence[Weight], gradients: Sequence[Tensor | None]) -> Non
         return
     for target, gradient in zip(targets, given, strict=True):
         weights[0].step.plain(target, gradient)
-
-
-def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that registers a function as the batched form of layers of this class."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        def form(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
-            return function(layer, {name: weight.natural for name, weight in weights.items()}, *inputs, **named)
-
-        LAYERS[kind] = form
-        return function
-
-    return decorate
 
 
 def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
@@ -166,15 +145,6 @@ def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -
     if layer.padding_idx is None:
         return found
     return torch.where((ids == layer.padding_idx).unsqueeze(-1), found.detach(), found)
-
-
-@built_in(BagOfWords)
-def stacked_bag_of_words(layer: BagOfWords, weights: Mapping[str, Weight], tokens: Tensor) -> Tensor:
-    words, known = (tokens > 0).sum(2, keepdim=True).clamp(min=1), tokens >= FIRST_WORD
-    weight, bias = weights["weight"].value, weights["bias"].value
-    rows = _rows_of(weight, (tokens - FIRST_WORD).clamp(min=0))
-    share = known.to(weight.dtype) / words
-    return (share.unsqueeze(2) @ rows).squeeze(2) + bias.unsqueeze(1)
 
 
 def _rows_of(tables: Tensor, ids: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class GraphLayer(Layer):
         self.weights: dict[int, Weight] = {}
         for key, slot in self.slots.items():
             value, target = place.parameter(slot, *slot.arranged)
-            self.weights[key] = Weight(value.data.requires_grad_(), target, place.step, key in self.alone, slot.axes)
+            self.weights[key] = Weight(value.data.requires_grad_(), target, place.step, key in self.alone)
         self.drops = [
             drop.bind(replace(place, number=(place.number, number)), self.output)
             for number, drop in enumerate(self.drops)

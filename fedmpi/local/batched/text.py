@@ -19,8 +19,8 @@ from torch.nn.functional import embedding_bag
 
 from fedmpi.local.batched.base import Layer, NotStackable, Place, Slot
 from fedmpi.local.batched.forms import ARRANGED, Weight, built_in, product
-from fedmpi.models.text_layers import MaxOverTime
-from fedmpi.models.word_convolution import WordConvolution
+from fedmpi.models.layers import WordConvolution
+from fedmpi.models.text_models import MaxOverTime
 
 BLOCK = 256
 """Number of words whose changes are summed at a time."""

@@ -1,7 +1,8 @@
-"""Dropout with masks per client, drawn from the stream (DROPOUT, round, client) and never from torch.
+"""Layers that replace torch's: dropout with masks per client, and faster convolutions over words.
 
-A client's stream is used layer by layer and step by step, so that every engine gives a client the same masks. Masks are
-made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a small CNN on a CPU).
+Masks are drawn from the stream (DROPOUT, round, client) and never from torch, layer by layer and step by step, so that
+every engine gives a client the same masks. They are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step
+of a small CNN on a CPU).
 """
 
 from __future__ import annotations
@@ -196,3 +197,48 @@ def remove_dropout(module: nn.Module) -> None:
 def has_dropout(module: nn.Module) -> bool:
     """Check whether the model draws masks in training mode."""
     return any(isinstance(layer, Dropout) and 0 < layer.p < 1 for layer in module.modules())
+
+
+LEAST_SHARE = 1 / 8
+"""Ratio of the texts' values to the filters' values below which this is slower, since the filters are reordered, too.
+
+Measured with 16 to 400 filters on 1 to 20 texts of 30 words. torch computes a single text faster in another way."""
+
+
+class WordConvolution(nn.Conv1d):
+    """nn.Conv1d, (n, E, L) to (n, F, L'), for words in their memory order: all values of a word are adjacent.
+
+    A table of word vectors returns this order, and nn.Conv1d gets `words.transpose(1, 2)`, which torch copies into the
+    order (n, E, L), and the gradient back. oneDNN reads them without a copy as one-row "channels last" images. The sums
+    are the same, and 400 filters over 3 words of 300 values take 0.73 of the time.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor:  # a proxy while the model is traced
+            return super().forward(input)
+        word_by_word = input.dim() == 3 and input.stride(1) == 1 and input.device.type == "cpu"
+        if not word_by_word or len(input) == 1 or input.numel() < LEAST_SHARE * self.weight.numel():
+            return super().forward(input)
+        weight = self.weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        return nn.functional.conv2d(
+            input.unsqueeze(2),
+            weight,
+            self.bias,
+            (1, *self.stride),
+            self.padding if isinstance(self.padding, str) else (0, *self.padding),
+            (1, *self.dilation),
+        ).squeeze(2)
+
+
+def install_word_convolutions(module: nn.Module) -> None:
+    """Make every plain nn.Conv1d inside a model compute as `WordConvolution`; a second call changes nothing."""
+    for part in module.modules():
+        if type(part) is nn.Conv1d and part.groups == 1 and part.padding_mode == "zeros":
+            part.__class__ = WordConvolution
+
+
+def remove_word_convolutions(module: nn.Module) -> None:
+    """Undo `install_word_convolutions`."""
+    for part in module.modules():
+        if type(part) is WordConvolution:
+            part.__class__ = nn.Conv1d  # type: ignore[assignment]

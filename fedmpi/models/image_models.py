@@ -1,24 +1,69 @@
-"""Convolutional networks for images from published papers, and their common parts.
+"""Models of images and vectors: the multilayer perceptron, convolutional networks of published papers, ResNet-18.
 
-Astraea's CNN for EMNIST (Duan et al. 2019, §IV): 68,873 parameters at 28 × 28 and 47 classes. The CIFAR-10 CNN of the
-Keras documentation, which Astraea trains on CINIC-10. FedSampling's image model (Qi et al., §4.4; authors' code):
-1,709,566 parameters for 62 classes of 28 × 28.
+The MLP is that of McMahan et al. 2017 (§3), 784-200-200-10 on MNIST. Astraea's CNN for EMNIST (Duan et al. 2019, §IV)
+has 68,873 parameters at 28 × 28 and 47 classes; the CIFAR-10 CNN of the Keras documentation is what it trains on
+CINIC-10. FedSampling's image model (Qi et al., §4.4; authors' code) has 1,709,566 parameters for 62 classes of 28 × 28.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+}
+
+
+@register("model", "mlp")
+def mlp(
+    description: DataDescription, *, hidden: Sequence[int] = (200, 200), activation: str = "relu", dropout: float = 0.0
+) -> nn.Sequential:
+    """Dense layers on the flattened sample; torch's default initialization.
+
+    Parameters
+    ----------
+    hidden : sequence of int
+        Units of the hidden layers; empty = softmax regression.
+    activation : {"relu", "tanh", "sigmoid", "gelu"}
+        Function after every hidden layer.
+    dropout : float
+        Probability of a zero after every hidden layer.
+    """
+    if description.task == "text":
+        raise UserError('model.name = "mlp" cannot read token ids: choose a text model, e.g. "text-cnn"')
+    widths = [hidden] if isinstance(hidden, int) else list(hidden)
+    if not all(isinstance(width, int) and width > 0 for width in widths):
+        raise UserError(f"model.hidden = {hidden!r} must be a list of positive numbers of units, e.g. [200, 200]")
+    if activation not in ACTIVATIONS:
+        raise UserError(f"model.activation = {activation!r} is none of {', '.join(ACTIVATIONS)}")
+    if not 0 <= dropout < 1:
+        raise UserError(f"model.dropout = {dropout} must lie in [0, 1)")
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    inputs = math.prod(description.feature_shape)
+    for number, width in enumerate(widths, 1):
+        layers[f"dense{number}"] = nn.Linear(inputs, width)
+        layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
+        if dropout:
+            layers[f"dropout{number}"] = nn.Dropout(dropout)
+        inputs = width
+    layers["output"] = nn.Linear(inputs, description.classes)
+    return nn.Sequential(layers)
 
 
 @register("model", "cnn")
@@ -29,17 +74,10 @@ def astraea_cnn(description: DataDescription, *, dropout: float = 0.5, dense: in
 
     Parameters
     ----------
-    description : DataDescription
-        Images, e.g. (1, 28, 28).
     dropout : float
         Probability of a zero after the first and the second convolution.
     dense : int
         Units of the dense layer.
-
-    Raises
-    ------
-    UserError
-        The data are no images or too small, or an option has an impossible value.
     """
     if not 0 <= dropout < 1:
         raise UserError(f"model.dropout = {dropout} must lie in [0, 1)")
@@ -71,19 +109,12 @@ def cifar_cnn(
 
     Parameters
     ----------
-    description : DataDescription
-        Images, e.g. (3, 32, 32).
     hidden : int
         Units of the dense ReLU layer.
     dropout : float
         Dropout after each block.
     dense_dropout : float
         Dropout before the output.
-
-    Raises
-    ------
-    UserError
-        The data are no images, or too small.
     """
     shape = image_shape(description, "cifar-cnn")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -116,19 +147,12 @@ def image_cnn(
 
     Parameters
     ----------
-    description : DataDescription
-        Images, e.g. (1, 28, 28).
     filters : sequence of int
         Filters of the convolutions.
     hidden : sequence of int
         Units of the dense layers.
     dropout : float
         Probability of a zero after every stage.
-
-    Raises
-    ------
-    UserError
-        The data are no images, or too small.
     """
     shape = image_shape(description, "image-cnn")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -171,3 +195,51 @@ def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int], 
         raise UserError(
             f"model.name = {model!r}: images of {shape[1]} × {shape[2]} pixels are too small{last}"
         ) from error
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions of 3 × 3 with group norm, added to their input (projected if the shape changes)."""
+
+    def __init__(self, channels: int, filters: int, stride: int, groups: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, filters)
+        self.conv2 = nn.Conv2d(filters, filters, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, filters)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.GroupNorm(groups, filters)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+@register("model", "resnet18")
+def resnet18(description: DataDescription, *, width: int = 64, groups: int = 32) -> nn.Sequential:
+    """ResNet-18 with group norm for small images (He et al. 2016; Wu & He 2018): a stem of 3 × 3, no first pooling.
+
+    Batch norm's running statistics mix badly over clients of different distributions (Hsieh et al. 2020).
+
+    Parameters
+    ----------
+    width : int
+        Filters of the first stage; they double at each further one.
+    groups : int
+        Groups of every group norm; must divide `width`.
+    """
+    channels, _, _ = image_shape(description, "resnet18")
+    if width % groups:
+        raise UserError(f"model.groups = {groups} does not divide model.width = {width}: choose a divisor")
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()
+    ]  # fmt: skip
+    filters = width
+    for stage in range(4):
+        layers.append(ResidualBlock(filters, width * 2**stage, 1 if stage == 0 else 2, groups))
+        filters = width * 2**stage
+        layers.append(ResidualBlock(filters, filters, 1, groups))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, description.classes)]
+    return nn.Sequential(*layers)

@@ -1,0 +1,176 @@
+"""Layers that replace torch's: dropout with masks of the clients, convolutions over words, the maximum over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.networks import PlainMaxOverTime
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.layers import (
+    ClientMasks,
+    Dropout,
+    JoinedMasks,
+    Masks,
+    WordConvolution,
+    draw_mask,
+    install_dropout,
+    install_word_convolutions,
+    remove_word_convolutions,
+)
+from fedmpi.models.text_models import MaxOverTime
+
+
+def stream(client: int) -> np.random.Generator:
+    return Streams(5).generator(Purpose.DROPOUT, 2, client)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.25, 0.2, 0.1, 0.9, 1e-3, 0.99999])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 64)])
+def test_a_mask_holds_zeros_and_the_scale(p: float, shape: tuple[int, int]) -> None:
+    mask = draw_mask(stream(1), *shape, p)
+    assert mask.shape == shape and mask.dtype == np.float32
+    assert set(np.unique(mask)) <= {np.float32(0), np.float32(1 / (1 - p))}
+
+
+@pytest.mark.parametrize("p", [0.5, 0.25, 0.2, 0.1, 0.9])
+def test_values_are_dropped_with_probability_p_and_independently(p: float) -> None:
+    """Normal tests at 4.5 σ of the share, and of the correlation with each of the next eight: false alarm rate 7e-5."""
+    count = 500_000
+    dropped = (draw_mask(stream(3), 1, count, p)[0] == 0) - p
+    assert abs(dropped.sum()) < 4.5 * (p * (1 - p) * count) ** 0.5
+    for lag in range(1, 9):
+        assert abs(float((dropped[lag:] * dropped[:-lag]).mean())) < 4.5 * p * (1 - p) / count**0.5
+
+
+@pytest.mark.parametrize("p", [0.2, 0.1, 0.9, 0.99999, 1e-3])
+def test_a_value_is_dropped_where_its_sixteen_bits_are_below_p(p: float) -> None:
+    """A share p of the 65,536 values of sixteen bits is below p, up to 2**-17."""
+    mask = draw_mask(stream(2), 1000, 1000, p).ravel()
+    words = stream(2).bit_generator.random_raw(250_000)
+    bits = np.stack([words >> np.uint64(16 * place) & np.uint64(0xFFFF) for place in range(4)], 1).ravel()
+    assert np.array_equal(mask == 0, bits < min(round(p * 2**16), 2**16 - 1))
+
+
+@pytest.mark.parametrize("p", [0.5, 0.25, 0.2])
+def test_joined_masks_are_each_clients_own_draws_in_layer_order(p: float) -> None:
+    counts = [3, 1, 5]
+    joined = JoinedMasks([stream(k) for k in range(3)], counts)
+    alone = [ClientMasks(partial(stream, k)) for k in range(3)]
+    for units in (7, 64, 1):
+        expected = torch.cat([masks.mask(rows, units, p) for masks, rows in zip(alone, counts, strict=True)])
+        assert torch.equal(joined.mask(9, units, p), expected)
+    with pytest.raises(RuntimeError, match="first axis must be the samples"):
+        joined.mask(5, 3, 0.5)
+
+
+def test_dropout_masks_values_or_channels_in_training_mode_only() -> None:
+    masks = Masks()
+    layer, x = Dropout(0.5, masks), torch.ones(8, 16, 4, 4)
+    with pytest.raises(RuntimeError, match="it has no source"):
+        layer(x)
+    masks.source = ClientMasks(lambda: stream(0))
+    assert set(layer(x).unique().tolist()) == {0.0, 2.0}
+    assert layer.eval()(x) is x and Dropout(0, masks)(x) is x and not Dropout(1, masks)(x).any()
+    found = Dropout(0.5, masks, channels=True)(x).flatten(2)
+    assert torch.equal(found.amin(2), found.amax(2)) and set(found.unique().tolist()) == {0.0, 2.0}
+
+
+def test_a_users_dropout_layers_are_all_swapped_once() -> None:
+    shared = nn.Dropout(0.3)
+    parts = shared, nn.Sequential(nn.Dropout2d(0.4), shared), nn.AlphaDropout(0.1), shared, nn.Linear(2, 2)
+    net = nn.Sequential(*parts).eval()
+    masks = install_dropout(net)
+    assert net[1][1] is net[3] is net[0] and not net[0].training and type(net[2]) is nn.AlphaDropout
+    assert (net[0].p, net[0].channels, net[1][0].p, net[1][0].channels) == (0.3, False, 0.4, True)
+    assert net[0].masks is net[1][0].masks is masks and install_dropout(net) is masks
+
+
+KINDS: dict[str, Callable[[], nn.Conv1d]] = {
+    "plain": lambda: nn.Conv1d(6, 5, 3),
+    "no bias": lambda: nn.Conv1d(6, 5, 4, bias=False),
+    "same, even": lambda: nn.Conv1d(6, 5, 4, padding="same"),
+    "padded": lambda: nn.Conv1d(6, 5, 3, padding=2),
+    "stride": lambda: nn.Conv1d(6, 5, 2, stride=3),
+    "dilation": lambda: nn.Conv1d(6, 5, 3, dilation=2, padding=1),
+}
+
+
+class Texts(nn.Module):
+    """A convolution over words."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, words: Tensor) -> Tensor:
+        found: Tensor = self.layer(words.transpose(1, 2))
+        return found
+
+
+def with_gradients(module: nn.Module, words: Tensor) -> list[Tensor]:
+    """The output on words (n, L, E), and the gradients of the words and of all values."""
+    words = words.clone().requires_grad_()
+    output = module(words)
+    towards = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return [output, *torch.autograd.grad((output * towards).sum(), [words, *module.parameters()])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_convolution_over_words_is_what_torch_computes(kind: str) -> None:
+    torch.manual_seed(1)
+    module, words = Texts(KINDS[kind]()).double(), torch.randn(4, 9, 6, dtype=torch.float64)
+    before = with_gradients(module, words)
+    install_word_convolutions(module)
+    install_word_convolutions(module)
+    assert type(module.layer) is WordConvolution
+    for given in (words, words.transpose(1, 2).contiguous().transpose(1, 2)):  # word by word, and value by value
+        for one, other in zip(with_gradients(module, given), before, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert module(words).stride(1) == 1, "the values of a word are adjacent after it, too"
+    assert torch.equal(module(words[:1]), module.layer(words[:1].transpose(1, 2)))
+    remove_word_convolutions(module)
+    assert type(module.layer) is nn.Conv1d
+    assert all(torch.equal(*pair) for pair in zip(with_gradients(module, words), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(6, 6, 3, groups=2),
+        nn.Conv1d(6, 5, 3, padding=1, padding_mode="circular"),
+        type("Own", (nn.Conv1d,), {})(6, 5, 3),
+        nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 5, 3)),
+    ],
+)
+def test_other_layers_stay_what_they_are(layer: nn.Module) -> None:
+    kind = type(layer)
+    install_word_convolutions(Texts(layer))
+    assert type(layer) is kind
+
+
+def test_a_model_gets_its_own_layers_back() -> None:
+    model = FlatModel(nn.Sequential(Texts(nn.Conv1d(6, 5, 3)), nn.Dropout(0.2)))
+    for plain in (model.copy(), model.released()):
+        assert [type(plain[0].layer), type(plain[1])] == [nn.Conv1d, nn.Dropout] and not plain.training
+
+
+@pytest.mark.parametrize("texts", [0, 1, 7])
+def test_the_maximum_over_time_and_its_gradient(texts: int) -> None:
+    """Words that are small whole numbers make many equal features: the first of them has the gradient."""
+    torch.manual_seed(2)
+    module = MaxOverTime(3, 4, (1, 2, 3)).double()
+    with torch.no_grad():
+        for value in module.parameters():
+            value.copy_(torch.randint(-1, 2, value.shape))
+    words = torch.randint(-1, 2, (texts, 8, 3)).double()
+    found = with_gradients(module, words)
+    module.__class__ = PlainMaxOverTime
+    for one, other in zip(found, with_gradients(module, words), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
