@@ -72,7 +72,7 @@ KINDS = {
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
-        Kind("schedule", "local.schedule", ("fedmpi.local.learning_rates",)),
+        Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),
         Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),
         Kind(SOURCE, "data.source", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),

@@ -43,7 +43,7 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
-from fedmpi.local.traits import ForwardTraits, adopt_traits, check_precision, check_type, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
@@ -151,7 +151,6 @@ class Experiment:
             check_residuals(store.clients, model.size)
         agree_on_values(cluster, model)
         agree_on_traits(cluster, model, description)
-        check_precision(model, description, config.local.precision)
         check_batches(config, data.sizes, model.least)
         hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
@@ -356,5 +355,4 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """Apply to all ranks the facts that one rank found by trying the model; collective."""
     own = astuple(forward_traits(model, description))
-    check_type(model, description)
     adopt_traits(model, ForwardTraits(*(type(trait)(cluster.maximum(int(trait))) for trait in own)))

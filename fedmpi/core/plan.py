@@ -37,7 +37,7 @@ from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.config.server_tables import Mediators
 from fedmpi.core.placement import BalanceLearner, Layout
 from fedmpi.core.reduce import RoundTotals
-from fedmpi.local.learning_rates import rate
+from fedmpi.local.optimizers import rate
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.mpi import Cluster

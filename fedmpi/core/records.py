@@ -28,7 +28,7 @@ from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment, untrained
 from fedmpi.core.placement import Balance
 from fedmpi.core.reduce import RoundTotals
-from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
+from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.records.checkpoint import Checkpoint, clients_file

@@ -28,9 +28,8 @@ from fedmpi.common.types import Floats
 from fedmpi.config import Config
 from fedmpi.local.algorithm import Totals
 from fedmpi.local.client_metrics import ClientMeasures
-from fedmpi.local.diagnostics import UpdateMoments
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.pipeline import UpdateMoments, UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel

@@ -190,16 +190,8 @@ def misnamed(algorithm: LocalAlgorithm) -> dict[str, str]:
 class Vectors:
     """Named vectors (d,) as attributes: the state of a client or of the server.
 
-    Parameters
-    ----------
-    owner : str
-        "client" or "server", for messages.
-    vectors : dict of str to Tensor (d,)
-        An entry is replaced when its attribute is set.
-    facts : dict
-        Further attributes, which may only be read.
-    closed : str, optional
-        Reason why vectors may not be set.
+    Setting an attribute replaces its entry in `vectors`, unless `closed` gives a reason against it. `facts` are further
+    attributes, which may only be read.
     """
 
     def __init__(self, owner: str, vectors: dict[str, Tensor], facts: dict[str, Any], closed: str | None = None):

@@ -23,7 +23,6 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.source import DataSource
-from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import evaluating
 from fedmpi.local.probes import client_gradients
@@ -121,4 +120,5 @@ class Reference:
 
     def distance(self, w: Tensor) -> float:
         """Return ‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
-        return weight_divergence(w[: len(self.values)].cpu().numpy(), self.values)
+        difference = w[: len(self.values)].cpu().numpy().astype(np.float64) - self.values
+        return float(np.linalg.norm(difference) / np.linalg.norm(self.values))

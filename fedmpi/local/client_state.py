@@ -39,7 +39,6 @@ class ClientState:
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         self._file: BufferedRandom | None = None
-        self._end = 0
 
     def __len__(self) -> int:
         return len(self._kept) + len(self._places)
@@ -69,20 +68,22 @@ class ClientState:
         """Return a client's record (vectors, d), zeros if it has none; not a copy if it is in memory."""
         if client in self._kept:
             return self._kept[client]
-        if client not in self._places:
-            return np.zeros((len(self.names), self.values), self.dtype)
-        return self._fetch(self._places[client])
+        record = np.zeros((len(self.names), self.values), self.dtype)
+        if client in self._places:
+            with self._at(self._places[client]) as file:
+                if file.readinto(record.data.cast("B")) < self.record_bytes:
+                    raise OSError("the file ends too early")
+        return record
 
     def put(self, client: int, record: AnyArray) -> None:
         """Store a record (vectors, d); in memory, the record itself is stored and not a copy."""
-        if client in self._places:
-            self._store(self._places[client], record)
-        elif client in self._kept or len(self._kept) < self.room:
+        if client in self._kept or (client not in self._places and len(self._kept) < self.room):
             self._kept[client] = np.ascontiguousarray(record, self.dtype)
-        else:
-            self._places[client] = place = self._free.pop() if self._free else self._end
-            self._end = max(self._end, place + 1)
-            self._store(place, record)
+            return
+        if client not in self._places:  # without free places, those from 0 on are all taken
+            self._places[client] = self._free.pop() if self._free else len(self._places)
+        with self._at(self._places[client]) as file:
+            file.write(np.ascontiguousarray(record, self.dtype).data.cast("B"))
 
     def drop(self, client: int) -> None:
         """Delete a client's record."""
@@ -91,7 +92,7 @@ class ClientState:
 
     def clear(self) -> None:
         """Delete all records."""
-        self._kept, self._places, self._free, self._end = {}, {}, [], 0
+        self._kept, self._places, self._free = {}, {}, []
         self.close()
 
     def pieces(self, records: int) -> Iterator[tuple[Ints, AnyArray]]:
@@ -123,14 +124,3 @@ class ClientState:
                 f"the clients' state above cluster.state_memory could not be kept in {folder} "
                 f"({error.strerror or error}): make room there, or raise cluster.state_memory"
             ) from error
-
-    def _fetch(self, place: int) -> AnyArray:
-        record = np.empty((len(self.names), self.values), self.dtype)
-        with self._at(place) as file:
-            if file.readinto(record.data.cast("B")) < self.record_bytes:
-                raise OSError("the file ends too early")
-        return record
-
-    def _store(self, place: int, record: AnyArray) -> None:
-        with self._at(place) as file:
-            file.write(np.ascontiguousarray(record, self.dtype).data.cast("B"))

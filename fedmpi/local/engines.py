@@ -1,4 +1,7 @@
-"""Choice of the engine for the local work: merged where it is exact, otherwise batched or sequential."""
+"""Choice of the engine for the local work: merged where it is exact, otherwise batched or sequential.
+
+Only this module imports `local.batched`, which a run can do without.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import DataSource
-from fedmpi.local.acceleration import batched_engine, why_not_batched
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
@@ -23,9 +26,11 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import why_loss_alone
 
 if TYPE_CHECKING:
     from fedmpi.config import Config
+    from fedmpi.local.batched.engine import BatchedEngine
 
 
 LARGEST_BATCH = 64 << 20
@@ -143,7 +148,7 @@ def choose_engine(
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
         return LocalEngine(sequential, merged)
-    not_batched = _why_not_batched(config, model, hooks) or why_not_batched(model, source.description)
+    not_batched = _why_one_by_one(config, model, hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
         _demand(wanted, not_batched)
     if not_batched is not None:
@@ -175,7 +180,7 @@ def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | No
     return None if hooks is None else hooks.alone
 
 
-def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> str | None:
+def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> str | None:
     """Return why clients cannot be batched, or None."""
     if config.topology.name == "mediators":
         return "mediators carry one model from client to client"
@@ -208,3 +213,27 @@ def _why_several_steps(config: Config, source: DataSource) -> str | None:
 def _demand(engine: str, reason: str | None) -> None:
     if reason is not None:
         raise UserError(f'local.engine = "{engine}" is not possible here: {reason}; choose "auto"')
+
+
+def why_not_batched(model: FlatModel, description: DataDescription) -> str | None:
+    """Return the reason why the batched engine cannot train a model with its loss, None if it can."""
+    traits = forward_traits(model, description)
+    if not model.plain and (traits.keeps or traits.couples or model.hooked):
+        return "its forward pass keeps something, draws random numbers, joins the samples of a batch, or has hooks"
+    try:
+        from fedmpi.local.batched.base import NotStackable
+        from fedmpi.local.batched.translation import translate
+    except ImportError:
+        return "fedmpi.local.batched is missing"
+    try:
+        translate(model.module, description, model.stacked_forms)
+    except NotStackable as reason:
+        return str(reason)
+    return why_loss_alone(traits.loss)
+
+
+def batched_engine(sequential: SequentialEngine) -> BatchedEngine:
+    """Build the batched engine."""
+    from fedmpi.local.batched.engine import BatchedEngine
+
+    return BatchedEngine(sequential)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import LARGEST, Accumulator
-from fedmpi.common.calling import calling, is_complex, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
@@ -65,7 +65,10 @@ class Hooks:
         self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
         if unknown := set(self.sent) - set(self.server_state):
             raise UserError(f"{part.name}: sent names {min(unknown)!r}, which server_state does not declare")
-        self.proximal_mu = pull(part, algorithm)
+        self.proximal_mu = algorithm.proximal_mu
+        if not isinstance(self.proximal_mu, int | float) or not 0 <= self.proximal_mu < math.inf:
+            problem = f"has proximal_mu = {self.proximal_mu!r}: the weight of the pull is a finite number, 0 or more"
+            raise UserError(f"{part.key} = {part.name!r} {problem}")
         self.corrects = overrides(algorithm, "correction")
         self.finishes = overrides(algorithm, "finish") or bool(self.client_state)
         self.own_loss = algorithm.objective is not None
@@ -87,40 +90,16 @@ class Hooks:
     @property
     def alone(self) -> str | None:
         """Return why every client must do its own work, or None if clients may be merged into one gradient."""
-        hooks = [
-            name
-            for name, own in (
-                ("correction", self.corrects),
-                ("finish", self.finishes),
-                ("objective", self.own_loss),
-            )
-            if own
-        ]
-        return f"local.algorithm = {self.part.name!r} has its own {hooks[0]}() for each client" if hooks else None
+        own = {"correction": self.corrects, "finish": self.finishes, "objective": self.own_loss}
+        hook = next((name for name, there in own.items() if there), None)
+        return hook and f"local.algorithm = {self.part.name!r} has its own {hook}() for each client"
 
     @property
     def description(self) -> str:
-        """Describe the algorithm's work besides plain steps, for the run log."""
-        does = []
-        if self.corrects:
-            does.append("corrects gradients")
-        if self.proximal_mu:
-            does.append(f"pulls with mu = {self.proximal_mu:g}")
-        if self.own_loss:
-            does.append("has its own loss, one client at a time")
-        if self.client_state:
-            kept = ", ".join(self.client_state)
-            does.append(f"keeps {kept} of every client where it was trained last, of up to {self.state.room} in memory")
-        if self.server_state:
-            does.append(f"keeps {', '.join(self.server_state)} of the server")
-        if self.sums or self.numbers:
-            does.append(f"sums {', '.join((*self.sums, *self.numbers))}")
-        if not does:
-            does.append("plain steps")
-        does.extend(
-            f"has {name!r}, which nothing reads (or {meant}?)" for name, meant in misnamed(self.algorithm).items()
-        )
-        return f"{self.part.name}: {'; '.join(does)}"
+        """Describe the algorithm's state for the run log, and attributes that are probably misspelled."""
+        kept = [f"state of up to {self.state.room} clients in memory"] if self.client_state else []
+        odd = [f"has {name!r}, which nothing reads (or {meant}?)" for name, meant in misnamed(self.algorithm).items()]
+        return "; ".join((self.part.name, *kept, *odd))
 
     def begin(self, round: int, start: Tensor, accumulators: Mapping[str, Accumulator]) -> None:
         """Start a round."""
@@ -134,43 +113,35 @@ class Hooks:
         facts = {"index": task.client, "round": self._round, "samples": samples}
         return ClientHooks(self, task, self._record(task.client), facts, self._seen)
 
-    def add(self, client: int, returned: Any) -> None:
+    def add(self, returned: Any) -> None:
         """Add the vectors and numbers that `finish` returned to their sums."""
         wanted = (*self.sums, *self.numbers)
         found = {} if returned is None else returned
         if not isinstance(found, Mapping) or set(found) != set(wanted):
-            found_names = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
-            names = ", ".join(wanted) or "no names"
-            raise self.refusal(f"finish returned {found_names}, but sums and numbers declare {names}", client)
+            names = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            raise ValueError(f"finish returned {names}, but sums and numbers declare {', '.join(wanted) or 'no names'}")
         for name in self.sums:
-            try:
-                vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
-                if self.part.foreign and not bool(torch.isfinite(vector.sum())):
-                    raise ValueError(f"what finish returns as {name!r} is not finite: lower local.lr, or mend it")
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise self.refusal(str(error), client) from error
-            self._accumulators[name].add(vector, 1.0)
+            vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
+            self._accumulators[name].add(self._finite(vector, f"what finish returns as {name!r}"), 1.0)
         for name in self.numbers:
-            number = self._number(name, found[name], client)
+            number = math.nan if is_complex(found[name]) else float(found[name])
+            if not abs(self.totals[name]) + abs(number) < LARGEST:
+                raise ValueError(
+                    f"finish returned {number:g} as {name!r}: return a finite number; sums hold less than 2**50"
+                )
             self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
 
-    def _number(self, name: str, given: Any, client: int) -> float:
-        """Return a number to be summed; reject it if the sum could not represent it."""
-        try:
-            number = math.nan if is_complex(given) else float(given)
-        except (TypeError, ValueError, RuntimeError):
-            number = math.nan
-        if not abs(self.totals[name]) + abs(number) < LARGEST:
-            shown = type(given).__name__ if math.isnan(number) else f"{number:g}"
-            problem = f"finish returned {shown} as {name!r}: return a finite number; sums hold less than 2**50"
-            raise self.refusal(problem, client)
-        return number
+    def _finite(self, vector: Tensor, what: str) -> Tensor:
+        """Return a vector that a custom hook made if it is finite."""
+        if self.part.foreign and not bool(torch.isfinite(vector).all()):
+            raise ValueError(f"{what} is not finite: lower local.lr or server.optimizer.lr, or mend it")
+        return vector
 
     def keep(self, client: int, vectors: dict[str, Tensor], record: Tensor) -> None:
         """Store a client's state; reuse `record`, which the client was given, if all vectors are still in it."""
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector.sum())):
-                raise self.refusal(f"client.{name} is not finite: lower local.lr", client)
+                raise ValueError(f"client.{name} is not finite: lower local.lr")
         rows = zip(record.unbind(0), vectors.values(), strict=True)
         if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
             self.state.put(client, record.numpy())
@@ -191,15 +162,13 @@ class Hooks:
             drawing = self.streams.later(Purpose.ALGORITHM_SERVER, totals.round)
             returned = self.algorithm.server_step(server, update, sums, totals, drawing)
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
-            if self.part.foreign and not bool(torch.isfinite(chosen).all()):
-                raise ValueError(
-                    "the update of server_step is not finite: lower local.lr or server.optimizer.lr, or mend it"
-                )
+            self._finite(chosen, "the update of server_step")
             if len(buffers):  # an extrapolated variance may become negative
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
+            for name, vector in self.server.items():
+                if not bool(torch.isfinite(vector.sum())):
+                    raise ValueError(f"server.{name} is not finite: lower local.lr or server.optimizer.lr")
         for name, vector in self.server.items():
-            if not bool(torch.isfinite(vector.sum())):
-                raise self.refusal(f"server.{name} is not finite: lower local.lr or server.optimizer.lr")
             if vector is not before[name]:
                 self.server[name] = vector.clone()  # it may be the update or another vector of the server
         return chosen
@@ -219,7 +188,7 @@ class Hooks:
     @property
     def tensor_names(self) -> list[str]:
         """Return the names of these vectors in a checkpoint."""
-        return [f"{PREFIX}{name}" for name in self.server_state]
+        return [*self.server_tensors()]
 
     def load_server(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the server's vectors from a checkpoint; raise ValueError if their length differs."""
@@ -229,14 +198,6 @@ class Hooks:
                 if saved.shape != self.server[name].shape:
                     raise ValueError(f"{PREFIX}{name} has {saved.numel()} values, not {self.server[name].numel()}")
                 self.server[name] = saved.clone()
-
-    def refusal(self, problem: str, client: int | None = None) -> Exception:
-        """Build the failure of a hook that returned or did something invalid."""
-        return refuse_result(self.part, problem, self._round, client)
-
-    def marks(self) -> list[int]:
-        """Return the version counters of the model and the server's vectors, which count writes."""
-        return [self._start._version, *(self.server[name]._version for name in self.sent)]
 
     def _record(self, client: int) -> Tensor | None:
         """Return a client's kept vectors (vectors, d), None if none are kept.
@@ -262,33 +223,34 @@ class ClientHooks:
     @cached_property
     def correction(self) -> Tensor | None:
         """Return the vector (t,) added to each gradient, t trainable values; the first read calls the hook."""
-        return self._correct() if self.hooks.corrects else None
-
-    @property
-    def own_loss(self) -> bool:
-        """Check whether `loss` replaces the task's loss."""
-        return self.hooks.own_loss
+        hooks = self.hooks
+        if not hooks.corrects:
+            return None
+        with torch.no_grad(), self.calling():
+            found = hooks.algorithm.correction(self.client, self.server, self.generator)
+            if found is None:
+                return None
+            vector = vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
+            return hooks._finite(vector, "the correction")
 
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Guard every call of a hook."""
         hooks = self.hooks
-        before = hooks.marks()
+        given = (hooks._start, *(hooks.server[name] for name in hooks.sent))
+        before = [vector._version for vector in given]  # counts writes
         with calling(hooks.part, hooks._round, self.task.client):
             yield
-        if hooks.marks() != before:
-            raise hooks.refusal(f"it changed the model or a vector of the server in place: {FIXED}", self.task.client)
+            if [vector._version for vector in given] != before:
+                raise ValueError(f"it changed the model or a vector of the server in place: {FIXED}")
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Return the algorithm's own loss of a batch, a tensor ()."""
-        algorithm = self.hooks.algorithm
-        objective = algorithm.objective
+        objective = self.hooks.algorithm.objective
         assert objective is not None
         loss = objective(module, x, y, self.client, self.server, self.generator)
         if not isinstance(loss, Tensor):
-            raise self.hooks.refusal(
-                f"objective returned {type(loss).__name__}, not the loss as a tensor", self.task.client
-            )
+            raise TypeError(f"objective returned {type(loss).__name__}, not the loss as a tensor")
         return loss.mean() if loss.dim() else loss
 
     def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
@@ -300,29 +262,14 @@ class ClientHooks:
         before = delta._version
         with torch.no_grad(), self.calling():
             returned = hooks.algorithm.finish(self.client, self.server, work, self.generator)
-        if delta._version != before:
-            raise hooks.refusal(
-                "finish changed work.delta in place, but the update is sent as it was. Compute with a copy, "
-                "work.delta.clone(); change the model in correction, objective or server_step",
-                self.task.client,
-            )
-        hooks.add(self.task.client, returned)
-        if self._record is not None:
-            hooks.keep(self.task.client, self.client._vectors, self._record)
-
-    def _correct(self) -> Tensor | None:
-        hooks = self.hooks
-        with torch.no_grad(), self.calling():
-            found = hooks.algorithm.correction(self.client, self.server, self.generator)
-        if found is None:
-            return None
-        try:
-            vector = vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
-            if hooks.part.foreign and not bool(torch.isfinite(vector).all()):
-                raise ValueError("the correction is not finite: lower local.lr or server.optimizer.lr, or mend it")
-            return vector
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise hooks.refusal(str(error), self.task.client) from error
+            if delta._version != before:
+                raise ValueError(
+                    "finish changed work.delta in place, but the update is sent as it was. Compute with a copy, "
+                    "work.delta.clone(); change the model in correction, objective or server_step"
+                )
+            hooks.add(returned)
+            if self._record is not None:
+                hooks.keep(self.task.client, self.client._vectors, self._record)
 
 
 def deliver(
@@ -355,16 +302,6 @@ def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
     """Check whether an algorithm overrides a hook."""
     own = getattr(algorithm, name)
     return getattr(own, "__func__", own) is not getattr(LocalAlgorithm, name)
-
-
-def pull(part: Component, algorithm: LocalAlgorithm) -> float:
-    """Return μ of an algorithm's own proximal pull."""
-    mu: Any = algorithm.proximal_mu
-    if isinstance(mu, bool) or not isinstance(mu, int | float | np.integer | np.floating) or not 0 <= mu < math.inf:
-        raise UserError(
-            f"{part.key} = {part.name!r} has proximal_mu = {mu!r}: the weight of the pull is a finite number, 0 or more"
-        )
-    return float(mu)
 
 
 def declared(part: Component, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:

@@ -1,17 +1,18 @@
-"""In-place local optimizers on a flat vector: SGD and Adam (Kingma & Ba 2015), with FedProx's proximal term."""
+"""In-place local optimizers on a flat vector, SGD and Adam (Kingma & Ba 2015), and schedules of their learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import numpy as np
 from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Chosen, register
+from fedmpi.common.registry import Chosen, Component, register
 from fedmpi.config import Config
 
 if TYPE_CHECKING:
@@ -55,20 +56,10 @@ class AdamState:
 
 @register("local optimizer", name="sgd")
 class SGD:
-    """w ← w − η (∇ℓ(w) + μ (w − w_start)).
+    """w ← w − η (∇ℓ(w) + μ (w − w_start) + c), on t trainable values and views of them in the parameters' shapes.
 
     Parameters
     ----------
-    values : Tensor (t,)
-        The trainable part of the working vector; changed in place.
-    views : list of Tensor
-        Views of the same memory in the shape of the parameters.
-    rule : LocalRule
-        lr and proximal_mu.
-    start : Tensor (t,) or None
-        w_start; needed when μ > 0.
-    correction : Tensor (t,) or None
-        Vector added to every gradient.
     momentum : float
         Momentum. This option and the following ones train by torch.optim.SGD, clients sequentially.
     nesterov : bool
@@ -107,14 +98,6 @@ class Adam:
 
     Parameters
     ----------
-    values, rule, start, correction
-        As for `SGD`.
-    state : AdamState
-        Changed in place.
-    gradient, scratch : Tensor (t,)
-        Working memory.
-    gradient_views : list of Tensor
-        `gradient` in the shape of the parameters.
     beta1 : float
         Decay of the first moment.
     beta2 : float
@@ -225,3 +208,51 @@ def own_optimizer(config: Config) -> OwnOptimizer | None:
 def is_plain_sgd(optimizer: Chosen) -> bool:
     """Check whether the local optimizer is SGD without momentum and weight decay."""
     return optimizer.name == "sgd" and optimizer.has_defaults
+
+
+def rate(part: Component, schedule: Callable[..., Any], lr: float, round: int, rounds: int) -> float:
+    """Return the learning rate of a round by a schedule (lr, round, rounds) → rate; reject a result that is no rate."""
+    with calling(part, round):
+        found = schedule(lr, round, rounds)
+    if not isinstance(found, int | float | np.number) or not 0 <= found < np.inf:
+        raise refuse_result(part, f"returned {found!r}: return a learning rate of at least 0", round)
+    return float(found)
+
+
+@register("schedule", name="constant")
+def constant(lr: float, round: int, rounds: int) -> float:
+    """η in every round."""
+    return lr
+
+
+@register("schedule", name="inverse")
+def inverse(lr: float, round: int, rounds: int) -> float:
+    """η/(1 + t) in round t (FedSSO, section 4)."""
+    return lr / (1 + round)
+
+
+@register("schedule", name="cosine")
+def cosine(lr: float, round: int, rounds: int) -> float:
+    """η/2 (1 + cos(π t/T)): from η to zero over all T rounds."""
+    return lr * 0.5 * (1 + float(np.cos(np.pi * round / rounds)))
+
+
+@register("schedule", name="step")
+def step(
+    lr: float,
+    round: int,
+    rounds: int,
+    *,
+    every: Annotated[int, Field(ge=1, le=2**53)] = 30,
+    factor: Annotated[float, Field(ge=1e-30, le=1e30)] = 0.1,
+) -> float:
+    """η · factor^⌊t/every⌋.
+
+    Parameters
+    ----------
+    every : int
+        Rounds between two changes of the rate.
+    factor : float
+        Factor of every change.
+    """
+    return lr * factor ** (round // every)

@@ -22,7 +22,7 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.data.source import DataSource
-from fedmpi.local.acceleration import batched_engine, why_not_batched
+from fedmpi.local.engines import batched_engine, why_not_batched
 from fedmpi.local.failures import named_client
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.sequential import SequentialEngine

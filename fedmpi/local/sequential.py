@@ -122,7 +122,7 @@ class SequentialEngine:
             loaded = time.perf_counter()
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
             if len(y) >= self.model.least:
-                at, own = task.stream_round(round), hooks if hooks is not None and hooks.own_loss else None
+                at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
                 begin_training(self.model, w, self.streams, at, task.client, rule.dropout)
                 correction = None if hooks is None else hooks.correction
                 optimizer = self._memory.optimizer(w, rule, state, correction)
@@ -230,33 +230,27 @@ class WorkingMemory:
         self.model = model
         self.vector = torch.empty_like(model.initial)
         self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
-        self._start: Tensor | None = None
-        self._adam: tuple[Tensor, Tensor, AdamState] | None = None
+        self._kept: dict[str, Tensor] = {}
+        self._adam: AdamState | None = None
 
     def optimizer(
         self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None = None
     ) -> LocalOptimizer:
         """Return the optimizer of one client's work on `w`."""
         values = w[: self.model.trainable]
-        start = self._proximal_start(values) if rule.proximal_mu else None
+        start = self._take("start", values).copy_(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
         if rule.own is not None:
             return Foreign(rule.own, self.model, values, rule, start, correction)
-        gradient, scratch, own = self._adam_memory()
         if state is None:
-            state = own
+            state = self._adam = self._adam or AdamState.fresh(self.model)
             state.reset()
+        gradient, scratch = self._take("gradient", values), self._take("scratch", values)
         decays = {"beta1": rule.beta1, "beta2": rule.beta2, "epsilon": rule.epsilon}
         return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction, **decays)
 
-    def _proximal_start(self, values: Tensor) -> Tensor:
-        if self._start is None:
-            self._start = torch.empty_like(values)
-        return self._start.copy_(values)
-
-    def _adam_memory(self) -> tuple[Tensor, Tensor, AdamState]:
-        if self._adam is None:
-            gradient = torch.empty_like(self.vector[: self.model.trainable])
-            self._adam = gradient, torch.empty_like(gradient), AdamState.fresh(self.model)
-        return self._adam
+    def _take(self, name: str, like: Tensor) -> Tensor:
+        if name not in self._kept:
+            self._kept[name] = torch.empty_like(like)
+        return self._kept[name]

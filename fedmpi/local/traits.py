@@ -22,8 +22,8 @@ from fedmpi.common.generators import drawn_from, generator_states, kept_generato
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.isolation import seeded
-from fedmpi.models.flat import FlatModel, Precision
-from fedmpi.models.layers import ClientMasks, NoMasks
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.layers import NoMasks
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
@@ -33,7 +33,6 @@ PASS_BYTES = 8 << 20
 library requests new pages from the operating system. Evaluating a CNN on 3 × 32 × 32 images (128 KiB per sample) took
 1,442 µs per sample in passes of 2,000, 897 of 500, 657 of 250 and 670 of 64. Gradients took 2,877 µs in passes of
 1,024, 1,756 of 512, 1,674 of 128 and 1,644 of 64."""
-MODES = "training mode", "evaluation mode"
 LEAST_ROWS = 32
 """Samples per pass below which the overhead of calls dominates."""
 
@@ -78,13 +77,6 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _dummy_samples(model, description)
     with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
-        if x.is_floating_point() and _modes_of_nan(model, x, description):
-            x = x.sigmoid()  # some models need positive numbers (a logarithm)
-        if modes := _modes_of_nan(model, x, description):
-            raise UserError(
-                f"the model returns NaN in {modes[0]} for synthetic samples before the first round. Check its layers "
-                "and initial values"
-            )
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
         if not outputs.requires_grad:
@@ -118,12 +110,6 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
         raise failure_of(model.part, error, problem) from error
 
 
-def _modes_of_nan(model: FlatModel, x: Tensor, description: DataDescription) -> list[str]:
-    """Return the modes in which outputs are not a number."""
-    found = [_outputs(model, x, description, training).isnan().any() for training in (True, False)]
-    return [mode for mode, nan in zip(MODES, found, strict=True) if nan]
-
-
 def _fresh(model: FlatModel, training: bool = True) -> None:
     model.begin(model.initial.clone())
     model.module.train(training)
@@ -145,19 +131,13 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
             "the model changes its input in place, as x /= 2 or a first layer with inplace=True do, which would "
             "spoil the samples for later rounds. Write x = x / 2, or clone x first"
         )
-    mode = MODES[not training]
+    mode = "training mode" if training else "evaluation mode"
     if not isinstance(outputs, Tensor) or not description.takes_outputs(tuple(outputs.shape), len(x)):
         found = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
-        wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
-        what = {
-            "classification": f"logits of shape {wanted}, one per class of the data",
-            "tokens": f"logits of shape {wanted}, one per class at every position",
-            "multilabel": f"logits of shape {wanted}, one per label",
-            "regression": f"outputs of shape {wanted}, the numbers to predict",
-        }[description.targets]
+        wanted = ", ".join(map(str, ("samples", *description.output_shape)))
         raise UserError(
-            f"the model must return {what}, but in {mode} it returned {found} for a batch of {len(x)}. Return that "
-            "tensor alone"
+            f"the model must return one tensor of shape ({wanted}) for {description.targets}, but in {mode} it "
+            f"returned {found} for a batch of {len(x)}. Return the logits or predictions alone"
         )
     if not outputs.is_floating_point() or outputs.device != x.device:
         raise UserError(
@@ -261,47 +241,11 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     return traits.couples_evaluated or traits.loss_couples or traits.loss_draws
 
 
-def check_type(model: FlatModel, description: DataDescription) -> None:
-    """Reject a model in float64 that does not accept float32 samples, the type in which they are given."""
-    if model.dtype == torch.float32 or description.task == "text":
-        return
-    _fresh(model)
-    try:
-        with torch.no_grad(), kept_generators(), model.masks.given_by(NoMasks()):
-            model.module(_dummy_samples(model, description).float())
-    except Exception as error:
-        raise UserError(
-            f"the model's parameters are {model.dtype}, but samples come as float32, which it cannot read "
-            f"({raised(error)}). Begin its forward pass with x = x.to({model.dtype}), or build it in float32"
-        ) from error
-
-
-def check_precision(model: FlatModel, description: DataDescription, precision: Precision) -> None:
-    """Reject a `local.precision` in which this device cannot train the model.
-
-    It computes a gradient of a few dummy samples. The model is then bound to a scratch copy of its initial values.
-    """
-    if precision == "float32":
-        return
-    x, masks = _dummy_samples(model, description), ClientMasks(lambda: np.random.Generator(np.random.Philox(0)))
-    _fresh(model)
-    try:
-        with torch.enable_grad(), kept_generators(), model.masks.given_by(masks), model.computing_in(precision):
-            model.own_gradient(lambda module, x, _: module(x).float().sum(), x, x)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f'local.precision = "{precision}" is not possible with this model on this {model.device.type.upper()} '
-            f'({raised(error)}). Set local.precision = "float32".'
-        ) from error
-
-
 def _dummy_samples(model: FlatModel, description: DataDescription) -> Tensor:
     generator = np.random.Generator(np.random.Philox(0))
     shape = (TRIAL_ROWS, *description.feature_shape)
     if description.task == "text":
         tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
         return torch.from_numpy(tokens).to(model.device)
-    values = torch.from_numpy(generator.standard_normal(shape))
+    values = torch.from_numpy(generator.standard_normal(shape)).sigmoid()  # some models need positive numbers
     return values.to(device=model.device, dtype=model.dtype)

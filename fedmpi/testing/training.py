@@ -19,7 +19,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.algorithm import Totals, misnamed
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.learning_rates import rate
+from fedmpi.local.optimizers import rate
 from fedmpi.local.sequential import WorkingMemory
 from fedmpi.local.work import ClientTask, LocalRule, OwnOptimizer
 from fedmpi.models import build

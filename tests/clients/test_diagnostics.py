@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi.common.fairness import Usage, evenness
 from fedmpi.local.client_metrics import Reference
-from fedmpi.local.diagnostics import (
+from fedmpi.local.pipeline import (
     UpdateMoments,
     client_drift,
     gradient_diversity,

@@ -103,7 +103,7 @@ def test_the_log_says_what_nothing_reads(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, logger="fedmpi"):
         log_setup(done.experiment)
     (line,) = [line for line in caplog.messages if line.startswith("algorithm: ")]
-    assert line.endswith(":NearlyNamed: plain steps; has 'proximal', which nothing reads (or proximal_mu?)")
+    assert line.endswith(":NearlyNamed; has 'proximal', which nothing reads (or proximal_mu?)")
 
 
 @pytest.mark.parametrize("engine", ["merged", "batched"])

@@ -15,7 +15,6 @@ from torch import nn
 from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.streams import Streams
-from fedmpi.local.acceleration import why_not_batched
 from fedmpi.local.batched import engine as batched_engine
 from fedmpi.local.batched import forms, translation
 from fedmpi.local.batched.chain import StackedNet
@@ -27,6 +26,7 @@ from fedmpi.local.batched.pooled import PooledConvolution
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.text import Tables
 from fedmpi.local.batched.translation import translate
+from fedmpi.local.engines import why_not_batched
 from fedmpi.local.probes import client_gradients, gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi import ComponentFailure
-from fedmpi.local.acceleration import why_not_batched
 from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.engines import why_not_batched
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
