@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Floats, Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import DataSource
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.merged import MergedEngine
+from fedmpi.local.merged import MergedEngine, Rows
 from fedmpi.local.optimizers import is_plain_sgd
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, WorkReport
+from fedmpi.local.work import ClientTask, Engine, Job, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -85,19 +83,17 @@ class LocalEngine:
             counts = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
         return f"auto: one-step clients are merged, the others {others}{counts}"
 
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
+    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum; see `Engine.train`."""
         together: list[ClientTask] = []
-        if self.merged is not None and self._merges(rule, total):
-            together = [task for task in tasks if self.merged.accepts(task, rule)]
+        if self.merged is not None and self._merges(job.rule, job.total):
+            together = [task for task in tasks if self.merged.accepts(task, job.rule)]
         report, merged = WorkReport(), set(map(id, together))
         others = [task for task in tasks if id(task) not in merged]
         if together and self.merged is not None:
-            report += self.merged.train(together, start, rule, round, total)
+            report += self.merged.train(together, job)
         if others or self.merged is None:
-            report += self.rest.train(others, start, rule, round, total)
+            report += self.rest.train(others, job)
         self.merged_clients += len(together)
         self.other_clients += len(others)
         return report
@@ -107,19 +103,10 @@ class LocalEngine:
         rows = max(largest, 1)
         return step_count(rule, rows) == 1 and not needs_order(rule, rows) and self._merges(rule, total)
 
-    def train_rows(
-        self,
-        clients: Ints,
-        rows: Ints,
-        weights: Floats,
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> WorkReport:
+    def train_rows(self, drawn: Rows, job: Job) -> WorkReport:
         """Train samples of any number of clients, without a task for each; see `MergedEngine.train_rows`."""
         assert self.merged is not None
-        report = self.merged.train_rows(clients, rows, weights, start, rule, round, total)
+        report = self.merged.train_rows(drawn, job)
         self.merged_clients += report.clients
         return report
 

@@ -22,7 +22,7 @@ from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.failures import check_update
-from fedmpi.local.work import ClientTask, LocalRule, Observer
+from fedmpi.local.work import ClientTask, Job, LocalRule, Observer
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -273,20 +273,14 @@ class ClientHooks:
 
 
 def deliver(
-    task: ClientTask,
-    update: Tensor,
-    rule: LocalRule,
-    observe: Observer | None,
-    total: Accumulator,
-    hooks: ClientHooks | None = None,
-    steps: int = 0,
+    task: ClientTask, update: Tensor, job: Job, observe: Observer | None, hooks: ClientHooks | None, steps: int
 ) -> None:
-    """Add coefficient · Δ, or the observer's replacement of Δ, to `total`; the client's hooks see the original Δ."""
-    check_update(update, rule.lr)
+    """Add coefficient · Δ, or the observer's replacement of Δ, to the sum; the client's hooks see the original Δ."""
+    check_update(update, job.rule.lr)
     if hooks is not None:
-        hooks.finish(update, steps, rule)
+        hooks.finish(update, steps, job.rule)
     replaced = observe(task.client, update) if observe is not None else None
-    total.add(update if replaced is None else replaced, task.coefficient, task.client)
+    job.total.add(update if replaced is None else replaced, task.coefficient, task.client)
 
 
 def make_hooks(config: Config, model: FlatModel, streams: Streams, population: int) -> Hooks | None:

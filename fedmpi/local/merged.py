@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from fedmpi.local.failures import LARGEST_LOSS, halved
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
-from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
 from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.models.layers import JoinedMasks, NoMasks
@@ -31,6 +33,14 @@ from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples per pass; on a CPU few enough to keep the activations in the cache."""
+
+
+class Rows(NamedTuple):
+    """Samples of any number of clients, grouped by client."""
+
+    clients: Ints  # (r,): owner of each sample
+    rows: Ints  # (r,): its local row
+    weights: Floats  # (r,): c_k / r_k of the owner
 
 
 class _TooMany(Exception):
@@ -46,7 +56,6 @@ class MergedEngine:
     def __init__(self, sequential: SequentialEngine):
         self.sequential, self.model, self.source = sequential, sequential.model, sequential.source
         self._rows: int | None = None
-        self._start = self.model.initial
         self._offsets: Ints | None = None
 
     def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
@@ -77,10 +86,8 @@ class MergedEngine:
         """Check whether the task is a single step."""
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of one-step tasks to `total`.
+    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+        """Add Σ coefficient · Δ of one-step tasks to the job's sum.
 
         Raises
         ------
@@ -89,74 +96,55 @@ class MergedEngine:
         ClientFailure
             A client's loss or gradient is not finite.
         """
-        if not all(self.accepts(task, rule) for task in tasks):
+        if not all(self.accepts(task, job.rule) for task in tasks):
             raise UserError(
                 'local.engine = "merged" needs clients that take a single step: set local.steps = 1, or choose "auto"'
             )
-        clients, rows, counts = self._rows_of(tasks, rule, round)
+        clients, rows, counts = self._rows_of(tasks, job.rule, job.round)
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
         weights = np.repeat(coefficients / np.maximum(counts, 1), counts)
-        report = self.train_rows(np.repeat(clients, counts), rows, weights, start, rule, round, total, tasks)
-        if report.diverged:
-            return report
-        report.clients, report.weight = len(tasks), float(coefficients.sum())
-        report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
+        report = self.train_rows(Rows(np.repeat(clients, counts), rows, weights), job, tasks)
+        if not report.diverged:
+            report.clients, report.weight = len(tasks), float(coefficients.sum())
+            report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
 
-    def train_rows(
-        self,
-        clients: Ints,
-        rows: Ints,
-        weights: Floats,
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-        tasks: Sequence[ClientTask] | None = None,
-    ) -> WorkReport:
-        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`, without a loop over clients unless the model has dropout.
+    def train_rows(self, drawn: Rows, job: Job, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
+        """Add −η Σ_i weights_i ∇ℓ_i(start) to the sum, without a loop over clients unless the model has dropout.
 
-        `clients` and `rows` (r,) are the owner and the local row of every sample, grouped by client; `weights` (r,) are
-        c_k / r_k of the owner. The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not
-        finite, the owners are trained one at a time, by `tasks` or by their rows.
+        The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not finite, the owners are
+        trained one at a time, by `tasks` or by their rows.
         """
+        total = job.total
         before = total.copied() if isinstance(total, FloatSum) and self.sequential.on_divergence.drops else None
         try:
-            return self._train_rows(clients, rows, weights, start, rule, round, total)
+            return self._train_rows(drawn, job)
         except (Divergence, ComponentFailure) as failure:
             if isinstance(total, FloatSum) and before is not None:
                 total.put_back(before)
             if tasks is None:
-                owners, counts = _runs(clients)
+                owners, counts = _runs(drawn.clients)
                 ends = np.cumsum(counts)
-                parts = zip(owners.tolist(), np.split(rows, ends[:-1]), weights[ends - 1] * counts, strict=True)
-                tasks = [ClientTask(client, own, float(weight)) for client, own, weight in parts]
-            return self.sequential.one_by_one(failure, tasks, start, rule, round, total)
+                coefficients = drawn.weights[ends - 1] * counts
+                parts = zip(owners.tolist(), np.split(drawn.rows, ends[:-1]), coefficients.tolist(), strict=True)
+                tasks = [ClientTask(*part) for part in parts]
+            return self.sequential.one_by_one(failure, tasks, job)
 
-    def _train_rows(
-        self,
-        clients: Ints,
-        rows: Ints,
-        weights: Floats,
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> WorkReport:
+    def _train_rows(self, drawn: Rows, job: Job) -> WorkReport:
+        rule, total, clients = job.rule, job.total, drawn.clients
         reason = self.refusal(rule, total)
         if reason is not None:
             raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
         assert isinstance(total, FloatSum)
-        report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
+        report = WorkReport(samples=len(clients), weight=float(drawn.weights.sum()), loss_count=len(clients))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
-        self._start = start
         with self.model.computing_in(self.sequential.precision):
             first, ends = 0, self._ends(clients)
             while first < len(clients):
                 part = self._chunk(ends, first)
                 try:
-                    losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
+                    losses = self._add_chunk(views, Rows(*(one[part] for one in drawn)), job, report)
                 except _TooMany:
                     losses = None
                 if losses is None:
@@ -164,34 +152,26 @@ class MergedEngine:
                     continue
                 total.added()
                 if not bool((losses.abs() < LARGEST_LOSS).all()):
-                    raise Divergence(f"a loss is too large in round {round} at lr = {rule.lr:g}: lower local.lr")
+                    raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}: lower local.lr")
                 first = part.stop
             if not math.isfinite(total.squared_norm()):
-                raise Divergence(f"the sum of the updates overflows in round {round}: lower local.lr")
+                raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
         return report
 
-    def _add_chunk(
-        self,
-        views: list[Tensor],
-        clients: Ints,
-        rows: Ints,
-        weights: Floats,
-        rule: LocalRule,
-        round: int,
-        report: WorkReport,
-    ) -> Tensor:
+    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: Job, report: WorkReport) -> Tensor:
         """Add one chunk's weighted gradient to the views; return the samples' losses (r,)."""
+        clients, rows, weights = drawn
         started = time.perf_counter()
         x, y = self._load(clients, rows)
-        loaded = time.perf_counter()
-        self.model.look(self._start)
+        report.load_seconds += time.perf_counter() - started
+        self.model.look(job.start)
         if not self.model.module.training:
             self.model.module.train()
         self.model.draw_masks_from(NoMasks())
-        if rule.dropout and self.model.has_dropout:
+        if job.rule.dropout and self.model.has_dropout:
             owners, counts = _runs(clients)
-            streams = [self.sequential.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
-            self.model.draw_masks_from(JoinedMasks(streams, counts.tolist()))
+            of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
+            self.model.draw_masks_from(JoinedMasks([*map(of_client, owners.tolist())], counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
         try:
             with self.model.sparse_embeddings(self._prefer_sparse()):
@@ -200,9 +180,8 @@ class MergedEngine:
             if len(clients) == 1 or (self.model.has_dropout and clients[0] == clients[-1]):
                 raise
             raise _TooMany from error
-        add_gradients(views, gradients, -rule.lr)
+        add_gradients(views, gradients, -job.rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
-        report.load_seconds += loaded - started
         return losses
 
     def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import ClientFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -25,7 +24,7 @@ from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.work import ClientTask, LocalRule, Observer, WorkReport, task_size
+from fedmpi.local.work import ClientTask, Job, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
@@ -55,10 +54,8 @@ class SequentialEngine:
         self._memory = WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`; each task trains from `start` (d,), which is not changed.
+    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum.
 
         Raises
         ------
@@ -68,34 +65,26 @@ class SequentialEngine:
         report = WorkReport()
         for task in tasks:
             try:
-                report += self._train(task, start, rule, round, total)
+                report += self._train(task, job)
             except ClientFailure as failure:
-                self.on_divergence.leave_out(failure, round)
+                self.on_divergence.leave_out(failure, job.round)
                 report.diverged += 1
         return report
 
-    def one_by_one(
-        self,
-        failure: Exception,
-        tasks: Sequence[ClientTask],
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> WorkReport:
+    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
         """Train clients that failed together again: a failing one is named, or left out if `on_divergence` drops it."""
         with torch.enable_grad():
-            report = self.train(tasks, start, rule, round, total)
+            report = self.train(tasks, job)
         if not self.on_divergence.drops or not isinstance(failure, Divergence):
             raise failure
         return report
 
-    def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
-        vector, client = self._memory.vector, self.hooks_of(task)
-        w = vector.copy_(start)
-        done = self.advance(w, task, rule, round, hooks=client)
+    def _train(self, task: ClientTask, job: Job) -> WorkReport:
+        client = self.hooks_of(task)
+        w = self._memory.vector.copy_(job.start)
+        done = self.advance(w, task, job.rule, job.round, hooks=client)
         with named_client(task.client, self.rank):
-            deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
+            deliver(task, w.sub_(job.start), job, self.observe, client, done.steps)
         done.weight = task.coefficient
         return done
 

@@ -68,6 +68,16 @@ class LocalRule:
 
 
 @dataclass(frozen=True)
+class Job:
+    """What the tasks of a rank share in a round."""
+
+    start: Tensor  # w (d,), from which each task trains; it is not changed
+    rule: LocalRule
+    round: int
+    total: Accumulator  # sum to which the weighted updates are added
+
+
+@dataclass(frozen=True)
 class ClientTask:
     """Task of one selected client in a round."""
 
@@ -107,10 +117,8 @@ class Engine(Protocol):
     def name(self) -> str:
         """Return the engine's name in the run log."""
 
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`; each task trains from `start` (d,), which is not changed.
+    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum.
 
         Raises
         ------

@@ -16,7 +16,7 @@ from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import made
@@ -83,7 +83,7 @@ def train(engine, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round
     """The model after one round, and the report."""
     buffer = np.zeros(start.numel(), np.float64 if start.dtype == torch.float64 else np.float32)
     total = FloatSum(buffer)
-    report = engine.train(tasks, start, rule, round, total)
+    report = engine.train(tasks, Job(start, rule, round, total))
     total.flush()
     return start + torch.from_numpy(buffer), report
 

@@ -13,7 +13,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Engine, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, Engine, Job, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 
@@ -66,7 +66,7 @@ def summed(
 ) -> tuple[Tensor, WorkReport]:
     """Σ coefficient · Δ of the tasks from the model's initial values, and the report."""
     total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32))
-    report = engine.train(tasks, model.initial, rule, round, total)
+    report = engine.train(tasks, Job(model.initial, rule, round, total))
     total.flush()
     return total.tensor.clone(), report
 

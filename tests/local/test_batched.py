@@ -29,7 +29,7 @@ from fedmpi.local.batched.translation import translate
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.probes import client_gradients, gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, Job, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import networks
 from tests.local.networks import CHAINS, GRAPHS, REFUSED
@@ -217,7 +217,7 @@ def test_a_fixed_point_sum_gets_every_clients_update() -> None:
     sums, sizes = [], ragged_sizes(7, 20)
     for engine in engines("cnn", torch.float32, sizes):
         buffer = np.zeros(engine.model.size, np.int64)
-        engine.train(tasks_for(sizes), engine.model.initial, EPOCHS, 1, FixedPointSum(buffer))
+        engine.train(tasks_for(sizes), Job(engine.model.initial, EPOCHS, 1, FixedPointSum(buffer)))
         sums.append(buffer / 2.0**40)
     np.testing.assert_allclose(sums[1], sums[0], atol=1e-7)
 

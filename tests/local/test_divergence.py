@@ -15,7 +15,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence, enter_round
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, made
 
@@ -50,7 +50,7 @@ def trained(engine, model: FlatModel, rule: LocalRule, without: list[int]) -> tu
     total = FloatSum(np.zeros(model.size, np.float32))
     total.add(torch.ones(model.size), 0.5)
     tasks = [ClientTask(k, None, 1 / (k + 1)) for k in range(len(SIZES)) if k not in without]
-    report = engine.train(tasks, model.initial, rule, 2, total)
+    report = engine.train(tasks, Job(model.initial, rule, 2, total))
     total.flush()
     return total.tensor.clone(), report
 
@@ -159,5 +159,5 @@ def test_a_model_that_fails_on_a_client_is_named_with_its_line_and_the_round() -
         enter_round(round)
         line = rf"^client 1 on rank 0: KeyError: 'seven' \(\S+test_divergence.py:\d+{said}\)$"
         with pytest.raises(ClientFailure, match=line):
-            engine.train(tasks, model.initial, LocalRule(batch_size=None), 0, total)
+            engine.train(tasks, Job(model.initial, LocalRule(batch_size=None), 0, total))
     enter_round(None)

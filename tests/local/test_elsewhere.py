@@ -24,7 +24,7 @@ from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, Job, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from tests.local import networks, stacks
@@ -111,7 +111,7 @@ def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> T
     model, source = built(name, device)
     total = FloatSum(np.zeros(model.size), device)
     tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-    made(engine, model, source, Streams(1)).train(tasks, model.initial, rule, 0, total)
+    made(engine, model, source, Streams(1)).train(tasks, Job(model.initial, rule, 0, total))
     assert total.tensor.device == device
     return total.tensor.cpu().clone()
 

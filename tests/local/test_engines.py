@@ -13,7 +13,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.local import engines
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule
+from fedmpi.local.work import Job, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -121,7 +121,7 @@ def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split():
         buffers = np.zeros((len(parts), model.size), np.int64)
         for buffer, part in zip(buffers, parts, strict=True):
             engine = chosen(source, model, server={"exact": True})
-            engine.train(part, model.initial, rule, 0, FixedPointSum(buffer))
+            engine.train(part, Job(model.initial, rule, 0, FixedPointSum(buffer)))
         found.append(torch.from_numpy(buffers.sum(0)))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -12,9 +12,9 @@ from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import merged as merged_module
 from fedmpi.local.batched.engine import BatchedEngine
-from fedmpi.local.merged import MergedEngine
+from fedmpi.local.merged import MergedEngine, Rows
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, Job, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -81,10 +81,10 @@ def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(kind: t
     monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", 2)
     options = {"chunk": 1} if kind is BatchedEngine else {}
     total = FloatSum(np.zeros(model.size, np.float32))
-    kind(model, source, STREAMS, **options).train(tasks_of(source), model.initial, rule, 0, total)
+    kind(model, source, STREAMS, **options).train(tasks_of(source), Job(model.initial, rule, 0, total))
     last = FloatSum(np.zeros(model.size, np.float32))
     latest = float(total.tensor.norm())
-    SequentialEngine(model, source, STREAMS).train(tasks_of(source), model.initial, rule, 0, last)
+    SequentialEngine(model, source, STREAMS).train(tasks_of(source), Job(model.initial, rule, 0, last))
     total.flush()
     last.flush()
     assert 0 < latest < 0.2 * float(total.tensor.norm())
@@ -109,7 +109,7 @@ def test_rows_of_many_clients_need_no_task_each():
     clients = np.searchsorted(source.offsets, positions, side="right") - 1
     rows = positions - source.offsets[clients]
     total = FloatSum(np.zeros(model.size, np.float32))
-    report = engine.train_rows(clients, rows, np.full(9, 1 / 9), model.initial, rule, 0, total)
+    report = engine.train_rows(Rows(clients, rows, np.full(9, 1 / 9)), Job(model.initial, rule, 0, total))
     model.bind(model.initial)
     _, gradients = model.loss_gradient(source.x[positions], source.y[positions])
     expected = -rule.lr * torch.cat([gradient.flatten() for gradient in gradients])
@@ -193,7 +193,9 @@ def test_exact_sums_are_rejected():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     total = FixedPointSum(np.zeros(model.size, np.int64))
     with pytest.raises(UserError, match="own update"):
-        made(MergedEngine, model, source, STREAMS).train(tasks_of(source), model.initial, RULES["whole set"], 0, total)
+        made(MergedEngine, model, source, STREAMS).train(
+            tasks_of(source), Job(model.initial, RULES["whole set"], 0, total)
+        )
 
 
 def test_the_client_whose_loss_is_not_finite_is_named():

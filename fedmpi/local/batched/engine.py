@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
@@ -27,7 +27,7 @@ from fedmpi.local.failures import check_loss, halved, named_client, ran_out
 from fedmpi.local.hooks import ClientHooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -51,16 +51,15 @@ class BatchedEngine:
         self.net = translate(self.model.module, self.source.description, self.model.stacked_forms)
         self._stack: Stack | None = None
 
-    def train(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to `total`; each task trains from `start` (d,), which is not changed.
+    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum.
 
         Raises
         ------
         ClientFailure
             Reading a client's samples failed, or a loss or an update is not finite; the message names the client.
         """
+        rule, start = job.rule, job.start
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
         report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
         working = [task for task in tasks if step_count(rule, sizes[id(task)])]
@@ -70,24 +69,15 @@ class BatchedEngine:
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         most = step_count(rule, sizes[id(working[0])])
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
-        laid_out = most * rows * LAID_OUT_BYTES
-        capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
+        capacity = max(1, min(capacity, MOST_LAID_OUT // (most * rows * LAID_OUT_BYTES)))
         with torch.no_grad():
             while working:
-                done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)
+                done, capacity = self._train_chunks(working, capacity, rows, job, report)
                 working = working[done:]
         return report
 
     def _train_chunks(
-        self,
-        tasks: list[ClientTask],
-        capacity: int,
-        rows: int,
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-        report: WorkReport,
+        self, tasks: list[ClientTask], capacity: int, rows: int, job: Job, report: WorkReport
     ) -> tuple[int, int]:
         """Train tasks in chunks of about equal size; return how many are done and how many fit into one chunk.
 
@@ -97,10 +87,10 @@ class BatchedEngine:
         together = -(-len(tasks) // chunks)
         stack: Stack | None = None
         try:
-            stack = self._prepare(together, rows, rule, start)
+            stack = self._prepare(together, rows, job.rule, job.start)
             for part in np.array_split(np.arange(len(tasks)), chunks):
                 self._summing, together = False, len(part)
-                report += self._train_chunk(stack, [tasks[i] for i in part], start, rule, round, total)
+                report += self._train_chunk(stack, [tasks[i] for i in part], job)
                 done += len(part)
             return done, capacity
         except (torch.OutOfMemoryError, ClientFailure) as error:
@@ -122,31 +112,29 @@ class BatchedEngine:
         stack.begin(start)
         return stack
 
-    def _train_chunk(
-        self, stack: Stack, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> WorkReport:
+    def _train_chunk(self, stack: Stack, tasks: list[ClientTask], job: Job) -> WorkReport:
         started = time.perf_counter()
         features, labels = self._load(tasks)
         report = WorkReport(samples=sum(map(len, labels)), load_seconds=time.perf_counter() - started)
-        timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
+        timetable = self._timetable(tasks, [len(y) for y in labels], job)
         report.steps, report.loss_count = int(np.count_nonzero(timetable.counts)), int(timetable.counts.sum())
         clients = self._open(tasks, labels)
         try:
-            self._take_steps(stack, timetable, tasks, features, labels, clients, start, rule, round)
+            self._take_steps(stack, timetable, tasks, features, labels, clients, job)
             report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
-            check_loss(report.loss_sum, rule.lr)
+            check_loss(report.loss_sum, job.rule.lr)
             if self.sequential.on_divergence.drops:
-                stack.check_changes(rule.lr)
+                stack.check_changes(job.rule.lr)
         except (Divergence, ComponentFailure) as failure:
-            again = self.sequential.one_by_one(failure, tasks, start, rule, round, total)
+            again = self.sequential.one_by_one(failure, tasks, job)
             again.clients -= len(tasks)  # `train` counts them
             again.weight -= sum(task.coefficient for task in tasks)
             return again
         self._summing = True
-        if self._collect(stack, tasks, rule, total, clients, timetable):
+        if self._collect(stack, tasks, clients, timetable, job):
             return report
         failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
-        return self.sequential.one_by_one(failure, tasks, start, rule, round, total)
+        return self.sequential.one_by_one(failure, tasks, job)
 
     def _load(self, tasks: Sequence[ClientTask]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the samples and the labels of each client."""
@@ -166,14 +154,12 @@ class BatchedEngine:
         features: list[Tensor],
         labels: list[Tensor],
         clients: list[ClientHooks | None],
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
+        job: Job,
     ) -> None:
-        optimizer = stack_optimizer(rule)
+        rule, optimizer = job.rule, stack_optimizer(job.rule)
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
         apart = corrections is not None and self._kept_apart(rule, timetable.steps)
-        read = stack.open(features, start, optimizer, corrections, apart)
+        read = stack.open(features, job.start, optimizer, corrections, apart)
         finishes = optimizer.finishes or corrections is not None
         passes = finishes and stack.apart is None  # every step changes all weights
         by_step = passes or stack.device.type != "cpu"
@@ -184,7 +170,7 @@ class BatchedEngine:
         if together:
             stack.look_ahead(read, timetable.orders(stack.device), max(timetable.most), together)
         products = None if stack.apart is None else stack.apart.products
-        masks = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
+        masks = [self._generator(Purpose.DROPOUT, task, job.round) for task in tasks] if rule.dropout else None
         feed = Feed(timetable, read, labels, stack.dtype, products, not together, masks)
         for step in range(timetable.steps):
             net = stack.bound(timetable.active[step], timetable.most[step])
@@ -252,38 +238,33 @@ class BatchedEngine:
         head = self.net.head
         return head is not None and pays_off(head.inputs, head.outputs, rule, steps)
 
-    def _timetable(self, tasks: list[ClientTask], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
-        batches = [
-            schedule(rule, n, self._generator(Purpose.BATCH_ORDER, task, round) if needs_order(rule, n) else None)
-            for task, n in zip(tasks, sizes, strict=True)
-        ]
+    def _timetable(self, tasks: list[ClientTask], sizes: list[int], job: Job) -> Timetable:
+        batches = []
+        for task, n in zip(tasks, sizes, strict=True):
+            drawn = needs_order(job.rule, n)
+            generator = self._generator(Purpose.BATCH_ORDER, task, job.round) if drawn else None
+            batches.append(schedule(job.rule, n, generator))
         return Timetable(batches, sizes)
 
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
     def _collect(
-        self,
-        stack: Stack,
-        tasks: list[ClientTask],
-        rule: LocalRule,
-        total: Accumulator,
-        clients: list[ClientHooks | None],
-        timetable: Timetable,
+        self, stack: Stack, tasks: list[ClientTask], clients: list[ClientHooks | None], timetable: Timetable, job: Job
     ) -> bool:
         """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact.
 
         Return False if the sum of all at once is not finite.
         """
         looked_at = self.observe is not None or (self.hooks is not None and self.hooks.finishes)
-        if not looked_at and isinstance(total, FloatSum):
+        if not looked_at and isinstance(job.total, FloatSum):
             coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
-            total.added()
-            return bool(stack.add_changes(coefficients, total.tensor).isfinite())
+            job.total.added()
+            return bool(stack.add_changes(coefficients, job.total.tensor).isfinite())
         for number, (task, client) in enumerate(zip(tasks, clients, strict=True)):
             with named_client(task.client, self.rank):
                 steps = timetable.steps_of_clients[number]
-                deliver(task, stack.change_of(number), rule, self.observe, total, client, steps)
+                deliver(task, stack.change_of(number), job, self.observe, client, steps)
         return True
 
 
