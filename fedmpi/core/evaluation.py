@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +67,7 @@ FINE_TUNING = 1 << 24
 CELLS_AT_ONCE = 1 << 22
 """Largest number of class counts processed at once."""
 SumsOfClients = Callable[[Ints], Floats]
+T = TypeVar("T")
 
 
 def task_metrics(config: Config) -> list[Metric]:
@@ -83,6 +85,17 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
     if table.batch_size == "auto":
         return rows_of_a_pass(model, description, MOST_ROWS)
     return rows_per_pass(description, table.batch_size)
+
+
+def within_memory(work: Callable[[int], T], rows: int, available: int) -> tuple[T, int]:
+    """Work on up to `rows` samples at once; halve the number whenever the device runs out of memory, and return it."""
+    while True:
+        try:
+            return work(min(rows, available)), rows
+        except torch.OutOfMemoryError:
+            if min(rows, available) == 1:
+                raise
+        rows = halved(min(rows, available), "samples evaluated")
 
 
 class EvaluatedParts:
@@ -125,19 +138,17 @@ class EvaluatedParts:
         return facts
 
     def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:
-        """Evaluate the model; halve the number of samples at once whenever the device runs out of memory."""
+        """Evaluate the model on a part."""
         assert self._rows is not None
         x, y = self.samples(part)
-        rows = min(self._rows, len(y))
-        while True:
-            try:
-                at = round, list(NAMES).index(part)
-                with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
-                    return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
-            except torch.OutOfMemoryError:
-                if rows == 1:
-                    raise
-            self._rows = rows = halved(rows, "samples evaluated")
+
+        def evaluated(rows: int) -> Evaluation:
+            at = round, list(NAMES).index(part)
+            with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+                return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
+
+        found, self._rows = within_memory(evaluated, self._rows, len(y))
+        return found
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Return features and labels of "test" or "val" on this rank's device; cache them if they are not too large."""
@@ -306,16 +317,14 @@ class ClientsView:
     def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
         x, y = self.rows.load(clients)
-        while True:
-            try:
-                at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-                with during(t), evaluating(self.model, w, self.streams, *at) as module:
-                    counts = self.rows.counts[clients]
-                    return client_sums(module, x, y, counts, self.loss, self._at_once, self.model.part)
-            except torch.OutOfMemoryError:
-                if min(self._at_once, len(y)) == 1:
-                    raise
-            self._at_once = halved(min(self._at_once, len(y)), "samples evaluated")
+
+        def evaluated(rows: int) -> Floats:
+            at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
+            with during(t), evaluating(self.model, w, self.streams, *at) as module:
+                return client_sums(module, x, y, self.rows.counts[clients], self.loss, rows, self.model.part)
+
+        found, self._at_once = within_memory(evaluated, self._at_once, len(y))
+        return found
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients, each for its own fine-tuned model."""
