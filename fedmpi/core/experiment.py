@@ -131,16 +131,16 @@ class Experiment:
         """Assemble the experiment of this rank; without a cluster, join the job's other ranks first."""
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
-        store = open_and_compare(cluster, config)
         device, streams = prepare_device(config, cluster), Streams(config.seed)
+        store = open_and_compare(cluster, config, device)
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
         loss = task_loss(config.task.loss.choice, config.task.loss.options, config.task.kind)
         name, given = config.model.choice, config.model.options
         model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)
-        made = {"the number of parameters": model.size, "the frozen parameters (checksum)": model.frozen_checksum}
-        compare_ranks(cluster, {"the device": device.type} | {fact: str(value) for fact, value in made.items()})
+        frozen = str(model.frozen_checksum)
+        compare_ranks(cluster, {"the parameters": str(model.size), "the frozen parameters (checksum)": frozen})
         settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
@@ -221,14 +221,15 @@ def _decisions(
     )
 
 
-def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
+def open_and_compare(cluster: Cluster, config: Config, device: torch.device) -> ShardStore:
     """Open the data, and reject ranks that do not run the same. Collective, before any other exchange."""
     store, refusal = None, ""
     try:
         store = open_store(config.data.source.choice, config.data.source.options)
     except UserError as error:
         refusal = str(error)
-    compare_ranks(cluster, facts_of_run(config, store.manifest if store else None, refusal))
+    facts = facts_of_run(config, store.manifest if store else None, refusal)
+    compare_ranks(cluster, facts | {"the device": device.type})
     if store is None:
         raise UserError(refusal)
     return store

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedmpi.config import load_config
 from fedmpi.core.placement import (
     LIKELY,
     MEMORY,
@@ -16,6 +19,7 @@ from fedmpi.core.placement import (
     BalanceLearner,
     longest_first,
 )
+from tests.reference.program import on_ranks, records_of
 
 ROW_SECONDS = 2e-5
 
@@ -121,3 +125,41 @@ def test_a_checkpoint_continues_where_it_was_and_keeps_the_step_cost_on_other_wo
     assert learner.state()[STATE].shape == (3, 6)
     assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
     assert more.as_array()[1:] == pytest.approx(np.ones(5))
+
+
+SLOWED = """
+from dataclasses import replace
+from fedmpi.core.plan import Decisions
+from tests.reference.program import *
+
+learn = Decisions.learn
+
+def learn_from_synthetic_seconds(self, totals):
+    seconds = 1e-4 * (totals.rows + 20 * totals.steps)
+    seconds[1] *= 3
+    learn(self, replace(totals, busy=seconds))
+
+Decisions.learn = learn_from_synthetic_seconds
+run_guarded(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_a_third_as_fast_gets_less_work_and_the_model_is_the_same(tmp_path: Path):
+    """Rank 1 is the first worker; the run resumes after a round with what it has learned."""
+    common = "preset=fedavg clients.count=12 rounds=10 logging.tensorboard=false local.epochs=1 server.exact=true"
+    common += " local.batch_size=10 cluster.placement=shared cluster.server_trains=never cluster.threads=1"
+    configs = {
+        f"{balance}{sampled}": load_config(None, [*common.split(), f"cluster.balance={balance}", *sampled.split()])
+        for sampled in ("", " samples.sampler=bernoulli samples.budget=300")
+        for balance in ("planned", "measured")
+    }
+    traces = on_ranks(3, configs, tmp_path, "cut", ("-c", SLOWED))
+    for sampled in ("", " samples.sampler=bernoulli samples.budget=300"):
+        planned, measured = traces[f"planned{sampled}"], traces[f"measured{sampled}"]
+        assert np.array_equal(planned["cohorts"], measured["cohorts"])
+        assert np.array_equal(planned["models"], measured["models"])
+        (_, slow, quick), (_, less, more) = (trace["shares"].sum(axis=0) for trace in (planned, measured))
+        assert slow == pytest.approx(quick, rel=0.3) and less < 0.6 * more
+        assert records_of(measured)[-1]["worker_speeds"] == pytest.approx([0.5, 1.5], rel=0.1)
+        assert "worker_speeds" not in records_of(planned)[-1]

@@ -28,8 +28,7 @@ KEYS = {
     "cluster.reduction": "window",
     "model.hidden": [8],
 }
-RUNS_IN_A_ROW = 8
-HOW_JUDGED = [(normalized, exact) for normalized in (True, False) for exact in (False, True)]
+RUNS_IN_A_ROW = 5
 
 
 def bits(module: nn.Module) -> int:
@@ -49,42 +48,10 @@ def facts_of(run: fedmpi.Run) -> dict[str, Any]:
     }
 
 
-VIEWED = (
-    {"cluster.placement": "shared"},
-    {"cluster.placement": "owner", "evaluation.clients": 7},
-    {"cluster.server_trains": "always", "evaluation.clients": "participants"},
-)
-"""Ways in which ranks share the evaluation of clients, all in parts of some 50 rows."""
-
-
-def viewed(further: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the bits of what a run reports about its clients."""
-    keys = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.batch_size": 50}
-    run = fedmpi.run("fedavg", {**KEYS, **keys, "rounds": 2, "evaluation.clients_every": 1, **further})
-    return {name: column.astype(np.float64).view(np.int64).tolist() for name, column in run.clients.items()}
-
-
 def arrays(seed: int = 0) -> fedmpi.ClientArrays:
     generator = np.random.default_rng(seed)
     x = generator.integers(0, 256, (120, 1, 4, 4), np.uint8)
     return fedmpi.ClientArrays(x, np.arange(120) % 3, np.arange(120) % 7, test=(x[:30], np.arange(30) % 3))
-
-
-class Judging:
-    """Weights that only count after the work: 0.03 for client 0, 0.06 for client 1 …"""
-
-    def __call__(self, cohort: fedmpi.Cohort, sizes: np.ndarray) -> np.ndarray:
-        return np.ones(len(cohort.clients))
-
-    def after(self, work: Any) -> float:
-        return 0.03 * (work.client + 1)
-
-
-def judged(normalized: bool, exact: bool) -> list[float]:
-    """The values of a model whose updates were weighed so."""
-    weights = fedmpi.weights(normalized=normalized)(Judging)
-    run = fedmpi.run("fedavg", {**KEYS, "server.weights": weights, "server.exact": exact})
-    return [float(value) for tensor in run.model.state_dict().values() for value in tensor.flatten()]
 
 
 def refusal(*given: Any, **more: Any) -> str:
@@ -141,8 +108,6 @@ def main() -> None:
         "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "clients.count": 4}, data=arrays())),
         "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
-        "judged": [judged(*how) for how in HOW_JUDGED],
-        "viewed": [viewed(further) for further in VIEWED],
         "calls": calls,
         "many": many(rank),
     }

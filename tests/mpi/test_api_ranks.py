@@ -47,13 +47,6 @@ def test_one_process_and_three_come_to_the_same(found: Found):
             assert one["samples"] == three["samples"] and one["test_accuracy"] == three["test_accuracy"]
 
 
-def test_weights_that_judge_count_on_three_ranks_as_on_one(found: Found):
-    """Divided by or not, in float32 or exact sums; up to the roundings of float32."""
-    for number, how in enumerate(api_ranks.HOW_JUDGED):
-        assert all(ranks["judged"][number] == found[0]["judged"][number] for ranks in found)
-        assert found[0]["judged"][number] == pytest.approx(api_ranks.judged(*how), rel=1e-4, abs=1e-5)
-
-
 def test_a_folder_changes_nothing(found: Found):
     written, plain = found[0]["written"], found[0]["plain"]
     assert written["records"] == plain["records"] and written["model"] == plain["model"]
@@ -86,17 +79,10 @@ def test_wrong_input_is_rejected_by_all_ranks_alike(found: Found, name: str, sen
 
 def test_windows_are_freed_after_every_run(found: Found):
     for ranks in found:
-        assert len(set(ranks["many"][2:])) == 1, ranks["many"]
+        assert len(set(ranks["many"][1:])) == 1, ranks["many"]
 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_alone_ends_the_job(tmp_path: Path):
     job = run_mpi(RANKS, [PROGRAM, tmp_path, "lone"])
     assert job.returncode != 0 and "ZeroDivisionError" in job.stderr and "rank 1 on " in job.stderr
-
-
-def test_clients_are_evaluated_bit_identically_on_any_rank(found: Found):
-    for number, further in enumerate(api_ranks.VIEWED):
-        server, *workers = (ranks["viewed"][number] for ranks in found)
-        assert server == api_ranks.viewed(further) and len(server["client"]) == 2 * (20, 7, 6)[number]
-        assert workers == [{}, {}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,20 +20,22 @@ import numpy as np
 import pytest
 import torch
 
+import fedmpi
 from fedmpi import UserError
-from fedmpi.aggregation import exact
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.core import experiment, placement
-from fedmpi.core.experiment import Experiment
+from fedmpi.core.experiment import Experiment, facts_of_run
 from fedmpi.core.loop import Simulation
+from fedmpi.data.opening import open_store
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
-from tests.mpi.launch import run_mpi
+from fedmpi.records.provenance import digests, part_sources
+from tests.mpi.launch import run_alone, run_mpi
 from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
@@ -132,19 +135,23 @@ def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
 
 
 def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
-    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.own_step:ByRank")
+    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.user_models:ByRank")
 
 
-def too_many(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(exact, "MOST_RANKS", 2)
-    return run(FEDAVG)
+def another_key(rank: int, patch: Patch) -> dict[str, Any]:
+    return run(f"{FEDAVG} local.lr={0.2 if rank == 2 else 0.1}")
+
+
+def too_few_for_krum(rank: int, patch: Patch) -> dict[str, Any]:
+    """Some ranks have no coordinate to combine, and raise the error too."""
+    return run(f"{FEDAVG} model.hidden=[1] server.aggregator=krum server.aggregator.byzantine=5")
 
 
 OTHER_MODELS = r"the models of ranks \[2\] differ from that of rank 0 after round \d"
 SCENARIOS: list[tuple[Scenario, str, str]] = [
     (another_opinion_of_the_server, "said", "2 workers: each trains an equal part"),
     (coupling_found_by_one, "said", "nothing is merged: a sample's outputs depend on the other samples"),
-    (a_gpu_on_one, "UserError", r"different kinds of devices \(2 on cpu, 1 on cuda\).*cluster.device"),
+    (a_gpu_on_one, "UserError", r"the device is cpu on rank 0 \(.*\) and cuda on rank 2 "),
     (another_layout, "RanksDisagree", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
     (left_out, "RanksDisagree", "round 0: 7 participants have samples to train on, but 6 were trained"),
     (
@@ -154,8 +161,9 @@ SCENARIOS: list[tuple[Scenario, str, str]] = [
     ),
     (another_model, "RanksDisagree", rf"{OTHER_MODELS}; do the CPUs"),
     (another_vector_of_the_server, "RanksDisagree", OTHER_MODELS),
-    (a_part_of_ones_own_by_rank, "RanksDisagree", rf"{OTHER_MODELS}.*server optimizer tests.mpi.own_step:ByRank"),
-    (too_many, "UserError", "this job has 3 ranks, and sums over more than 2"),
+    (a_part_of_ones_own_by_rank, "RanksDisagree", rf"{OTHER_MODELS}.*server optimizer tests.mpi.user_models:ByRank"),
+    (another_key, "UserError", r"local.lr is 0.1 on rank 0 \(.*\) and 0.2 on rank 2 "),
+    (too_few_for_krum, "UserError", "krum.* needs more than 12 clients"),
 ]
 
 
@@ -178,6 +186,54 @@ def test_all_ranks_say_the_same(scenario: Scenario, kind: str, words: str, job) 
 def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
     assert job[1].returncode == 1 and "Traceback" not in job[1].stderr
     assert "error: the models of ranks [2] differ from that of rank 0 after round 0" in job[1].stderr
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards") / "digits"
+    words = "-m data_prep digits --partition iid --clients 6 --shards 2 --seed 0 --out"
+    made = run_alone([*words.split(), folder], timeout=200)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def test_every_key_version_and_shard_is_among_the_facts(shards: Path):
+    config = load_config(None, ["preset=fedavg", "local.lr=0.3", "rounds=9", f"data.source={shards}"])
+    facts = facts_of_run(config, open_store(shards).manifest)
+    assert facts["local.lr"] == "0.3" and facts["preset"] == "'fedavg'" and facts["rounds"] == "9"
+    assert facts["fedmpi (version)"] == fedmpi.__version__
+    assert facts["numpy (version)"] == np.__version__
+    assert {"torch (version)", "python (version)", "fedmpi's own sources (sha256)"} <= facts.keys()
+    for file in open_store(shards).manifest.files():
+        assert facts[f"manifest.json, {file.name} (sha256)"] == file.sha256
+
+
+def test_the_same_data_prepared_by_another_command_are_the_same(shards: Path, tmp_path: Path):
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(shards, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["command"] = "another one"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    identity = open_store(shards).manifest.identity()
+    assert open_store(copy).manifest.identity() == identity
+    counted = {f"manifest.json, {key}" for key in ("classes", "partition_options", "seed", "description")}
+    assert counted <= identity.keys()
+
+
+def test_the_files_of_a_model_are_its_module_and_what_it_imports(tmp_path: Path, monkeypatch):
+    package = tmp_path / "nets_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text("import torch\n")
+    (package / "net.py").write_text("from nets_of_mine import parts\ndef net(d): ...\n")
+    (package / "other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(None, ["preset=fedavg", "model.name=nets_of_mine.net:net"])
+    found = digests(part_sources(config))
+    assert found.keys() == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
+    (package / "parts.py").write_text("import torch \n")
+    again = digests(part_sources(config))
+    assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}
 
 
 def said(scenario: Scenario, rank: int) -> dict[str, Any]:
