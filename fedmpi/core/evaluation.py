@@ -399,18 +399,3 @@ def facts_of(table: Columns) -> Record:
             )
             facts |= {f"client_{score}_{name}": value for name, value in measures.items()}
     return facts
-
-
-def clients_view(
-    config: Config,
-    cluster: Cluster,
-    streams: Streams,
-    data: ClientData,
-    rebalancing: Rebalancing | None,
-    layout: Layout,
-    trainer: Trainer,
-) -> ClientsView | None:
-    """Return the client evaluation of a run, or None if `evaluation.clients` disables it."""
-    if config.evaluation.clients is None:
-        return None
-    return ClientsView(config, cluster, streams, OwnRows.of(data, rebalancing), layout, trainer)

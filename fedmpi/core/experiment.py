@@ -28,7 +28,7 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.config.writing import flat_table
-from fedmpi.core.evaluation import ClientsView, EvaluatedParts, clients_view
+from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
 from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.core.plan import Decisions, Inquiry, Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
@@ -99,15 +99,6 @@ class RunData:
         return self.store.manifest.digest
 
 
-@dataclass(frozen=True)
-class ModelEvaluation:
-    """Evaluation of the global model and its comparison with a reference."""
-
-    parts: EvaluatedParts  # Samples that rank 0 evaluates the model on
-    clients: ClientsView | None = None  # Evaluates the model on single clients
-    reference: Reference | None = None  # Model for comparison, identical on every rank
-
-
 @dataclass
 class Experiment:
     """Everything that a rank needs for its share of a run."""
@@ -122,9 +113,9 @@ class Experiment:
     trainer: Trainer  # Local work of this rank's clients
     local_state: LocalState  # State of the local work that is kept between rounds
     server: ServerStep  # Step from the round's sums to the next model, identical on every rank
-    evaluation: ModelEvaluation
-    # Applies functions that need every client's own update; None if sums are enough
-    single_updates: SingleUpdates | None = None
+    single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
+    view: ClientsView | None  # Evaluates the model on single clients
+    reference: Reference | None  # Model for comparison, identical on every rank
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -148,7 +139,6 @@ class Experiment:
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
-        reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.compression.error_feedback:
             check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, description)
@@ -162,7 +152,10 @@ class Experiment:
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
-        view = clients_view(config, cluster, streams, samples.originals, samples.rebalancing, layout, trainer)
+        view = None
+        if config.evaluation.clients is not None:
+            rows = OwnRows.of(samples.originals, samples.rebalancing)
+            view = ClientsView(config, cluster, streams, rows, layout, trainer)
         return cls(
             config=config,
             cluster=cluster,
@@ -174,8 +167,9 @@ class Experiment:
             trainer=trainer,
             local_state=local_state,
             server=ServerStep(config, streams, store.clients, decisions.weighing, optimizer, hooks),
-            evaluation=ModelEvaluation(data.evaluated, view, reference),
             single_updates=one_by_one(config, cluster, model, losses),
+            view=view,
+            reference=Reference(config.logging.reference, model) if config.logging.reference else None,
         )
 
     def close(self) -> None:

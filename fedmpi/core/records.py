@@ -61,7 +61,7 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
     }
     if plan.round == 0 and facts.augmentation:
         record["rebalancing"] = facts.augmentation
-    if (reference := experiment.evaluation.reference) is not None:
+    if (reference := experiment.reference) is not None:
         record["weight_divergence"] = reference.distance(model)
     return {key: value for key, value in record.items() if value is not None}
 
@@ -139,7 +139,7 @@ def _data_lines(experiment: Experiment) -> list[str]:
 
 def summary_facts(experiment: Experiment) -> Record:
     """Return the summary entries on the environment of the run."""
-    facts, view, data = experiment.data_facts, experiment.evaluation.clients, experiment.data
+    facts, view, data = experiment.data_facts, experiment.view, experiment.data
     cluster, engine = experiment.cluster, experiment.trainer.engine
     return {
         "ranks": cluster.size,
@@ -200,7 +200,7 @@ class SavedState:
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
         self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
-        self.optimizer, self.view = experiment.server.optimizer, experiment.evaluation.clients
+        self.optimizer, self.view = experiment.server.optimizer, experiment.view
         self.watch = self.facts.watch
         self.recorder = recorder
         self._moved_before = BytesMoved()

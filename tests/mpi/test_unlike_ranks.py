@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 import torch
 
 import fedmpi
+from data_prep.__main__ import run as prepare
 from fedmpi import UserError
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
@@ -34,8 +34,7 @@ from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.records.provenance import digests, part_sources
-from tests.mpi.launch import run_alone, run_mpi
+from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg clients.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
@@ -188,52 +187,19 @@ def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
     assert "error: the models of ranks [2] differ from that of rank 0 after round 0" in job[1].stderr
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards") / "digits"
-    words = "-m data_prep digits --partition iid --clients 6 --shards 2 --seed 0 --out"
-    made = run_alone([*words.split(), folder], timeout=200)
-    assert made.returncode == 0, made.stderr
-    return folder
-
-
-def test_every_key_version_and_shard_is_among_the_facts(shards: Path):
-    config = load_config(None, ["preset=fedavg", "local.lr=0.3", "rounds=9", f"data.source={shards}"])
-    facts = facts_of_run(config, open_store(shards).manifest)
-    assert facts["local.lr"] == "0.3" and facts["preset"] == "'fedavg'" and facts["rounds"] == "9"
+def test_every_key_version_and_shard_is_among_the_facts(tmp_path: Path):
+    assert (
+        prepare(["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(tmp_path / "it")]) == 0
+    )
+    manifest = open_store(tmp_path / "it").manifest
+    facts = facts_of_run(load_config(None, ["preset=fedavg", "local.lr=0.3"]), manifest)
+    assert facts["local.lr"] == "0.3" and facts["preset"] == "'fedavg'"
     assert facts["fedmpi (version)"] == fedmpi.__version__
     assert facts["numpy (version)"] == np.__version__
     assert {"torch (version)", "python (version)", "fedmpi's own sources (sha256)"} <= facts.keys()
-    for file in open_store(shards).manifest.files():
+    for file in manifest.files():
         assert facts[f"manifest.json, {file.name} (sha256)"] == file.sha256
-
-
-def test_the_same_data_prepared_by_another_command_are_the_same(shards: Path, tmp_path: Path):
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(shards, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["command"] = "another one"
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    identity = open_store(shards).manifest.identity()
-    assert open_store(copy).manifest.identity() == identity
-    counted = {f"manifest.json, {key}" for key in ("classes", "partition_options", "seed", "description")}
-    assert counted <= identity.keys()
-
-
-def test_the_files_of_a_model_are_its_module_and_what_it_imports(tmp_path: Path, monkeypatch):
-    package = tmp_path / "nets_of_mine"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "parts.py").write_text("import torch\n")
-    (package / "net.py").write_text("from nets_of_mine import parts\ndef net(d): ...\n")
-    (package / "other.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    config = load_config(None, ["preset=fedavg", "model.name=nets_of_mine.net:net"])
-    found = digests(part_sources(config))
-    assert found.keys() == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
-    (package / "parts.py").write_text("import torch \n")
-    again = digests(part_sources(config))
-    assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}
+    assert {f"manifest.json, {key}" for key in ("classes", "seed", "description")} <= facts.keys()
 
 
 def said(scenario: Scenario, rank: int) -> dict[str, Any]:
