@@ -29,7 +29,16 @@ from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.config.writing import flat_table
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
-from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
+from fedmpi.core.placement import (
+    BalanceLearner,
+    Layout,
+    lay_out,
+    places_on_node,
+    prepare_device,
+    server_trains,
+    settle_threads,
+    shares_data,
+)
 from fedmpi.core.plan import Decisions, Inquiry, Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
 from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
@@ -133,7 +142,9 @@ class Experiment:
         frozen = str(model.frozen_checksum)
         compare_ranks(cluster, {"the parameters": str(model.size), "the frozen parameters (checksum)": frozen})
         settle_threads(config, cluster, model.size, data.sizes)
-        shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
+        shared = shares_data(config, cluster, data.sizes, description)
+        with_server = server_trains(config, cluster, shared, places_on_node(cluster, device))
+        cluster.server_trains = with_server
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         losses = partial(ClientMeasures, config, data.trained_on, streams, device, cluster.rank, model.loss)
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.arithmetic import repeat_results
-from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.assignment import ownership
@@ -36,8 +34,6 @@ WORK_WORTH_THREADS = 8_000_000
 199,210 parameters, batches of 10: no gain with one client (2 million), 1.7 times as fast with ten (20 million).
 """
 
-THREADS_A_CORE = 8
-"""Threads per core of a node beyond which an operating system may fail to start them, which ends the process."""
 SHARED_BYTES = 2 << 30
 """Largest size of the data of a node's ranks for which "auto" lets every rank keep all data."""
 
@@ -120,19 +116,6 @@ def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -
     return shared and cluster.largest_node <= places
 
 
-def agree_on_work(
-    config: Config, cluster: Cluster, sizes: Ints, description: DataDescription, device: torch.device
-) -> tuple[bool, bool]:
-    """Return whether data is shared, and whether the server trains, as decided by rank 0; collective."""
-    places, decided = places_on_node(cluster, device), None
-    if cluster.is_server:
-        shared = shares_data(config, cluster, sizes, description)
-        decided = [np.array([shared, server_trains(config, cluster, shared, places)])]
-    shared, with_server = cluster.broadcast(decided)[0].tolist()
-    cluster.server_trains = with_server
-    return shared, with_server
-
-
 def lay_out(
     cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
 ) -> Layout:
@@ -147,19 +130,8 @@ def lay_out(
     return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)
 
 
-def check_threads(threads: int) -> None:
-    """Reject a thread count so large that starting the threads would end the process."""
-    cores = os.cpu_count() or 1
-    if threads > THREADS_A_CORE * cores:
-        raise UserError(
-            f"cluster.threads = {threads}, but this node ({socket.gethostname()}) has {cores} cores: choose at most "
-            f"{THREADS_A_CORE * cores}, better as many as a rank has cores, or 0 for that"
-        )
-
-
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     """Choose this rank's device, its thread limit (one with exact sums, for equal arithmetic) and its memory."""
-    check_threads(config.cluster.threads)
     if config.server.exact:
         torch.set_num_threads(1)
         repeat_results()
@@ -333,16 +305,11 @@ class BalanceLearner:
         return {STATE: torch.from_numpy(np.column_stack([self._sums, self._slowness]))}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore a checkpoint; with another number of workers, only the cost of a step is restored."""
-        if STATE not in state or not len(self._sums):
+        """Restore a checkpoint of as many workers."""
+        if STATE not in state or len(state[STATE]) != len(self._sums):
             return
         saved: Floats = state[STATE].numpy()
-        sums, slow = saved[:, :5], saved[:, 5:]
-        if len(saved) == len(self._sums):
-            self._sums, self._slowness = sums.copy(), slow[:, 0].copy()
-        else:
-            alike = (sums * np.hstack([slow**2] * 3 + [slow] * 2)).sum(axis=0) / len(self._sums)
-            self._sums = np.tile(alike, (len(self._sums), 1))
+        self._sums, self._slowness = saved[:, :5].copy(), saved[:, 5].copy()
         self._fit()
 
 

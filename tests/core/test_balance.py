@@ -114,17 +114,14 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
         assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
 
 
-def test_a_checkpoint_continues_where_it_was_and_keeps_the_step_cost_on_other_workers():
-    learner = BalanceLearner(3)
+def test_a_checkpoint_of_as_many_workers_continues_where_it_was():
+    learner, same, more = BalanceLearner(3), BalanceLearner(3), BalanceLearner(5)
     Machine(40.0, [1.5, 1.0, 0.5]).run(learner, 40)
-    same, more = BalanceLearner(3), BalanceLearner(5)
-    same.load(learner.state())
-    more.load(learner.state())
-    more.load({})
+    for other in (same, more):
+        other.load(learner.state())
+        other.load({})
     assert same.as_array() == pytest.approx(learner.as_array(), rel=1e-3)
-    assert learner.state()[STATE].shape == (3, 6)
-    assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
-    assert more.as_array()[1:] == pytest.approx(np.ones(5))
+    assert learner.state()[STATE].shape == (3, 6) and not more.as_array().size
 
 
 SLOWED = """

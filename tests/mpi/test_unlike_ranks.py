@@ -25,7 +25,7 @@ from fedmpi import UserError
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core import experiment, placement
+from fedmpi.core import experiment
 from fedmpi.core.experiment import Experiment, facts_of_run
 from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
@@ -59,12 +59,6 @@ def run(settings: str) -> dict[str, Any]:
     return facts
 
 
-def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 would say of itself that the server trains; the others that it does not."""
-    patch.setattr(placement, "server_trains", lambda *_: rank == 1)
-    return run(f"{FEDAVG} cluster.placement=shared")
-
-
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
     patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
@@ -81,8 +75,8 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
-    own = placement.agree_on_work
-    patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    patch.setattr(experiment, "shares_data", lambda *_: True)
+    patch.setattr(experiment, "server_trains", lambda *_: rank == 1)
     return run(f"{FEDAVG} cluster.server_trains=never")
 
 
@@ -148,7 +142,6 @@ def too_few_for_krum(rank: int, patch: Patch) -> dict[str, Any]:
 
 OTHER_MODELS = r"the models of ranks \[2\] differ from that of rank 0 after round \d"
 SCENARIOS: list[tuple[Scenario, str, str]] = [
-    (another_opinion_of_the_server, "said", "2 workers: each trains an equal part"),
     (coupling_found_by_one, "said", "nothing is merged: a sample's outputs depend on the other samples"),
     (a_gpu_on_one, "UserError", r"the device is cpu on rank 0 \(.*\) and cuda on rank 2 "),
     (another_layout, "RanksDisagree", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
