@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 
 import pytest
 
+from fedmpi.data.opening import open_store
+from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import run_alone, run_mpi
 
 HOST = socket.gethostname()
@@ -59,3 +62,37 @@ def test_a_launcher_of_another_family_is_rejected_before_mpi_aborts():
         pytest.skip("mpi4py loads no MPICH that would abort")
     job = run_alone([*PROGRAMS, "fail", "nothing"], env={"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"})
     assert job.returncode == 2 and "error: the launcher speaks PMIx" in job.stderr
+
+
+def test_wrong_input_of_a_run_is_one_sentence():
+    job = run_mpi(2, [*TRAIN, *choices("preset=fedavg", "clients.cuont=3")])
+    said = [line for line in job.stderr.splitlines() if "error: " in line]
+    assert job.returncode == 2 and len(said) == 1 and not NOISE.search(job.stderr)
+    assert "unknown key clients.cuont" in said[0] and "did you mean clients.count?" in said[0]
+
+
+def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
+    rows = 7
+    model = ("model.name=tests.end_to_end.user_models:choosy", f"model.refused={rows}", "clients.fraction=1.0")
+    job = run_mpi(
+        3,
+        [
+            *TRAIN,
+            *choices("preset=fedavg", "rounds=1000000", "logging.tensorboard=false", *model),
+            "--out",
+            tmp_path / "RUN",
+        ],
+    )
+    assert job.returncode == 1
+    said = re.findall(
+        r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7 "
+        r"\(\S+user_models.py:\d+, round 0\)$",
+        job.stderr,
+        re.M,
+    )
+    assert re.search(r"^rank \d:   File .*user_models.py\", line \d+, in forward$", job.stderr, re.M)
+    assert said and "Traceback" not in job.stderr
+    sizes = open_store("digits").sizes
+    for speaker, client, rank in said:
+        assert speaker == rank != "0"
+        assert sizes[int(client)] % 10 == rows  # the last batch of an epoch is the short one

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedmpi
+from data_prep.__main__ import run as prepare
 from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 
@@ -80,6 +82,11 @@ def main() -> None:
         "wrong": refusal("fedavg", {"local.lrr": 1}),
         "too many": refusal("fedavg", {"clients.count": 99}, data=arrays()),
         "nowhere": refusal("fedavg", data="nowhere"),
+        "truncated": refusal("fedavg", data=str(folder / "truncated")),
+        "flipped": refusal("fedavg", {"data.verify": True}, data=str(folder / "flipped")),
+        "unwritable": refusal("fedavg", KEYS, out=folder / "file" / "RUN"),
+        "taken": refusal("fedavg", KEYS, out=folder / "run"),
+        "another": refusal("fedavg", {**KEYS, "local.lr": 0.2}, out=folder / "run", resume=True),
         "different arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "different networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "calls": calls,
@@ -92,6 +99,13 @@ def main() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return the results of each of three ranks."""
     folder = tmp_path_factory.mktemp("api")
+    (folder / "file").write_text("a file, so nothing can be made below it")
+    for name in ("truncated", "flipped"):
+        assert prepare(f"digits --partition iid --clients 6 --shards 3 --out {folder / name}".split()) == 0
+    truncated = folder / "truncated" / "train-00001.h5"
+    truncated.write_bytes(truncated.read_bytes()[:-2000])
+    with h5py.File(folder / "flipped" / "train-00001.h5", "r+") as opened:
+        opened["x"][0] = 255 - opened["x"][0]
     job = run_mpi(RANKS, ["-m", "tests.mpi.test_api_ranks", folder])
     assert job.returncode == 0, job.stderr
     assert (job.stdout, job.stderr) == ("", ""), "a run prints nothing"
@@ -116,6 +130,11 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
         ("wrong", "unknown key local.lrr"),
         ("too many", "clients.count = 99, but the shards hold 7 clients"),
         ("nowhere", "the shard folder nowhere does not exist"),
+        ("truncated", "truncated/train-00001.h5"),
+        ("flipped", "flipped/train-00001.h5"),
+        ("unwritable", "file/RUN (Not a directory)"),
+        ("taken", "run holds a run already"),
+        ("another", "local.lr"),
         ("different arrays", "the ranks do not run the same: "),
         ("different networks", "the values of the model given (sha256)"),
     ],
