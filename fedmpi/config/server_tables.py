@@ -226,9 +226,8 @@ class ClusterTable(Table):
     device: str = "auto"
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
     threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
-    """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, less what other
-    processes keep busy at the start, and one where a step is too small for more. Name it where two runs shall agree in
-    their last bits; with server.exact it is one."""
+    """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, and one where a step
+    is too small for more. Name it where two runs shall agree in their last bits; with server.exact it is one."""
     stall_timeout: Annotated[NonNegative, limits(0, 10**7, "ten million seconds are four months")] = 3600.0
     """Seconds without a finished round after which a rank of several prints where each of its threads is and ends the
     job with exit code 1; --resume continues from the last checkpoint. Loading the data counts as a round. 0 = never."""

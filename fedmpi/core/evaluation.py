@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +68,7 @@ FINE_TUNING = 1 << 24
 CELLS_AT_ONCE = 1 << 22
 """Largest number of class counts processed at once."""
 SumsOfClients = Callable[[Ints], Floats]
+T = TypeVar("T")
 
 
 def task_metrics(config: Config) -> list[Metric]:
@@ -83,6 +86,17 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
     if table.batch_size == "auto":
         return rows_of_a_pass(model, description, MOST_ROWS)
     return rows_per_pass(description, table.batch_size)
+
+
+def within_memory(work: Callable[[int], T], rows: int, available: int) -> tuple[T, int]:
+    """Work on up to `rows` samples at once; halve the number whenever the device runs out of memory, and return it."""
+    while True:
+        try:
+            return work(min(rows, available)), rows
+        except torch.OutOfMemoryError:
+            if min(rows, available) == 1:
+                raise
+        rows = halved(min(rows, available), "samples evaluated")
 
 
 class EvaluatedParts:
@@ -125,19 +139,17 @@ class EvaluatedParts:
         return facts
 
     def _evaluated(self, flat: FlatModel, model: Tensor, part: str, round: int) -> Evaluation:
-        """Evaluate the model; halve the number of samples at once whenever the device runs out of memory."""
+        """Evaluate the model on a part."""
         assert self._rows is not None
         x, y = self.samples(part)
-        rows = min(self._rows, len(y))
-        while True:
-            try:
-                at = round, list(NAMES).index(part)
-                with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
-                    return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
-            except torch.OutOfMemoryError:
-                if rows == 1:
-                    raise
-            self._rows = rows = halved(rows, "samples evaluated")
+
+        def evaluated(rows: int) -> Evaluation:
+            at = round, list(NAMES).index(part)
+            with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+                return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
+
+        found, self._rows = within_memory(evaluated, self._rows, len(y))
+        return found
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Return features and labels of "test" or "val" on this rank's device; cache them if they are not too large."""
@@ -182,20 +194,6 @@ class OwnRows:
         return self.data.load_sorted(np.repeat(self.starts[clients], counts) + within, self.held_out)
 
 
-@dataclass(frozen=True)
-class Share:
-    """Evaluated clients and their division among ranks."""
-
-    clients: Ints  # (k,): All evaluated clients, ascending
-    borders: Ints  # (parts + 1,): Boundaries of the parts that go through the model together
-    mine: tuple[int, int]  # (int, int): First part of this rank, and one past its last
-
-    @property
-    def parts(self) -> list[Ints]:
-        """Clients of each part of this rank."""
-        return [self.clients[self.borders[p] : self.borders[p + 1]] for p in range(*self.mine)]
-
-
 class ClientsView:
     """Evaluation of the global model on single clients (`evaluation.clients`)."""
 
@@ -210,7 +208,7 @@ class ClientsView:
         self.used = np.zeros(len(rows.counts), np.int64)
         self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()
-        self._shares: tuple[Ints, Share] | None = None
+        self._shared: tuple[Ints, Ints, list[Ints]] | None = None
         self._far: tuple[Ints, Floats] | None = None
         self._leaving = OnDivergence(config.local.on_divergence == "drop")
         self._point: Tensor | None = None
@@ -232,16 +230,16 @@ class ClientsView:
 
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
         """Evaluate the global model w (d,) after a round; collective, one row per client on rank 0."""
-        share = self._share(plan)
-        gathered = self._gathered(share, partial(self._evaluated, plan.round, w))
-        return None if gathered is None else self._table(plan.round, share.clients, gathered)
+        clients, parts = self._shares(plan)
+        gathered = self._gathered(parts, partial(self._evaluated, plan.round, w))
+        return None if gathered is None else self._table(plan.round, clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:
         """Evaluate each such client's own model, fine-tuned from w (d,). Collective; rank 0 receives table columns.
 
         The result is NaN for clients whose training diverged, if `local.on_divergence` = "drop".
         """
-        gathered = self._gathered(self._share(plan), partial(self._tuned, plan, w))
+        gathered = self._gathered(self._shares(plan)[1], partial(self._tuned, plan, w))
         if gathered is None:
             return None
         return {f"tuned_{name}": column for name, column in self._scores(gathered).items()}
@@ -269,18 +267,18 @@ class ClientsView:
         generator = self.streams.generator(Purpose.CLIENTS_VIEWED)
         return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))
 
-    def _share(self, plan: Plan) -> Share:
-        """Divide the clients evaluated after this round among the ranks."""
+    def _shares(self, plan: Plan) -> tuple[Ints, list[Ints]]:
+        """Return the clients (k,) evaluated after this round, ascending, and this rank's parts of them."""
         panel = self._panel
         clients = plan.clients[self.rows.counts[plan.clients] > 0] if panel is None else panel
         key = plan.clients if panel is None else panel
-        if self._shares is None or self._shares[0] is not key:
+        if self._shared is None or self._shared[0] is not key:
             alone = couples_in_evaluation(self.model, self.description)
             counts = self.rows.counts[clients]
             borders = np.arange(len(clients) + 1) if alone else cut(counts, self._most)
-            mine = self._own_parts(clients, np.concatenate(([0], np.cumsum(counts)))[borders], borders)
-            self._shares = key, Share(clients, borders, mine)
-        return self._shares[1]
+            first, last = self._own_parts(clients, np.concatenate(([0], np.cumsum(counts)))[borders], borders)
+            self._shared = key, clients, [clients[a:b] for a, b in pairwise(borders[first : last + 1].tolist())]
+        return self._shared[1:]
 
     def _own_parts(self, clients: Ints, rows: Ints, borders: Ints) -> tuple[int, int]:
         """Return this rank's parts: equal sample counts if any rank may read all data, else its own clients."""
@@ -295,10 +293,10 @@ class ClientsView:
             first, last = np.searchsorted(clients[borders[:-1]], owned)
         return int(first), int(last)
 
-    def _gathered(self, share: Share, measure: SumsOfClients) -> Floats | None:
+    def _gathered(self, parts: list[Ints], measure: SumsOfClients) -> Floats | None:
         """Gather the sums (k, 4) of all clients, ascending, on rank 0; each rank measures its own parts."""
         with self.loss.kept_generators():
-            own = [measure(clients) for clients in share.parts]
+            own = [measure(clients) for clients in parts]
         mine = np.concatenate(own) if own else np.empty((0, 4))
         everybody = self.cluster.gather(mine.ravel())
         return None if everybody is None else np.concatenate(everybody).reshape(-1, 4)
@@ -306,16 +304,14 @@ class ClientsView:
     def _evaluated(self, t: int, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients for the parameters w (d,)."""
         x, y = self.rows.load(clients)
-        while True:
-            try:
-                at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-                with during(t), evaluating(self.model, w, self.streams, *at) as module:
-                    counts = self.rows.counts[clients]
-                    return client_sums(module, x, y, counts, self.loss, self._at_once, self.model.part)
-            except torch.OutOfMemoryError:
-                if min(self._at_once, len(y)) == 1:
-                    raise
-            self._at_once = halved(min(self._at_once, len(y)), "samples evaluated")
+
+        def evaluated(rows: int) -> Floats:
+            at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
+            with during(t), evaluating(self.model, w, self.streams, *at) as module:
+                return client_sums(module, x, y, self.rows.counts[clients], self.loss, rows, self.model.part)
+
+        found, self._at_once = within_memory(evaluated, self._at_once, len(y))
+        return found
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
         """Return the sums (k, 4) of a part's clients, each for its own fine-tuned model."""
@@ -390,18 +386,3 @@ def facts_of(table: Columns) -> Record:
             )
             facts |= {f"client_{score}_{name}": value for name, value in measures.items()}
     return facts
-
-
-def clients_view(
-    config: Config,
-    cluster: Cluster,
-    streams: Streams,
-    data: ClientData,
-    rebalancing: Rebalancing | None,
-    layout: Layout,
-    trainer: Trainer,
-) -> ClientsView | None:
-    """Return the client evaluation of a run, or None if `evaluation.clients` disables it."""
-    if config.evaluation.clients is None:
-        return None
-    return ClientsView(config, cluster, streams, OwnRows.of(data, rebalancing), layout, trainer)

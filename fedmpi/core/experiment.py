@@ -24,12 +24,21 @@ from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Bytes, Ints
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.config.writing import flat_table
-from fedmpi.core.evaluation import ClientsView, EvaluatedParts, clients_view
-from fedmpi.core.placement import BalanceLearner, Layout, agree_on_work, lay_out, prepare_device, settle_threads
+from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
+from fedmpi.core.placement import (
+    BalanceLearner,
+    Layout,
+    lay_out,
+    places_on_node,
+    prepare_device,
+    server_trains,
+    settle_threads,
+    shares_data,
+)
 from fedmpi.core.plan import Decisions, Inquiry, Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
 from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
@@ -99,15 +108,6 @@ class RunData:
         return self.store.manifest.digest
 
 
-@dataclass(frozen=True)
-class ModelEvaluation:
-    """Evaluation of the global model and its comparison with a reference."""
-
-    parts: EvaluatedParts  # Samples that rank 0 evaluates the model on
-    clients: ClientsView | None = None  # Evaluates the model on single clients
-    reference: Reference | None = None  # Model for comparison, identical on every rank
-
-
 @dataclass
 class Experiment:
     """Everything that a rank needs for its share of a run."""
@@ -122,34 +122,36 @@ class Experiment:
     trainer: Trainer  # Local work of this rank's clients
     local_state: LocalState  # State of the local work that is kept between rounds
     server: ServerStep  # Step from the round's sums to the next model, identical on every rank
-    evaluation: ModelEvaluation
-    # Applies functions that need every client's own update; None if sums are enough
-    single_updates: SingleUpdates | None = None
+    single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
+    view: ClientsView | None  # Evaluates the model on single clients
+    reference: Reference | None  # Model for comparison, identical on every rank
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
         """Assemble the experiment of this rank; without a cluster, join the job's other ranks first."""
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
-        store = open_and_compare(cluster, config)
         device, streams = prepare_device(config, cluster), Streams(config.seed)
+        store = open_and_compare(cluster, config, device)
         data = RunData.of(config, cluster, streams, store, device)
         samples, description = data.samples, data.samples.description
         loss = task_loss(config.task.loss.choice, config.task.loss.options, config.task.kind)
         name, given = config.model.choice, config.model.options
         model = FlatModel.built(name, given, description, config.seed, device, loss)
         check_buffers(config, model)
+        frozen = str(model.frozen_checksum)
+        compare_ranks(cluster, {"the parameters": str(model.size), "the frozen parameters (checksum)": frozen})
         settle_threads(config, cluster, model.size, data.sizes)
-        shared, with_server = agree_on_work(config, cluster, data.sizes, description, device)
+        shared = shares_data(config, cluster, data.sizes, description)
+        with_server = server_trains(config, cluster, shared, places_on_node(cluster, device))
+        cluster.server_trains = with_server
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         losses = partial(ClientMeasures, config, data.trained_on, streams, device, cluster.rank, model.loss)
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
-        reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.compression.error_feedback:
             check_residuals(store.clients, model.size)
-        agree_on_values(cluster, model)
         agree_on_traits(cluster, model, description)
         check_batches(config, data.sizes, model.least)
         hooks = make_hooks(config, model, streams, store.clients)
@@ -160,7 +162,10 @@ class Experiment:
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
-        view = clients_view(config, cluster, streams, samples.originals, samples.rebalancing, layout, trainer)
+        view = None
+        if config.evaluation.clients is not None:
+            rows = OwnRows.of(samples.originals, samples.rebalancing)
+            view = ClientsView(config, cluster, streams, rows, layout, trainer)
         return cls(
             config=config,
             cluster=cluster,
@@ -172,8 +177,9 @@ class Experiment:
             trainer=trainer,
             local_state=local_state,
             server=ServerStep(config, streams, store.clients, decisions.weighing, optimizer, hooks),
-            evaluation=ModelEvaluation(data.evaluated, view, reference),
             single_updates=one_by_one(config, cluster, model, losses),
+            view=view,
+            reference=Reference(config.logging.reference, model) if config.logging.reference else None,
         )
 
     def close(self) -> None:
@@ -219,14 +225,15 @@ def _decisions(
     )
 
 
-def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
+def open_and_compare(cluster: Cluster, config: Config, device: torch.device) -> ShardStore:
     """Open the data, and reject ranks that do not run the same. Collective, before any other exchange."""
     store, refusal = None, ""
     try:
         store = open_store(config.data.source.choice, config.data.source.options)
     except UserError as error:
         refusal = str(error)
-    compare_ranks(cluster, facts_of_run(config, store.manifest if store else None, refusal))
+    facts = facts_of_run(config, store.manifest if store else None, refusal)
+    compare_ranks(cluster, facts | {"the device": device.type})
     if store is None:
         raise UserError(refusal)
     return store
@@ -245,33 +252,24 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
 
 
 def compare_ranks(cluster: Cluster, facts: Facts) -> None:
-    """Compare the ranks' facts; collective."""
-    text = json.dumps(facts).encode()
-    digests = cluster.gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
-    (table,) = cluster.broadcast([np.stack(digests)] if digests is not None else None)
-    speakers = np.unique(table, axis=0, return_index=True)[1]  # the first rank with each of the lists
-    if len(speakers) == 1:
-        return
-    mine = json.dumps([socket.gethostname(), facts]).encode() if cluster.rank in speakers else b""
-    lists = cluster.gather(np.frombuffer(mine, np.uint8))
-    message = None
-    if lists is not None:
-        message = [np.frombuffer(_difference(sorted(speakers.tolist()), lists).encode(), np.uint8)]
-    raise UserError(cluster.broadcast(message)[0].tobytes().decode())
-
-
-def _difference(speakers: list[int], lists: list[Bytes]) -> str:
-    first, other = speakers[:2]
-    (host, here), (other_host, there) = (json.loads(lists[rank].tobytes()) for rank in (first, other))
-    both = [key for key in here if key in there and here[key] != there[key]]
-    keys = both or [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    """Reject ranks whose facts differ from those of rank 0; collective."""
+    host = socket.gethostname()
+    sent = [np.frombuffer(json.dumps([host, facts]).encode(), np.uint8)] if cluster.is_server else None
+    server, theirs = json.loads(cluster.broadcast(sent)[0].tobytes())
+    differing = [key for key in {**theirs, **facts} if theirs.get(key) != facts.get(key)]
     named = [
-        f"{key} is {here.get(key, 'unset')} on rank {first} ({host}) and {there.get(key, 'unset')} on rank {other} "
-        f"({other_host})"
-        for key in keys[:NAMED]
+        f"{key} is {theirs.get(key, 'unset')} on rank 0 ({server}) and {facts.get(key, 'unset')} on rank "
+        f"{cluster.rank} ({host})"
+        for key in differing[:NAMED]
     ]
-    more = f"; {len(keys) - NAMED} more differ" if len(keys) > NAMED else ""
-    return f"the ranks do not run the same: {'; '.join(named)}{more}: give all ranks the same files and options"
+    more = [f"{len(differing) - NAMED} more differ"] if len(differing) > NAMED else []
+    gathered = cluster.gather(np.frombuffer("; ".join([*named, *more]).encode(), np.uint8))
+
+    def refuse() -> None:
+        if found := [text.tobytes().decode() for text in gathered or [] if text.size]:
+            raise UserError(f"the ranks do not run the same: {found[0]}. Give all ranks the same files and options")
+
+    on_server(cluster, refuse)
 
 
 @cache
@@ -289,28 +287,23 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
     part, rule = config.local, config.samples.sampler.component.name
     if least == 1:
         return
-    why, other = f"{NEEDS_TWO}, which", "replace BatchNorm by GroupNorm, squeeze() by flatten(1)"
-    remedy = "Set local.drop_last = true, which leaves such batches out, or"
+    cause = ""
     if part.batch_size == 1:
-        raise UserError(f"{why} local.batch_size = 1 makes. Set a larger local.batch_size, or {other}")
-    if config.clients.sampler.services is not None and probe_of(config) == "sample":
+        cause = "local.batch_size = 1"
+    elif config.clients.sampler.services is not None and probe_of(config) == "sample":
+        cause = 'clients.sampler.features.probe = "sample"'
+    elif not part.drop_last:
+        lone = sizes == 1
+        if part.batch_size != "all" and (part.steps is None or config.evaluation.fine_tune > 0):
+            lone = sizes % part.batch_size == 1
+            if rule != "all" and sizes.max() > part.batch_size:
+                cause = f'samples.sampler = "{rule}"'
+        if rule == "all" and lone.any():
+            cause = f"local.batch_size = {part.batch_size!r} and {_named(np.flatnonzero(lone), sizes)}"
+    if cause:  # a client does not train in a round in which the data sampler leaves it one sample
         raise UserError(
-            f'{why} clients.sampler.features.probe = "sample" makes. Set it to "batch" or "full", or {other}'
-        )
-    if part.drop_last:
-        return
-    lone = sizes == 1
-    if part.batch_size != "all" and (part.steps is None or config.evaluation.fine_tune > 0):
-        lone = sizes % part.batch_size == 1
-        if rule != "all" and sizes.max() > part.batch_size:
-            raise UserError(f'{why} samples.sampler = "{rule}" may leave to a client. {remedy} {other}')
-    if rule != "all":  # a client does not train in a round in which it has one sample
-        return
-    if lone.any():
-        who = _named(np.flatnonzero(lone), sizes)
-        raise UserError(
-            f"{why} local.batch_size = {part.batch_size!r} leaves to {who}. {remedy} set another local.batch_size, or "
-            f"{other}"
+            f"{NEEDS_TWO}, as results from {cause}. Set a larger local.batch_size, local.drop_last = true or a probe "
+            'of "full", or replace BatchNorm by GroupNorm and squeeze() by flatten(1)'
         )
 
 
@@ -328,28 +321,6 @@ def _named(clients: Ints, sizes: Ints) -> str:
     some = ", ".join(f"client {client} ({sizes[client]} samples)" for client in clients[:CLIENTS_NAMED].tolist())
     some = some.replace("(1 samples)", "(1 sample)")
     return some if len(clients) <= CLIENTS_NAMED else f"{some} and {len(clients) - CLIENTS_NAMED} more"
-
-
-def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
-    """Require models of equal length, and equal parameters if these are never transmitted. Collective."""
-    gathered = cluster.gather(np.array([model.trainable, model.size, model.frozen_checksum], np.int64))
-
-    def refuse() -> None:
-        found = np.stack(gathered or [np.zeros(3, np.int64)])
-        other = found != found[0]
-        if sized := np.flatnonzero(other[:, :2].any(axis=1)).tolist():
-            values = ", ".join(f"{found[rank, 1]} on rank {rank}" for rank in (0, sized[0]))
-            raise UserError(
-                f"the ranks made models of different sizes ({values} values): model.name must make the same one from "
-                "the same description and options, whatever the rank, the host or the time"
-            )
-        if others := np.flatnonzero(other[:, 2]).tolist():
-            raise UserError(
-                f"the model's frozen values, which never travel, are others on ranks {others} than on rank 0: make "
-                "them with torch's own random numbers, which are seeded alike, or read them from one file"
-            )
-
-    on_server(cluster, refuse)
 
 
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:

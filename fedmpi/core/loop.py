@@ -50,7 +50,7 @@ class Simulation:
         self.cluster = experiment.cluster
         self.config = experiment.config
         self.decisions, self.trainer, self.server = experiment.decisions, experiment.trainer, experiment.server
-        self.evaluation, self.local_state = experiment.evaluation, experiment.local_state
+        self.local_state = experiment.local_state
         self.net = net = experiment.model
         self.recorder = recorder
         self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
@@ -147,7 +147,7 @@ class Simulation:
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
         """Evaluate the model on each client if due or if the run ended; return the record entries (rank 0)."""
-        view = self.evaluation.clients
+        view = self.experiment.view
         if view is None:
             return {}
         if not ended:
@@ -211,8 +211,8 @@ class Simulation:
             return
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
-            parts = self.evaluation.parts
-            record.update(parts.scores(self.net, self.model, record["round"]))
+            scores = self.experiment.data_facts.evaluated.scores(self.net, self.model, record["round"])
+            record.update(scores)
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
 
     def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
@@ -237,8 +237,8 @@ class Simulation:
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
-            parts = self.evaluation.parts
-            self.summary = self.recorder.finish(self.net.module, facts, parts.confusion)
+            confusion = self.experiment.data_facts.evaluated.confusion
+            self.summary = self.recorder.finish(self.net.module, facts, confusion)
 
     def close(self) -> None:
         """Close the progress display if the run was interrupted."""

@@ -8,12 +8,9 @@ workers and sends the result with the plan.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import os
-import socket
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +19,13 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.arithmetic import repeat_results
-from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.assignment import ownership
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.work import LocalRule
 from fedmpi.mpi import Cluster
-from fedmpi.mpi.device import explicit_threads, threads_beside_others
-from fedmpi.mpi.ranks import on_server
+from fedmpi.mpi.device import explicit_threads
 
 log = logging.getLogger("fedmpi")
 
@@ -39,8 +34,6 @@ WORK_WORTH_THREADS = 8_000_000
 199,210 parameters, batches of 10: no gain with one client (2 million), 1.7 times as fast with ten (20 million).
 """
 
-THREADS_A_CORE = 8
-"""Threads per core of a node beyond which an operating system may fail to start them, which ends the process."""
 SHARED_BYTES = 2 << 30
 """Largest size of the data of a node's ranks for which "auto" lets every rank keep all data."""
 
@@ -48,11 +41,9 @@ STEP_ROWS = 8.0
 """Cost of a step in additional samples of its batch (measured: 6 to 12 for small dense and convolutional
 networks)."""
 LONGEST_FIRST_UP_TO = 4096
-"""Largest number of selected clients for the exact rule; more are assigned in turns, equally evenly."""
-COMPARISONS = 1 << 14
-"""Largest product of selected clients and workers for the exact rule if workers differ in speed."""
-DEALS = 8
-"""Number of parts in which the remaining clients are assigned; each part corrects the imbalance of the one before."""
+"""Largest number of selected clients for the exact rule; more are assigned in turns."""
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""Its multiples modulo 1 fill the unit interval evenly: every worker's turns are spread over the sorted clients."""
 MEMORY = 0.95
 """Factor of a round's weight per later round in the learned costs: the last twenty rounds count most."""
 MOST_STEP_ROWS = 1000.0
@@ -125,19 +116,6 @@ def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -
     return shared and cluster.largest_node <= places
 
 
-def agree_on_work(
-    config: Config, cluster: Cluster, sizes: Ints, description: DataDescription, device: torch.device
-) -> tuple[bool, bool]:
-    """Return whether data is shared, and whether the server trains, as decided by rank 0; collective."""
-    places, decided = places_on_node(cluster, device), None
-    if cluster.is_server:
-        shared = shares_data(config, cluster, sizes, description)
-        decided = [np.array([shared, server_trains(config, cluster, shared, places)])]
-    shared, with_server = cluster.broadcast(decided)[0].tolist()
-    cluster.server_trains = with_server
-    return shared, with_server
-
-
 def lay_out(
     cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
 ) -> Layout:
@@ -152,56 +130,26 @@ def lay_out(
     return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)
 
 
-def check_threads(threads: int) -> None:
-    """Reject a thread count so large that starting the threads would end the process."""
-    cores = os.cpu_count() or 1
-    if threads > THREADS_A_CORE * cores:
-        raise UserError(
-            f"cluster.threads = {threads}, but this node ({socket.gethostname()}) has {cores} cores: choose at most "
-            f"{THREADS_A_CORE * cores}, better as many as a rank has cores, or 0 for that"
-        )
-
-
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     """Choose this rank's device, its thread limit (one with exact sums, for equal arithmetic) and its memory."""
-    check_threads(config.cluster.threads)
     if config.server.exact:
         torch.set_num_threads(1)
         repeat_results()
     else:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
     device = cluster.device(config.cluster.device)
-    refuse_mixed_devices(cluster, device)
     return device
 
 
-def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -> int:
-    """Choose the number of threads of this rank from the model and the clients; collective.
+def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -> None:
+    """Take one thread if the work of a step is too small for more, unless the user has set their number.
 
-    The result is a fair share of the unused cores, and one if the work of a step is too small for more. A number that
-    the user sets by `cluster.threads` or OMP_NUM_THREADS is kept.
+    The others are a fair share of the node's cores. Exact sums need one.
     """
-    fair, cores = torch.get_num_threads(), cluster.fewest_cores
-    named = config.cluster.threads or explicit_threads(os.environ)
-    if not cluster.maximum(int(fair > 1 and not config.server.exact)):
-        return fair
-    others = cluster.cores_of_others()
-    free = threads_beside_others(fair, cores, others, cluster.node_size)
-    busy = f"other processes keep {others:.1f} of the {cores} cores busy"
-    level = logging.WARNING if cluster.is_server else logging.INFO
-    if named:
-        if free < named > 1:
-            log.log(level, "%s: the %d threads asked for will wait for one another: ask for fewer", busy, named)
-        return fair
-    if values * rows_per_launch(config, cluster, sizes) < WORK_WORTH_THREADS:
-        free = 1
-        log.info("threads: 1, of %d that there is room for: a step is too small for more", fair)
-    elif free < fair:
-        log.log(level, "%s: threads = %d, not %d (cluster.threads sets another number)", busy, free, fair)
-    else:
-        log.info("threads: %d", fair)
-    torch.set_num_threads(free)
-    return free
+    fair, named = torch.get_num_threads(), config.cluster.threads or explicit_threads(os.environ)
+    if fair > 1 and not named and values * rows_per_launch(config, cluster, sizes) < WORK_WORTH_THREADS:
+        torch.set_num_threads(1)
+    log.info("threads: %d, of %d that there is room for", torch.get_num_threads(), fair)
 
 
 def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
@@ -212,26 +160,6 @@ def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
     part = config.clients
     cohort = part.count or round((part.fraction or 1.0) * len(sizes))
     return min(batch, float(sizes.mean())) * max(1.0, cohort / cluster.workers)
-
-
-def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
-    """Require one kind of device on all ranks; collective.
-
-    Every rank takes the server step itself and must compute a bit-identical result. CPUs and GPUs do not round all
-    operations equally: a division by a number is one on a CPU and a product with its reciprocal on a GPU.
-    """
-    gathered = cluster.gather(np.frombuffer(device.type.encode(), np.uint8))
-
-    def refuse() -> None:
-        kinds = Counter(kind.tobytes().decode() for kind in gathered or [])
-        if len(kinds) > 1:
-            found = ", ".join(f"{count} on {kind}" for kind, count in sorted(kinds.items()))
-            raise UserError(
-                f"the ranks of this job have different kinds of devices ({found}), whose results differ in their last "
-                'bits: set cluster.device = "cpu", or start all ranks on nodes with GPUs'
-            )
-
-    on_server(cluster, refuse)
 
 
 def places_on_node(cluster: Cluster, device: torch.device) -> int:
@@ -262,58 +190,23 @@ def planned_cost(rule: LocalRule, rows: Ints, merged: bool, step_rows: float = S
 def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
     """Assign the costliest client to the worker that would finish it first, then the next one, and so on.
 
-    With equal speeds this is the worker with the least work (Graham 1969).
+    With equal speeds this is the worker with the least work (Graham 1969). The smallest of many clients are assigned in
+    turns that are proportional to the speeds.
     """
-    if speeds is not None and (speeds != speeds[0]).any():
-        return _first_to_finish(costs, speeds, head_start)
     order = np.argsort(-costs, kind="stable")
     owners = np.empty(len(costs), np.int64)
-    loads = [(head_start if worker == 0 else 0.0, worker) for worker in range(workers)]
-    heapq.heapify(loads)
-    for place in order[:LONGEST_FIRST_UP_TO].tolist():
-        load, worker = loads[0]
-        owners[place] = worker
-        heapq.heapreplace(loads, (load + costs[place], worker))
-    rest = order[LONGEST_FIRST_UP_TO:]
-    if len(rest):
-        least_busy_first = np.array([worker for _, worker in sorted(loads)])
-        in_turns = np.concatenate([least_busy_first, least_busy_first[::-1]])
-        owners[rest] = np.resize(in_turns, len(rest))
-    return owners
-
-
-def _first_to_finish(costs: Floats, speeds: Floats, head_start: float) -> Ints:
-    """Apply `longest_first` to workers of unequal speeds; the smallest of many clients are treated as equal."""
-    order = np.argsort(-costs, kind="stable")
-    owners = np.empty(len(costs), np.int64)
-    compared = min(LONGEST_FIRST_UP_TO, COMPARISONS // len(speeds))
+    speeds = np.ones(workers) if speeds is None else speeds
     slowness = (1 / speeds).tolist()
-    finished = [head_start * slowness[0]] + [0.0] * (len(speeds) - 1)
-    for place in order[:compared].tolist():
-        cost = float(costs[place])
-        would = [time + cost * slow for time, slow in zip(finished, slowness, strict=True)]
+    finished = [head_start * slowness[0]] + [0.0] * (workers - 1)
+    first, rest = order[:LONGEST_FIRST_UP_TO], order[LONGEST_FIRST_UP_TO:]
+    for place, cost in zip(first.tolist(), costs[first].tolist(), strict=True):
+        would = [seconds + cost * slow for seconds, slow in zip(finished, slowness, strict=True)]
         owner = would.index(min(would))
         finished[owner] = would[owner]
         owners[place] = owner
-    seconds = np.array(finished)
-    for part in np.array_split(order[compared:], DEALS):
-        if len(part):
-            owners[part] = _dealt_out(len(part), float(costs[part].mean()) / speeds, seconds)
-            seconds += np.bincount(owners[part], costs[part], len(speeds)) / speeds
+    shares = np.cumsum(speeds)
+    owners[rest] = np.searchsorted(shares / shares[-1], np.arange(len(rest)) * GOLDEN_RATIO % 1, side="right")
     return owners
-
-
-def _dealt_out(count: int, seconds: Floats, finished: Floats) -> Ints:
-    """Return the workers of `count` equal clients, each of `seconds` (workers,), assigned to the first to finish."""
-    if not seconds.any():
-        return np.resize(np.arange(len(seconds)), count)
-    # All stop together: each worker can finish so many until then; rounding may add as many more
-    end = (count + float((finished / seconds).sum())) / float((1 / seconds).sum())
-    turns = np.maximum(0, np.ceil((end - finished) / seconds)).astype(np.int64) + 1
-    workers = np.repeat(np.arange(len(seconds)), turns)
-    turn = np.arange(len(workers)) - np.repeat(np.cumsum(turns) - turns, turns)
-    ends = finished[workers] + (turn + 1) * seconds[workers]
-    return workers[np.argsort(ends, kind="stable")[:count]]
 
 
 def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
@@ -412,16 +305,11 @@ class BalanceLearner:
         return {STATE: torch.from_numpy(np.column_stack([self._sums, self._slowness]))}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore a checkpoint; with another number of workers, only the cost of a step is restored."""
-        if STATE not in state or not len(self._sums):
+        """Restore a checkpoint of as many workers."""
+        if STATE not in state or len(state[STATE]) != len(self._sums):
             return
         saved: Floats = state[STATE].numpy()
-        sums, slow = saved[:, :5], saved[:, 5:]
-        if len(saved) == len(self._sums):
-            self._sums, self._slowness = sums.copy(), slow[:, 0].copy()
-        else:
-            alike = (sums * np.hstack([slow**2] * 3 + [slow] * 2)).sum(axis=0) / len(self._sums)
-            self._sums = np.tile(alike, (len(self._sums), 1))
+        self._sums, self._slowness = saved[:, :5].copy(), saved[:, 5].copy()
         self._fit()
 
 

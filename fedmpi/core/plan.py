@@ -167,24 +167,13 @@ def rate_of(config: Config, t: int) -> float:
 
 
 @dataclass(frozen=True)
-class DataSampling:
-    """Probability with which a selected client's sample is used, and the size estimate used for it, if any.
-
-    `asked` int64 (a,) are the queried clients; None for all.
-    """
-
-    probability: float
-    estimate: SizeEstimate | None = None
-    asked: Ints | None = None
-
-
-@dataclass(frozen=True)
 class Draft:
     """Draft of a round: the plan with the facts of its mediators, and the inputs of the other facts."""
 
     plan: Plan
     turnout: Turnout
-    sampling: DataSampling
+    estimate: SizeEstimate | None  # Size estimate from which the probability follows, if there is one
+    queried: Ints | None  # (a,): Clients that answered the size query; None for all
 
 
 class Planner:
@@ -238,20 +227,12 @@ class Planner:
         coming = draft.plan.coming if following is None else following.plan.clients
         return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the accounts, for a checkpoint."""
-        return self.accounts.state()
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Restore the accounts of a checkpoint."""
-        self.accounts.load(state)
-
     def _draft(self, t: int, strata: Strata | None) -> Draft:
         clips = self.config.privacy.clip_norm is not None
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
         opening = self.cohorts.opens(t)
-        sampling = DataSampling(1.0, asked=np.empty(0, np.int64)) if opening else self.data_sampling(t, turnout)
+        probability, estimate, queried = (1.0, None, np.empty(0, np.int64)) if opening else self._sampled(t, turnout)
         weighing = self._opening_weights() if opening else self.weighing
         self._check_draw(t, cohort, opening)
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
@@ -268,12 +249,12 @@ class Planner:
             coefficients=coefficients,
             per_sample=weighing.per_sample,
             normalize=weighing.normalizes(cohort) and not clips,
-            probability=sampling.probability,
+            probability=probability,
             mediators=mediators,
             one_step=opening,
             facts=made | divergences,
         )
-        return Draft(plan, turnout, sampling)
+        return Draft(plan, turnout, estimate, queried)
 
     def _check_draw(self, t: int, cohort: Cohort, opening: bool) -> None:
         """Reject a cohort that the local algorithm does not support; warn if sizes count twice."""
@@ -302,8 +283,8 @@ class Planner:
         population = "clients" if weights.name == "stratified" else weights.options["population"]
         return Weighing(resolve("weights", "normalized"), {"population": population})
 
-    def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
-        """Return the probability with which samples are used, and the size estimate used for it.
+    def _sampled(self, t: int, turnout: Turnout) -> tuple[float, SizeEstimate | None, Ints | None]:
+        """Return the probability with which samples are used, the size estimate used for it, and who was queried.
 
         p = K/Ñ for the Bernoulli rule (FedSampling, Eq 2), the fixed ratio for the naive rule, K over the samples of
         all available clients for a custom pooled sampler, 1 otherwise.
@@ -311,11 +292,14 @@ class Planner:
         The size query goes to all available clients (FedSampling), or to those that receive the model (FedSTaS), which
         answer before some of them drop out.
         """
-        part = self.config.samples
+        part, rule = self.config.samples, self.row_rule
         if part.sampler.name == "ratio":
-            return DataSampling(part.sampler.options["ratio"])
+            return part.sampler.options["ratio"], None, None
         if part.sampler.name != "bernoulli":
-            return DataSampling(self._wanted_share(turnout))
+            if part.budget is None or not rule.part.foreign or not rule.pooled:
+                return 1.0, None, None
+            sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
+            return sampling_probability(part.budget, int(sizes.sum())), None, None
         assert part.budget is not None
         table = part.size
         queried = turnout.asked if table.query == "selected" else turnout.present
@@ -324,15 +308,7 @@ class Planner:
         size = estimate_total(table.estimate, self.sizes, table.epsilon, table.max_size, answers, table.clip, asked)
         for saturation in saturations(size, part.budget, table.max_size):
             self._warn_once(saturation.kind, t, saturation.message)
-        return DataSampling(sampling_probability(part.budget, size.total), size, asked)
-
-    def _wanted_share(self, turnout: Turnout) -> float:
-        """Return min(1, K / samples of all available clients) for a custom pooled data sampler; else 1."""
-        wanted, rule = self.config.samples.budget, self.row_rule
-        if wanted is None or not rule.part.foreign or not rule.pooled:
-            return 1.0
-        sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
-        return sampling_probability(wanted, int(sizes.sum()))
+        return sampling_probability(part.budget, size.total), size, asked
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
         """Return the raw coefficients; for weights that count samples, the factor of one sample."""
@@ -340,7 +316,7 @@ class Planner:
         return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
     def _facts(self, draft: Draft) -> dict[str, Any]:
-        plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling
+        plan, turnout, estimate = draft.plan, draft.turnout, draft.estimate
         cohort, clients = turnout.cohort, self.config.clients
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
         facts |= {f"sampler_{name}": float(value) for name, value in cohort.numbers.items()}
@@ -357,17 +333,17 @@ class Planner:
             facts["stratum_sizes"] = strata.sizes.tolist()
             facts["allocation"] = strata.draws.tolist()
         if self.config.samples.sampler.name in ("bernoulli", "ratio") and not plan.one_step:
-            facts["sampling_probability"] = sampling.probability
-        if sampling.estimate is not None:
-            facts["size_estimate"] = sampling.estimate.total
-            facts["size_true"] = sampling.estimate.true_total
-            facts["size_asked"] = sampling.estimate.asked
-            facts["clipped_fraction"] = sampling.estimate.clipped_fraction
+            facts["sampling_probability"] = plan.probability
+        if estimate is not None:
+            facts["size_estimate"] = estimate.total
+            facts["size_true"] = estimate.true_total
+            facts["size_asked"] = estimate.asked
+            facts["clipped_fraction"] = estimate.clipped_fraction
         if self.accounts.usage is not None:
             facts |= self._diagnosed(cohort)
         if (exposure := self.accounts.exposure) is not None:
             self._warn_once("exposure", plan.round, exposure.message)
-        return facts | self.accounts.enter(turnout, sampling.asked, self._used_samples(plan.round, cohort, sampling))
+        return facts | self.accounts.enter(turnout, draft.queried, self._used_samples(plan, cohort))
 
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
         """Return the length of the round: that of the slowest client, or of the slowest mediator's chain of visits."""
@@ -387,15 +363,15 @@ class Planner:
             facts["stratum_spreads"] = strata.spread.tolist()
         return facts
 
-    def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
+    def _used_samples(self, plan: Plan, cohort: Cohort) -> Ints | None:
         """Return global positions of the samples that the cohort uses; None for all, or if secret or not needed."""
         if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
             return None
         sizes = self.sizes[cohort.clients]
-        if self.cohorts.opens(t):
+        if plan.one_step:
             positions = np.arange(int(sizes.sum()))
         else:
-            positions = self.row_rule.positions(t, sizes, sampling.probability)
+            positions = self.row_rule.positions(plan.round, sizes, plan.probability)
         shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
         return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
 
@@ -461,14 +437,6 @@ class Inquiry:
                 self._enter("update_norm", plan.round, np.concatenate(clients), np.concatenate(values))
         if "seconds" in self.numbers.names and seconds is not None:
             self._enter("seconds", plan.round, plan.clients, seconds)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the measurements of past rounds, for a checkpoint."""
-        return self.numbers.state()
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Restore the measurements of a checkpoint."""
-        self.numbers.load(state)
 
     def _gathered(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, Floats] | None:
         """Measure sorted clients on their owners; return the clients (k,) and numbers (k, names) on rank 0."""
@@ -557,15 +525,14 @@ class Decisions:
 
     def state(self) -> dict[str, Tensor]:
         """Return the checkpoint state; complete on rank 0."""
-        parts = self.stratifier.state() | self.planner.state() | self.balance.state() | self.inquiry.state()
+        accounts, numbers = self.planner.accounts.state(), self.inquiry.numbers.state()
+        parts = self.stratifier.state() | accounts | self.balance.state() | numbers
         return parts | (self.sampler.state() if self.cluster.is_server else {})
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
         """Restore the checkpoint state; collective."""
         saved = dict(tensors or {})
         if tensors is not None:
-            self.planner.load(saved)
-            self.balance.load(saved)
-            self.inquiry.load(saved)
-            self.sampler.load(saved)
+            for part in (self.planner.accounts, self.balance, self.inquiry.numbers, self.sampler):
+                part.load(saved)
         self.stratifier.load(saved, resumed=resumed)

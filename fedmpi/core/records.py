@@ -6,8 +6,8 @@ import json
 import logging
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
     }
     if plan.round == 0 and facts.augmentation:
         record["rebalancing"] = facts.augmentation
-    if (reference := experiment.evaluation.reference) is not None:
+    if (reference := experiment.reference) is not None:
         record["weight_divergence"] = reference.distance(model)
     return {key: value for key, value in record.items() if value is not None}
 
@@ -139,7 +139,7 @@ def _data_lines(experiment: Experiment) -> list[str]:
 
 def summary_facts(experiment: Experiment) -> Record:
     """Return the summary entries on the environment of the run."""
-    facts, view, data = experiment.data_facts, experiment.evaluation.clients, experiment.data
+    facts, view, data = experiment.data_facts, experiment.view, experiment.data
     cluster, engine = experiment.cluster, experiment.trainer.engine
     return {
         "ranks": cluster.size,
@@ -161,8 +161,7 @@ class Listener:
     def __init__(self, cluster: Cluster, on_round: OnRound | None):
         self.cluster = cluster
         self.on_round = on_round if cluster.is_server else None
-        own = [np.array([on_round is not None])] if cluster.is_server else None
-        self.listens = bool(cluster.broadcast(own)[0][0])
+        self.listens = bool(cluster.maximum(self.on_round is not None))
 
     def ends(self, record: Record | None) -> bool:
         """Check whether the run should end after this round; collective if `on_round` is set."""
@@ -201,7 +200,7 @@ class SavedState:
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
         self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
-        self.optimizer, self.view = experiment.server.optimizer, experiment.evaluation.clients
+        self.optimizer, self.view = experiment.server.optimizer, experiment.view
         self.watch = self.facts.watch
         self.recorder = recorder
         self._moved_before = BytesMoved()
@@ -236,11 +235,16 @@ class SavedState:
 
         If there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
         """
-        checkpoint = on_server(self.cluster, lambda: self._found())
-        with self._fitting():
-            first, saved = self.share(checkpoint)
+        checkpoint = on_server(self.cluster, self._found)
+        try:
+            first, saved = self._share(checkpoint)
             if checkpoint is not None:
                 self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the checkpoint does not fit this run ({raised(error)}). Resume with the version of fedmpi that wrote "
+                "it, or choose another --out"
+            ) from error
         kept = None
         if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
             kept = clients_file(self.recorder.checkpoints, first)
@@ -262,24 +266,13 @@ class SavedState:
             )
         return found
 
-    @contextmanager
-    def _fitting(self) -> Iterator[None]:
-        """Reject, inside the context, a checkpoint whose vectors differ from this run's in length or type."""
-        try:
-            yield
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"the checkpoint does not fit this run ({raised(error)}): resume with the version of fedmpi that wrote "
-                "it, or choose another --out"
-            ) from error
-
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Gather the checkpoint's tensors and header, without the model; collective, complete on rank 0."""
         moments = {f"server.{name}": value for name, value in self.optimizer.state().items()}
         decided, seen = self.decisions.state(), {} if self.view is None else self.view.state()
         return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
 
-    def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
+    def _share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Send rank 0's checkpoint to every rank; return the first round and the model, if there is one."""
         names = ["model", *(f"server.{name}" for name in self.optimizer.names), *self.local.names]
         arrays = None

@@ -262,7 +262,7 @@ class Worker:
     def _dealt(self, plan: Plan) -> Ints:
         """Assign each selected client to a worker by its planned cost, int64 (m,)."""
         balance = Balance.from_array(plan.balance)
-        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.merging, balance.step_rows)
+        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merging, balance.step_rows)
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
     def _parts(self, plan: Plan) -> Ints:
@@ -272,11 +272,6 @@ class Worker:
             return np.zeros(self.layout.workers + 1, np.int64)
         evaluating = self._evaluating(plan.round) * offsets[-1] / expected
         return equal_parts(offsets, self.layout.workers, evaluating, Balance.from_array(plan.balance).speeds)
-
-    @property
-    def merging(self) -> bool:
-        """True if clients with a single step are merged into one gradient."""
-        return self.engine.merging
 
     def _expected_rows(self, plan: Plan) -> float:
         """Return the expected number of samples that the cohort is trained on."""
@@ -363,7 +358,7 @@ class Worker:
         """
         if not self.layout.shared or not self.uses_all(plan):
             return report.loss_count, report.steps
-        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.merging)
+        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.engine.merging)
         return float(rows.sum()), float(steps.sum())
 
     def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
@@ -396,8 +391,7 @@ class Trainer:
         self.store = store
         self.observer = observer
         self.state = state
-        flat = self.sequential.model
-        self.loss = flat.loss
+        self.loss = engine.sequential.model.loss
         self._began = False
 
     @property
@@ -431,13 +425,7 @@ class Trainer:
         """Compare the round's work, summed over all ranks, with the plan; see `reduce.check_work`."""
         trainable = self.worker.sizes_of(plan) >= self.sequential.model.least
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
-        check_work(plan, sums, expected, self._epochs if len(plan.mediators) else None)
-
-    @property
-    def _epochs(self) -> int:
-        """Number of visits of a mediator's model to its clients in a round."""
-        assert isinstance(self.config.topology, Mediators)
-        return self.config.topology.epochs
+        check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:
         """Let the operating system read samples of the next round during this one's training."""
@@ -451,8 +439,13 @@ class Trainer:
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         if not self.worker.uses_all(plan) and self.engine.merged is not None:
             rows = self.worker.sampled(plan, self.worker.members(plan))
-            if self.engine.merges_rows(rule, rows.largest, total):
-                report = self._train_rows(self.engine, rows, plan, model, rule, total)
+            if self.engine.merges_rows(rule, rows.largest, total):  # at the cost of the samples (FedSampling)
+                report = WorkReport()
+                if len(rows.rows):
+                    owners, weights = self.worker.row_weights(plan, rows)
+                    report = self.engine.train_rows(
+                        Rows(owners, rows.rows, weights), Job(model, rule, plan.round, total)
+                    )
                 return RankWork(report, len(self.worker.members(plan)), len(rows.members))
         if len(plan.mediators):
             return self._relay(plan, model, rule, total)
@@ -471,27 +464,18 @@ class Trainer:
             owners = place_mediators(costs, plan.mediators, workers)
         else:
             owners = self.layout.owners(plan.clients)
-        relay = plan_relay(owners, plan.clients, plan.mediators, self._epochs, costs, workers)
+        relay = plan_relay(owners, plan.clients, plan.mediators, visits(self.config), costs, workers)
         mine = np.flatnonzero(owners == self.worker.index) if self.worker.index is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.worker.tasks(plan, mine)}
         keeps = keeps_moments(self.config, plan.one_step)
         relayed = run_relay(self.cluster, self.sequential, relay, tasks, model, rule, plan.round, total, keeps)
         return RankWork(relayed.work, len(mine), len(tasks), relayed=relayed)
 
-    def _train_rows(
-        self,
-        engine: LocalEngine,
-        sampled: SampledRows,
-        plan: Plan,
-        model: Tensor,
-        rule: LocalRule,
-        total: Accumulator,
-    ) -> WorkReport:
-        """Compute one gradient of all drawn samples at once, at the cost of the samples (FedSampling)."""
-        if not len(sampled.rows):
-            return WorkReport()
-        owners, weights = self.worker.row_weights(plan, sampled)
-        return engine.train_rows(Rows(owners, sampled.rows, weights), Job(model, rule, plan.round, total))
+
+def visits(config: Config) -> int:
+    """Return the number of visits of a mediator's model to each of its clients in a round."""
+    assert isinstance(config.topology, Mediators)
+    return config.topology.epochs
 
 
 def evaluation_cost(config: Config, store: ShardStore) -> float:

@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.doctor.advice import Advice, Findings, advise
 from fedmpi.mpi import Cluster, read_launch
 from fedmpi.mpi.device import cores_allowed
-from fedmpi.mpi.window import cuda_aware
+from fedmpi.mpi.sums import cuda_aware
 
 COMMAND_SECONDS = 10
 SCHEDULER = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE")

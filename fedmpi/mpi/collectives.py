@@ -200,7 +200,7 @@ class Communicators:
         from mpi4py import MPI
 
         world = comm.Dup()
-        node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
+        node = ranks_of_node(world)
         leads = node.rank == 0
         leaders = cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank))
         nodes = total(world, int(leads))
@@ -224,11 +224,16 @@ class Communicators:
                 comm.Free()
 
 
-def count_nodes(comm: MPI.Intracomm) -> int:
-    """Count the nodes of the ranks; collective."""
+def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return the communicator of the ranks that share memory with this one; collective."""
     from mpi4py import MPI
 
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    return cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def count_nodes(comm: MPI.Intracomm) -> int:
+    """Count the nodes of the ranks; collective."""
+    node = ranks_of_node(comm)
     nodes = total(comm, int(node.rank == 0))
     node.Free()
     return nodes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_CORES = 4096
-LEAST_SECONDS_OF_LOAD = 0.2
 MOST_THREADS = "FEDMPI_MOST_THREADS"
 """Environment variable with a sweep's thread limit for the ranks of simultaneous runs."""
 
@@ -60,40 +58,6 @@ def explicit_threads(environ: Mapping[str, str]) -> int:
     """Return OMP_NUM_THREADS, or 0 if it is not set to a number."""
     explicit = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(explicit) if explicit.isdigit() else 0
-
-
-class Load:
-    """Core seconds used by all processes and by this one since the object was made."""
-
-    def __init__(self, mask: NDArray[np.bool_]):
-        self._mask = mask
-        self._busy, self._own, self._since = busy_seconds(mask), time.process_time(), time.monotonic()
-
-    def seconds(self) -> tuple[float, float, float]:
-        """Return seconds since the start (a few tenths at least), and core seconds of all processes and of this one."""
-        time.sleep(max(0.0, LEAST_SECONDS_OF_LOAD - (time.monotonic() - self._since)))
-        passed = time.monotonic() - self._since
-        return passed, busy_seconds(self._mask) - self._busy, time.process_time() - self._own
-
-
-def busy_seconds(mask: NDArray[np.bool_]) -> float:
-    """Return the busy seconds of the mask's cores since the machine started, by /proc/stat; 0 without one."""
-    try:
-        with open("/proc/stat") as file:
-            lines = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
-    except OSError:
-        return 0.0
-    counted = (line for line in lines if int(line[0][3:]) < len(mask) and mask[int(line[0][3:])])
-    # user, nice, system, (idle, waiting for disks,) interrupts, soft interrupts
-    return sum(float(line[i]) for line in counted for i in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
-
-
-def threads_beside_others(fair: int, cores: int, others: float, ranks: int) -> int:
-    """Return a rank's threads if other processes keep `others` of the node's `cores` busy: its share of the rest.
-
-    Threads that wait for one another on a shared core make a step many times slower, not only by a share.
-    """
-    return max(1, min(fair, int((cores - others) / ranks + 0.5)))
 
 
 def choose_device(request: str, node_rank: int) -> torch.device:

@@ -17,7 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.mpi.board import LINE, PAGE, PAGES, board_of
 from fedmpi.mpi.collectives import (
     BytesMoved,
     Communicators,
@@ -29,16 +28,17 @@ from fedmpi.mpi.collectives import (
     maximum,
     meet,
     packed,
-    total,
     unpacked,
 )
-from fedmpi.mpi.device import Load, choose_device, core_mask, cores_allowed, fair_threads
+from fedmpi.mpi.device import choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.mpi.launch import read_launch, short_version, start_mpi
 from fedmpi.mpi.messages import Messages
-from fedmpi.mpi.window import Sum, build_sum, shared_memory_lacks
+from fedmpi.mpi.sums import Sum, build_sum
 
 if TYPE_CHECKING:
     import torch
+
+    from fedmpi.mpi.window import Board
 
 log = logging.getLogger(__name__)
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
@@ -52,13 +52,10 @@ class Cluster:
         self._comms = comms
         self._reduction: Reduction = reduction
         self._moved = BytesMoved()
-        self._load = Load(core_mask() if comms is None else np.asarray(comms.core_masks.any(axis=0)))
         self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
         self._messages: Messages | None = None
-        self._board = None
-        if comms is not None:
-            self._board = board_of(comms.node, comms.world, shared_memory_lacks(LINE * comms.node.size + PAGES * PAGE))
+        self._board = None if comms is None else _shared_memory(comms)
         self.server_trains = True
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
@@ -161,9 +158,8 @@ class Cluster:
             raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
         key = (count, dtype, str(device or "cpu"))
         if key not in self._sums:
-            away = not self.server_trains
             self._sums[key] = build_sum(
-                self._comms, self._reduction, count, dtype, self._moved, device, self.mpi, self._board, away
+                self._comms, self._reduction, count, dtype, self._moved, device, self._board, not self.server_trains
             )
         self._current = self._sums[key]
         return torch.as_tensor(self._current.slot)
@@ -203,13 +199,6 @@ class Cluster:
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
 
-    def cores_of_others(self) -> float:
-        """Return the cores of this node kept busy by processes of other jobs since this one began; collective."""
-        passed, busy, own = self._load.seconds()
-        if self._comms is not None:
-            own = total(self._comms.node, round(1e6 * own)) / 1e6
-        return max(0.0, (busy - own) / passed)
-
     def device(self, request: str = "auto") -> torch.device:
         """Return the torch device of this rank, made the current one."""
         device = choose_device(request, self.node_rank)
@@ -234,6 +223,15 @@ class Cluster:
         if self._comms is not None:
             self._comms.free()
         self._sums, self._current, self._comms, self._board, self._messages = {}, None, None, None, None
+
+
+def _shared_memory(comms: Communicators) -> Board | None:
+    """Return the shared memory of this node, an accelerator; None if it is missing on some node."""
+    try:
+        from fedmpi.mpi.window import board_of
+    except ImportError:
+        return None
+    return board_of(comms)
 
 
 def who_runs() -> str:

@@ -1,7 +1,13 @@
-"""Sums over all ranks: in a node's shared memory, by MPI's Allreduce, or for tensors on their device.
+"""Shared memory of a node (an accelerator): a barrier that wakes waiting ranks, small messages, and sums.
 
-In the window every rank of a node writes its slot. On each node, `reduce` then runs the following steps, with its
-barriers at the node's shared-memory barrier if there is one:
+A waiting rank uses the board instead of MPI: it sleeps until the last rank that it waits for wakes it. Polling MPI
+instead wakes every waiting rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on. A barrier of
+MPI ends only when all have run in turns: with more ranks than cores both cost milliseconds per round. The semaphores
+are the C library's own (`sem_init` with `pshared`): no file remains. Rank 0 passes small messages to the others on
+pages of the same memory: one meeting instead of a broadcast, whose turns would cost as much.
+
+For a sum every rank of a node writes its slot. On each node, `reduce` then runs the following steps, with its barriers
+at the board:
 
 1. barrier A: all slots of the node are filled, and all ranks have finished reading the previous sum;
 2. every rank sums its slice over all slots, in rank order, into the result, block by block within the cache;
@@ -12,8 +18,7 @@ No rank writes the result before barrier A of the next call, so it may be read u
 again. On a node with fewer cores than ranks, a server that only serves does not sum, because it would take a core from
 the ranks that it waits for. It marks both barriers at once and sleeps until the result is complete.
 
-On GPUs Allreduce needs an MPI that reads device memory (CUDA-aware); without one, updates are staged through host
-memory. MPI is the only transport; NCCL is not used.
+Only `ranks.py` imports this module, and only if it exists: without it, ranks wait and sum through MPI.
 """
 
 from __future__ import annotations
@@ -21,99 +26,223 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from typing import TYPE_CHECKING, Protocol, cast
+import time
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray
-from fedmpi.mpi.board import Board
-from fedmpi.mpi.collectives import (
-    BytesMoved,
-    Communicators,
-    Reduction,
-    allreduce_in_place,
-    maximum,
-    meet,
-    pieces,
-    total,
-)
+from fedmpi.common.types import AnyArray, Bytes
+from fedmpi.mpi.collectives import BytesMoved, Communicators, allreduce_in_place, maximum, meet, wait_until
 
 if TYPE_CHECKING:
-    import torch
     from mpi4py import MPI
 
-CUDA = 0
-"""MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
-BLOCK = 32 << 10
-CACHE_LINE = 64
+BYTES = 64
+"""Bytes of a semaphore: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
+CALLS = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
 log = logging.getLogger(__name__)
-# Measured with MPICH: shared memory wins from 70,000 float32 on if every rank has a core. With more ranks than cores
-# and no board the barriers can cost more than Allreduce, which pays from about a million bytes on.
-WINDOW_FROM_BYTES = 128 << 10
-WINDOW_FROM_BYTES_CROWDED = 1 << 20
+LINE = 64 + BYTES
+"""Bytes of a rank: its numbers in a separate cache line, then its semaphore."""
+COME, WANTED = 0, 1
+"""Indices of a rank's numbers: its progress, and the progress of all others that wakes it (0: it is awake)."""
+PAGE, PAGES = 1 << 20, 2
+"""Bytes of a page for messages (a plan of 60,000 clients), and number of pages."""
+LONGEST_REST = 0.05
+"""Seconds after which a sleeping rank checks by itself, and lets MPI progress."""
+BLOCK = 32 << 10
+"""Values that are summed at once, within the cache."""
+CACHE_LINE = 64
 SHARED_MEMORY = "/dev/shm"
 SPARE_SHARED_MEMORY = 8 << 20
 
 
-class Sum(Protocol):
-    """Buffer that is repeatedly summed over the ranks."""
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
-    @property
-    def slot(self) -> AnyArray | torch.Tensor:
-        """This rank's summand, (count,)."""
 
-    @property
-    def result(self) -> AnyArray | torch.Tensor:
-        """Sum over the ranks, (count,)."""
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Return the C library if it has all of `CALLS`: glibc from 2.30 on has."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+    except OSError:
+        return None
+    sized = ctypes.sizeof(ctypes.c_long) == 8
+    return library if sized and all(hasattr(library, name) for name in CALLS) else None
 
-    def reduce(self) -> None:
-        """Sum the slots of all ranks into the result; collective."""
+
+def semaphores_work() -> bool:
+    """Check whether this operating system has such semaphores."""
+    library = _library()
+    if library is None:
+        return False
+    tried = ctypes.create_string_buffer(BYTES)
+    return int(library.sem_init(tried, 1, 0)) == 0
+
+
+class Semaphore:
+    """Semaphore in memory that belongs to the caller and remains after it is closed."""
+
+    def __init__(self, memory: Bytes, made: bool):
+        library = _library()
+        if library is None:
+            raise RuntimeError("this system has no semaphores between processes")
+        self._library, self._memory = library, memory
+        self._address = ctypes.c_void_p(memory.ctypes.data)
+        if made and library.sem_init(self._address, 1, 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def post(self) -> None:
+        """Wake the waiting rank, or the next one to wait."""
+        self._library.sem_post(self._address)
+
+    def reset(self) -> None:
+        """Forget earlier posts."""
+        while self._library.sem_trywait(self._address) == 0:
+            pass
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until it is posted, at most so many seconds; a signal also ends the sleep."""
+        until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + round(1e9 * seconds)
+        limit = _Time(until // 10**9, until % 10**9)
+        self._library.sem_clockwait(self._address, time.CLOCK_MONOTONIC, ctypes.byref(limit))
+
+
+class Board:
+    """Barrier that all ranks of a node build together and pass in the same order."""
+
+    def __init__(self, node: MPI.Intracomm):
+        from mpi4py import MPI
+
+        self._node, self._rank = node, node.rank
+        lines_bytes = LINE * node.size
+        mine = lines_bytes + PAGES * PAGE if node.rank == 0 else 0
+        self._window = MPI.Win.Allocate_shared(mine, 1, comm=node)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        memory, _ = self._window.Shared_query(0)
+        lines: Bytes = np.ndarray((node.size, LINE), np.uint8, cast(bytes, memory))
+        self._pages: Bytes = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory), lines_bytes)
+        if node.rank == 0:
+            self._pages[:] = 0  # allocates the memory now: a lack of memory during a run would end the process
+        numbers = lines.view(np.int64)
+        self._come, self._wanted = numbers[:, COME], numbers[:, WANTED]
+        self._place = self._shared = 0
+        lines[node.rank] = 0
+        self._semaphores = [Semaphore(line[LINE - BYTES :], made=rank == node.rank) for rank, line in enumerate(lines)]
+        self._window.Sync()
+        node.Barrier()
+
+    def come(self, places: int = 1) -> None:
+        """Mark this rank as arrived at its next `places` meeting points; it has no work in all except the last."""
+        self._place += places
+        self._window.Sync()  # makes this rank's data visible to every rank that sees its arrival
+        self._come[self._rank] = self._place
+        self._window.Sync()
+        everybody = int(self._come.min())
+        for rank in np.flatnonzero((self._wanted > 0) & (self._wanted <= everybody)):
+            self._semaphores[rank].post()
+
+    def wait(self, long: bool = False) -> None:
+        """Wait until all ranks have come to this rank's place; if it is known to take `long`, asleep at once."""
+        self._node.Iprobe()
+        wait_until(self._all_here, pause=self._rest, long=long)
+        self._window.Sync()
+
+    def meet(self) -> None:
+        """Wait politely until all ranks of the node have come here."""
+        self.come()
+        self.wait()
+
+    def share(self, message: Bytes | None) -> Bytes | None:
+        """Return rank 0's message on all ranks of the node, or None on all if it is longer than a page; collective.
+
+        Messages alternate between the pages: the writer of the next but one has met all readers of the previous one.
+        """
+        page = self._pages[self._shared % PAGES]
+        length, content = page[:8].view(np.int64), page[8:]
+        self._shared += 1
+        if message is not None:
+            length[0] = len(message)
+            content[: len(message)] = message[: len(content)]
+        self.meet()
+        return content[: length[0]].copy() if length[0] <= len(content) else None
+
+    def build_sum(
+        self, comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved, server_away: bool
+    ) -> tuple[WindowSum | None, str]:
+        """Return a sum in shared memory, or None and the reason why some node has no memory for it; collective."""
+        from mpi4py import MPI
+
+        crowded = server_away and comms.largest_node > comms.fewest_cores
+        away = bool(maximum(comms.node, int(crowded and comms.world.rank == 0)))
+        need = padded(count * dtype.itemsize) * (comms.node.size + 1)
+        if maximum(comms.world, int(shared_memory_lacks(need))):
+            return None, f"a node has less than {(need + SPARE_SHARED_MEMORY) / 1e6:.0f} MB free in {SHARED_MEMORY}"
+        made = None
+        with suppress(MPI.Exception):
+            made = WindowSum(comms, count, dtype, moved, self, away)
+        if maximum(comms.world, int(made is None)):
+            if made is not None:
+                made.close()
+            return None, "MPI cannot share memory"
+        assert made is not None
+        made.clear()
+        return made, ""
 
     def close(self) -> None:
-        """Free the memory; collective. Slot and result become invalid."""
+        """Free the memory; collective."""
+        self._semaphores = []
+        self._pages = np.empty((PAGES, 0), np.uint8)
+        self._window.Unlock_all()
+        self._window.Free()
+
+    def _all_here(self) -> bool:
+        return bool(self._come.min() >= self._place)
+
+    def _rest(self, waited: float) -> None:
+        own = self._semaphores[self._rank]
+        own.reset()
+        self._wanted[self._rank] = self._place
+        self._window.Sync()
+        if not self._all_here():
+            own.wait(LONGEST_REST)
+        self._wanted[self._rank] = 0
+        self._node.Iprobe()
 
 
-class AllreduceSum:
-    """Sum of tensors by MPI Allreduce, called once all ranks have arrived; for a single process (None) a copy.
+def board_of(comms: Communicators) -> Board | None:
+    """Return the board of this node if every node can have one; all ranks of the world agree."""
+    from mpi4py import MPI
 
-    If the tensors are on a GPU, MPI receives their addresses.
-    """
+    lacking = shared_memory_lacks(LINE * comms.node.size + PAGES * PAGE) or not semaphores_work()
+    if maximum(comms.world, int(lacking)):
+        return None
+    board: Board | None = None
+    try:
+        board = Board(comms.node)
+    except MPI.Exception as error:
+        log.info("waiting ranks poll MPI, because it cannot share memory (%s)", error)
+    if maximum(comms.world, int(board is None)) and board is not None:
+        board.close()
+        return None
+    return board
 
-    def __init__(
-        self, comm: MPI.Intracomm | None, count: int, dtype: np.dtype, device: torch.device | None, moved: BytesMoved
-    ):
-        import torch
 
-        self.slot = torch.zeros(count, dtype=getattr(torch, dtype.name), device=device)
-        self.result = torch.zeros_like(self.slot)
-        self._comm, self._moved = comm, moved
-
-    def reduce(self) -> None:
-        if self._comm is None:
-            self.result.copy_(self.slot)
-            return
-        if self.slot.is_cuda:  # MPI does not know the stream of the kernels that use slot and result
-            import torch
-
-            torch.cuda.synchronize(self.slot.device)
-        meet(self._comm)
-        for part in pieces(len(self.slot)):
-            self._comm.Allreduce(self.slot[part], self.result[part])
-        self._moved.allreduce += self.result.numel() * self.result.element_size()
-
-    def close(self) -> None:
-        pass
+def shared_memory_lacks(nbytes: int) -> bool:
+    """Check whether this node's shared memory lacks room for so many bytes; writing beyond it ends the process
+    (SIGBUS)."""
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return False  # the library stores its shared memory elsewhere, and reports a failure itself
+    return room.f_bavail * room.f_frsize < nbytes + SPARE_SHARED_MEMORY
 
 
 def padded(nbytes: int) -> int:
     """Return bytes of a region, in whole cache lines and at least one."""
     return max(1, -(-nbytes // CACHE_LINE)) * CACHE_LINE
-
-
-def bytes_on_node(nbytes: int, ranks_on_node: int) -> int:
-    """Return the shared memory that a node needs: one slot per rank, and the result."""
-    return padded(nbytes) * (ranks_on_node + 1)
 
 
 def slice_of(rank: int, ranks: int, count: int) -> slice:
@@ -124,7 +253,7 @@ def slice_of(rank: int, ranks: int, count: int) -> slice:
 
 
 class WindowSum:
-    """Sum in a node's shared memory, by the module's protocol; all ranks of a node build it, then call `clear`."""
+    """Sum in a node's shared memory, by the steps above; all ranks of a node build it, then call `clear`."""
 
     def __init__(
         self,
@@ -132,8 +261,8 @@ class WindowSum:
         count: int,
         dtype: np.dtype,
         moved: BytesMoved,
-        board: Board | None = None,
-        away: bool = False,
+        board: Board,
+        away: bool,
     ):
         from mpi4py import MPI
 
@@ -148,7 +277,7 @@ class WindowSum:
         self._slots = [self._region(rank, 0, count, dtype) for rank in range(self._node.size)]
         self.slot = self._slots[self._node.rank]
         self.result = self._region(0, region, count, dtype)
-        first = int(away and board is not None and self._node.size > 1)
+        first = int(away and self._node.size > 1)
         self._spared = self._node.rank < first
         self._slice = slice_of(self._node.rank - first, self._node.size - first, 0 if self._spared else count)
 
@@ -159,7 +288,7 @@ class WindowSum:
         self._synchronize()
 
     def reduce(self) -> None:
-        if self._spared and self._board is not None:
+        if self._spared:
             self._board.come(2)
             self._board.wait(long=True)
         else:
@@ -182,10 +311,7 @@ class WindowSum:
 
     def _synchronize(self) -> None:
         self._window.Sync()
-        if self._board is None:
-            meet(self._node)
-        else:
-            self._board.meet()
+        self._board.meet()
         self._window.Sync()
 
     def _sum_slice(self) -> None:
@@ -204,126 +330,3 @@ class WindowSum:
         meet(self._leaders)
         allreduce_in_place(self._leaders, self.result)
         self._moved.allreduce += self.result.nbytes
-
-
-def choose_reduction(
-    wanted: Reduction, nbytes: int, ranks_on_node: int, cores: int, board: bool = False
-) -> tuple[Reduction, str]:
-    """Decide between the window and Allreduce."""
-    if wanted != "auto":
-        return wanted, "as configured"
-    if ranks_on_node == 1:
-        return "allreduce", "no two ranks share a node"
-    if board:
-        return "window", "the ranks of a node share memory in which they meet"
-    least = WINDOW_FROM_BYTES_CROWDED if ranks_on_node > cores else WINDOW_FROM_BYTES
-    way: Reduction = "window" if nbytes >= least else "allreduce"
-    return way, f"shared memory is faster from {least >> 10} KiB on with {ranks_on_node} ranks on {cores} cores"
-
-
-def build_sum(
-    comms: Communicators | None,
-    wanted: Reduction,
-    count: int,
-    dtype: np.dtype,
-    moved: BytesMoved,
-    device: torch.device | None = None,
-    library: str = "MPI",
-    board: Board | None = None,
-    server_away: bool = False,
-) -> Sum:
-    """Build a buffer that is summed over the ranks; collective, and the choice is logged."""
-    on_device = agree_on_device(comms, wanted, device, library)
-    if comms is None or on_device:
-        world = None if comms is None else comms.world
-        return AllreduceSum(world, count, dtype, device if on_device else None, moved)
-    nbytes = count * dtype.itemsize
-    way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores, board is not None)
-    crowded = server_away and comms.largest_node > comms.fewest_cores
-    away = bool(maximum(comms.node, int(crowded and comms.world.rank == 0)))
-    shared = _share_memory(comms, count, dtype, moved, board, away) if way == "window" else None
-    if isinstance(shared, str):
-        way, reason = "allreduce", f"instead of shared memory: {shared}"
-    if comms.world.rank == 0:
-        level = logging.WARNING if isinstance(shared, str) else logging.INFO
-        log.log(level, "sums of %d %s (%.1f MB) go through the %s: %s", count, dtype, nbytes / 1e6, way, reason)
-    return shared if isinstance(shared, WindowSum) else AllreduceSum(comms.world, count, dtype, None, moved)
-
-
-def shared_memory_lacks(nbytes: int) -> bool:
-    """Check whether this node's shared memory lacks room for so many bytes; writing beyond it ends the process
-    (SIGBUS)."""
-    try:
-        room = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return False  # the library stores its shared memory elsewhere, and reports a failure itself
-    return room.f_bavail * room.f_frsize < nbytes + SPARE_SHARED_MEMORY
-
-
-def _share_memory(
-    comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved, board: Board | None, away: bool
-) -> WindowSum | str:
-    """Return the window, or the reason why some node has none; all ranks agree."""
-    from mpi4py import MPI
-
-    need = bytes_on_node(count * dtype.itemsize, comms.node.size)
-    if maximum(comms.world, int(shared_memory_lacks(need))):
-        return f"a node has less than {(need + SPARE_SHARED_MEMORY) / 1e6:.0f} MB free in {SHARED_MEMORY}"
-    try:
-        shared = WindowSum(comms, count, dtype, moved, board, away)
-    except MPI.Exception as error:
-        maximum(comms.world, 1)
-        return f"MPI cannot share memory ({error})"
-    if maximum(comms.world, 0):
-        shared.close()
-        return "MPI cannot share memory on another node"
-    shared.clear()
-    return shared
-
-
-def cuda_aware() -> bool:
-    """Return whether the loaded MPI library reports that it reads and writes GPU memory.
-
-    Open MPI and MPICH answer MPIX_Query_cuda_support; MPICH from 4 on and its derivatives MPIX_GPU_query_support.
-    """
-    from mpi4py import MPI
-
-    library = ctypes.CDLL(MPI.__file__)  # already loaded; symbols of the libraries it is linked to are found too
-    ask = getattr(library, "MPIX_Query_cuda_support", None)
-    if ask is not None and ask():
-        return True
-    ask, supported = getattr(library, "MPIX_GPU_query_support", None), ctypes.c_int(0)
-    return ask is not None and ask(CUDA, ctypes.byref(supported)) == 0 and supported.value != 0
-
-
-def sums_on_device(wanted: Reduction, ranks: int, accelerators: int, readable: bool, library: str) -> tuple[bool, str]:
-    """Decide whether tensors are summed on their device."""
-    if ranks == 1:
-        return wanted == "device" or accelerators == 1, "there is one process"
-    if wanted == "device":
-        if not readable:
-            raise UserError(
-                f'cluster.reduction = "device" needs a CUDA-aware MPI where tensors are on GPUs, which {library} is '
-                'not: choose "auto"'
-            )
-        return True, "as configured"
-    if wanted != "auto":
-        return False, f'cluster.reduction = "{wanted}"'
-    if not readable:
-        return False, f"{library} is not CUDA-aware"
-    return accelerators == ranks, f"{library} is CUDA-aware, {accelerators} of {ranks} ranks have a GPU"
-
-
-def agree_on_device(comms: Communicators | None, wanted: Reduction, device: torch.device | None, library: str) -> bool:
-    """Apply `sums_on_device` for all ranks together, logged by rank 0 if there is a choice; collective."""
-    kind = "cpu" if device is None else device.type
-    if comms is None:
-        return sums_on_device(wanted, 1, int(kind != "cpu"), True, library)[0]
-    ranks, accelerators = comms.world.size, total(comms.world, int(kind != "cpu"))
-    readable = kind == "cpu" or (kind == "cuda" and cuda_aware())
-    everywhere = total(comms.world, int(readable)) == ranks
-    decided, reason = sums_on_device(wanted, ranks, accelerators, everywhere, library)
-    if accelerators and comms.world.rank == 0:
-        way = "summed on their device" if decided else "staged through pinned host memory"
-        log.info("sums: device tensors %s: %s", way, reason)
-    return decided

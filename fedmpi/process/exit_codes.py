@@ -9,7 +9,6 @@ A run of hours does not end because its output has no reader any more. Ctrl-C, f
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import io
 import os
@@ -71,6 +70,9 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
         sys.exit(_mismatch(error))
     except BaseException as error:
         code, why, shared = _ending_of(error)
+        if isinstance(error, BrokenPipeError) and not outlives:
+            code, why, shared = UNREAD, "", True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest of its buffer when it ends
         if not shared:
             _print_error(why)
             abort_job(code)
@@ -125,8 +127,6 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
     """Return the exit code, the message, and whether all ranks may raise the same error."""
     if isinstance(error, SystemExit):
         return (OUR_FAULT, error.code, True) if isinstance(error.code, str) else (error.code or DONE, "", True)
-    if isinstance(error, OutputLost):
-        return (UNREAD, "", True) if error.unread else (OUR_FAULT, f"error: {error}", True)
     if isinstance(error, UserError | RanksDisagree | Divergence):
         ours = isinstance(error, RunFailure) or not isinstance(error, UserError)
         return OUR_FAULT if ours else USER_ERROR, f"error: {error}", True
@@ -204,19 +204,11 @@ def _allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class OutputLost(Exception):
-    """Error if a command's output cannot be written any more."""
-
-    def __init__(self, error: OSError):
-        super().__init__(f"standard output cannot be written ({error.strerror}): see where it goes")
-        self.unread = error.errno == errno.EPIPE
-
-
 class _Stream(io.RawIOBase):
-    """Stream on a descriptor that reports the first failing write and drops all later output."""
+    """Stream on a descriptor that drops all output from the first failing write on."""
 
-    def __init__(self, descriptor: int, raises: bool):
-        self._descriptor, self._raises, self._lost = descriptor, raises, False
+    def __init__(self, descriptor: int):
+        self._descriptor, self._lost = descriptor, False
 
     def writable(self) -> bool:
         return True
@@ -233,26 +225,24 @@ class _Stream(io.RawIOBase):
                 return os.write(self._descriptor, data)
             except BlockingIOError:  # a launcher or a remote shell made its pipe non-blocking
                 select.select([], [self._descriptor], [])
-            except OSError as error:
+            except OSError:
                 self._lost = True
-                if self._raises:
-                    raise OutputLost(error) from error
         return memoryview(data).nbytes
 
 
 def _prepare_streams(outlives: bool) -> None:
-    """Make losing standard output an `OutputLost`, or ignore it if `outlives`; allow file names that are not UTF-8.
+    """Ignore lost standard error, and lost standard output if `outlives`; allow file names that are not UTF-8.
 
     Streams that other code has replaced are left unchanged.
     """
     open_descriptors()
-    for name, descriptor, raises in (("stdout", 1, not outlives), ("stderr", 2, False)):
+    for name, descriptor, drops in (("stdout", 1, outlives), ("stderr", 2, True)):
         now = getattr(sys, name)
-        if now is getattr(sys, f"__{name}__") and isinstance(now, io.TextIOWrapper | None):
+        if (drops or now is None) and now is getattr(sys, f"__{name}__") and isinstance(now, io.TextIOWrapper | None):
             encoding, at_once = ("utf-8", True) if now is None else (now.encoding, now.line_buffering)
             if now is not None:
                 now.flush()
-            buffer = io.BufferedWriter(_Stream(descriptor, raises))
+            buffer = io.BufferedWriter(_Stream(descriptor))
             setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=at_once))
         elif isinstance(now, io.TextIOWrapper):
             now.reconfigure(errors="backslashreplace")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedmpi.config import load_config
 from fedmpi.core.placement import (
     LIKELY,
     MEMORY,
@@ -16,6 +19,7 @@ from fedmpi.core.placement import (
     BalanceLearner,
     longest_first,
 )
+from tests.reference.program import on_ranks, records_of
 
 ROW_SECONDS = 2e-5
 
@@ -110,14 +114,49 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
         assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
 
 
-def test_a_checkpoint_continues_where_it_was_and_keeps_the_step_cost_on_other_workers():
-    learner = BalanceLearner(3)
+def test_a_checkpoint_of_as_many_workers_continues_where_it_was():
+    learner, same, more = BalanceLearner(3), BalanceLearner(3), BalanceLearner(5)
     Machine(40.0, [1.5, 1.0, 0.5]).run(learner, 40)
-    same, more = BalanceLearner(3), BalanceLearner(5)
-    same.load(learner.state())
-    more.load(learner.state())
-    more.load({})
+    for other in (same, more):
+        other.load(learner.state())
+        other.load({})
     assert same.as_array() == pytest.approx(learner.as_array(), rel=1e-3)
-    assert learner.state()[STATE].shape == (3, 6)
-    assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
-    assert more.as_array()[1:] == pytest.approx(np.ones(5))
+    assert learner.state()[STATE].shape == (3, 6) and not more.as_array().size
+
+
+SLOWED = """
+from dataclasses import replace
+from fedmpi.core.plan import Decisions
+from tests.reference.program import *
+
+learn = Decisions.learn
+
+def learn_from_synthetic_seconds(self, totals):
+    seconds = 1e-4 * (totals.rows + 20 * totals.steps)
+    seconds[1] *= 3
+    learn(self, replace(totals, busy=seconds))
+
+Decisions.learn = learn_from_synthetic_seconds
+run_guarded(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_a_third_as_fast_gets_less_work_and_the_model_is_the_same(tmp_path: Path):
+    """Rank 1 is the first worker; the run resumes after a round with what it has learned."""
+    common = "preset=fedavg clients.count=12 rounds=10 logging.tensorboard=false local.epochs=1 server.exact=true"
+    common += " local.batch_size=10 cluster.placement=shared cluster.server_trains=never cluster.threads=1"
+    configs = {
+        f"{balance}{sampled}": load_config(None, [*common.split(), f"cluster.balance={balance}", *sampled.split()])
+        for sampled in ("", " samples.sampler=bernoulli samples.budget=300")
+        for balance in ("planned", "measured")
+    }
+    traces = on_ranks(3, configs, tmp_path, "cut", ("-c", SLOWED))
+    for sampled in ("", " samples.sampler=bernoulli samples.budget=300"):
+        planned, measured = traces[f"planned{sampled}"], traces[f"measured{sampled}"]
+        assert np.array_equal(planned["cohorts"], measured["cohorts"])
+        assert np.array_equal(planned["models"], measured["models"])
+        (_, slow, quick), (_, less, more) = (trace["shares"].sum(axis=0) for trace in (planned, measured))
+        assert slow == pytest.approx(quick, rel=0.3) and less < 0.6 * more
+        assert records_of(measured)[-1]["worker_speeds"] == pytest.approx([0.5, 1.5], rel=0.1)
+        assert "worker_speeds" not in records_of(planned)[-1]

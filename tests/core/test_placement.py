@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,17 +14,21 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.placement import (
     LONGEST_FIRST_UP_TO,
     STEP_ROWS,
+    WORK_WORTH_THREADS,
     Layout,
     equal_parts,
     lay_out,
     longest_first,
     planned_cost,
+    prepare_device,
     server_trains,
+    settle_threads,
     shares_data,
 )
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.schedule import schedule
 from fedmpi.local.work import LocalRule
+from fedmpi.mpi import Cluster
 
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
 
@@ -160,3 +165,28 @@ def test_workers_beyond_the_number_of_clients_stay_idle_with_one_warning(caplog:
 def test_merged_participants_cost_their_rows_alone():
     rule = LocalRule(epochs=1, batch_size=10)
     assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen", "threads"),
+    [
+        (55_210, "cluster.threads=0", 1),
+        (WORK_WORTH_THREADS, "cluster.threads=0", 4),
+        (10, "cluster.threads=3", 3),
+        (WORK_WORTH_THREADS, "server.exact=true", 1),
+    ],
+)
+def test_small_steps_and_exact_sums_take_one_thread_unless_the_user_names_them(
+    values: int, chosen: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node of four cores; a step that is large enough takes them all."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cluster, before = Cluster.connect(), torch.get_num_threads()
+    monkeypatch.setattr(cluster, "threads_for_rank", lambda: 4)
+    config = load_config(None, ["preset=fedavg", chosen])
+    try:
+        prepare_device(config, cluster)
+        settle_threads(config, cluster, values, np.full(20, 50))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -1,7 +1,7 @@
 """A job that is asked to end, or stalls.
 
-The first signal is never lost, however early it comes; a second one ends the job in any state, and so does the
-stall timeout.
+A second signal ends the job in any state, and so does the stall timeout. That the first one is never lost, see
+tests/mpi/test_starting.py.
 """
 
 from __future__ import annotations
@@ -14,42 +14,9 @@ import pytest
 
 from fedmpi.process.signals import SECONDS_OF_COPIES
 from tests.end_to_end.runs import SECONDS, TRAIN, choices, rank_of_job, wait_for_rounds
-from tests.mpi.launch import finish_job, run_mpi, start_mpi_job
+from tests.mpi.launch import finish_job, start_mpi_job
 
 pytestmark = pytest.mark.timeout(600)
-
-STARTING = """
-import os, signal, sys
-from fedmpi.process.signals import Interrupt
-
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # though nohup may have started the tests
-heard = []
-for when in ("before", "while", "after"):
-    interrupt = Interrupt()
-    if when == "before":  # even before anything of fedmpi's is imported
-        assert not [name for name in sys.modules if name.startswith(("fedmpi.mpi", "numpy", "torch"))]
-        os.kill(os.getpid(), signal.SIGUSR1)
-    else:
-        from fedmpi.mpi import launch, start_mpi
-        if when == "while":
-            with launch.kept_handlers():
-                os.kill(os.getpid(), signal.SIGUSR1)
-                signal.signal(signal.SIGUSR1, lambda *_: heard.append("lost"))  # as a library does that starts
-        else:
-            start_mpi()
-            second = "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK"))
-            os.kill(os.getpid(), signal.SIGHUP if second else signal.SIGUSR1)
-    heard.append((when, interrupt.asked()))
-    interrupt.restore()
-assert heard == [("before", True), ("while", True), ("after", True)], heard
-assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-print("heard")
-"""
-
-
-def test_a_warning_while_the_program_and_mpi_start_is_remembered():
-    job = run_mpi(2, ["-c", STARTING])
-    assert (job.returncode, job.stdout.count("heard")) == (0, 2), job.stderr
 
 
 @pytest.mark.slow

@@ -19,18 +19,11 @@ from fedmpi import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.imported import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
-from fedmpi.core.placement import check_threads
 from fedmpi.data.opening import open_store
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.records.run_log import ended_by
 from tests.fuzz import checkpoints, parts, raw, shards
 from tests.fuzz.damage import make_kind
-
-
-def test_more_threads_than_a_system_starts_are_rejected() -> None:
-    check_threads(os.cpu_count() or 1)
-    with pytest.raises(UserError, match="cluster.threads = 100000"):
-        check_threads(100_000)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to itself", "link to a device"])

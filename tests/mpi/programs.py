@@ -5,13 +5,11 @@ A wrong result raises. Several programs run sequentially, and every rank prints 
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
 import sys
 import time
-from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,11 +18,10 @@ import numpy as np
 import pytest
 
 from fedmpi import ClientFailure, UserError
-from fedmpi.mpi import Cluster, board, collectives, messages, ranks, window
-from fedmpi.mpi.board import Board
+from fedmpi.mpi import Cluster, collectives, messages, sums, window
 from fedmpi.mpi.collectives import Communicators
 from fedmpi.mpi.messages import Messages
-from fedmpi.mpi.window import agree_on_device, cuda_aware
+from fedmpi.mpi.window import Board
 from fedmpi.process.exit_codes import run_guarded
 from tests.quick_end import end_quickly
 
@@ -38,6 +35,10 @@ def exchanges(chunk: str = "") -> None:
     if chunk:
         collectives.CHUNK = messages.CHUNK = collectives.MOST_VALUES = int(chunk)
     cluster = Cluster.connect()
+    workers = [0] if cluster.size == 1 else list(range(1, cluster.size))
+    assert list(map(cluster.worker_rank, range(cluster.workers))) == workers
+    assert cluster.worker == (workers.index(cluster.rank) if cluster.rank in workers else None)
+    assert cluster.node_size <= cluster.size and cluster.threads_for_rank() >= 1
     check_broadcast(cluster)
     check_gather(cluster)
     assert cluster.maximum(10 - cluster.rank) == 10
@@ -111,157 +112,54 @@ def nap(naps: random.Random) -> None:
         time.sleep(naps.random() * 0.004)
 
 
-def sum_rounds(reduction: str, rounds: str, chunk: str = "") -> None:
+def two_nodes(chunk: str, *reductions: str) -> None:
+    """Exchanges and hierarchical sums of ranks that meet on two nodes, as every second one of this host does here."""
+    collectives.ranks_of_node = lambda comm: comm.Split(comm.rank % 2, comm.rank)
+    exchanges(chunk)
+    for reduction in reductions:
+        sum_rounds(reduction, "4", nodes=2)
+
+
+def sum_rounds(reduction: str, rounds: str, chunk: str = "", nodes: int = 1) -> None:
     """Repeated sums of two kinds, in turn; with a chunk longer ones are cut."""
     if chunk:
         collectives.MOST_VALUES = int(chunk)
     cluster = Cluster.connect(reduction)
-    for _ in range(5):
-        check_sum(cluster, 30_011, "float32", int(rounds) // 5)
-        check_sum(cluster, 5_003, "int64", int(rounds) // 5)
+    for _ in range(2):
+        check_sum(cluster, 30_011, "float32", int(rounds) // 2)
+        check_sum(cluster, 5_003, "int64", int(rounds) // 2)
     moved = cluster.share_bytes()
     if cluster.size > 1:
         assert (moved.window > 0) == (reduction == "window")
         assert (moved.allreduce > 0) == (reduction != "window" or cluster.nodes > 1)
-    if cluster.is_server:
-        sys.stdout.write(f"{cluster.nodes} nodes of {cluster.node_size}\n")  # one write: print makes two of a line
+    assert cluster.nodes == nodes
     cluster.close()
 
 
-def round_sums() -> None:
-    """The update and metrics of rounds are the same whichever way their one buffer is summed, float or exact."""
-    import torch
-
-    from fedmpi.common.plan import Plan
-    from fedmpi.core.reduce import RankWork, RoundSum
-    from fedmpi.local.work import WorkReport
-
-    def update(rank: int, t: int) -> torch.Tensor:
-        return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
-
-    for reduction in ("window", "allreduce", "device"):
-        cluster = Cluster.connect(reduction)
-        for exact in (False, True):
-            summed = RoundSum(cluster, torch.zeros(5_003), exact)
-            for t in range(3):
-                summed.open(Plan(t, 0.1, np.arange(0), np.zeros(0), False, False), torch.zeros(5_003))
-                summed.updates.add(update(cluster.rank, t), 0.5)
-                report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
-                summed.close(RankWork(report), cluster.rank + 0.5, False)
-                totals = summed.reduce()
-                expected = sum(update(rank, t).double() for rank in range(cluster.size)) / 2
-                assert totals.update.dtype == torch.float32
-                assert torch.allclose(totals.update.double(), expected, rtol=0, atol=1e-5)
-                assert totals.sums["clients"] == cluster.size * (cluster.size + 1) / 2
-                assert totals.sums["samples"] == cluster.size * (10**9 + t)
-                assert totals.sums["loss_sum"] == cluster.size / 4
-                assert totals.busy.tolist() == [rank + 0.5 for rank in range(cluster.size)]
-                checksum = crc32(totals.update.numpy().tobytes())
-                assert cluster.maximum(checksum) == -cluster.maximum(-checksum), "the ranks' bits differ"
-            summed.release()
-        cluster.close()
-
-
-def combined_updates(folder: str) -> None:
-    """Every aggregator on the same updates, assigned unevenly to the ranks: rank 0 keeps the results."""
-    import torch
-
-    from fedmpi.aggregation import combining
-    from fedmpi.aggregation.combiners import Combiner
-    from fedmpi.aggregation.combining import CombinedSum
-    from fedmpi.aggregation.exact import FloatSum
-    from fedmpi.common.plan import Plan
-    from fedmpi.common.registry import resolve
-
-    rules = {
-        "median": {},
-        "trimmed-mean": {"trim": 0.2},
-        "krum": {"byzantine": 2, "keep": 3},
-        "norm-clip": {"bound": 3.0},
-        "tests.mpi.combiners:spread": {"power": 1.5},
-    }
-    cluster, results = Cluster.connect(), {}
-    for number, ((name, options), values) in enumerate(product(rules.items(), (20_003, 300))):  # 300: no block for each
-        total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-        kept = CombinedSum(total, Combiner(resolve("aggregator", name), options), cluster, torch.zeros(values))
-        for t in range(2):
-            combining.EXCHANGED_VALUES = 1 + 10**7 * t  # one update at a time, and all at once
-            kept.reset()
-            kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
-            for client in range(11):
-                if client * client % cluster.size == cluster.rank:  # the last of three ranks has none
-                    drawn = np.random.default_rng((number, t, client)).standard_normal(values)
-                    kept.add(torch.from_numpy(drawn).float(), 1.0 + client, client)
-            kept.flush()
-            assert kept.combined == 11
-            results[f"{name} {values} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
-    refused = CombinedSum(total, Combiner(resolve("aggregator", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
-    refused.begin(Plan(0, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(300))
-    for client in range(11 if cluster.rank == cluster.size - 1 else 0):
-        refused.add(torch.ones(300), 1.0, client)
-    try:
-        refused.flush()
-    except UserError as error:  # on every rank, also where there is no coordinate to combine
-        assert "needs more than 12 clients that send an update, but a round has 11" in str(error)
-    else:
-        raise AssertionError("krum took a round that its attackers could outvote")
-    moved = cluster.share_bytes()
-    assert (moved.exchange > 0) == (cluster.size > 1)
-    if cluster.is_server:
-        np.savez(Path(folder) / f"combined{cluster.size}.npz", **results)
-    cluster.close()
-
-
-def gpus_without_cuda_aware_mpi() -> None:
-    """Decision of all ranks when their tensors are on GPUs and this MPI does not read them; no GPU is touched."""
+def gpus() -> None:
+    """Decision of all ranks when tensors are on GPUs and MPI reads them or not; no GPU is touched."""
     import torch
     from mpi4py import MPI
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    assert cuda_aware() == ("--with-cuda" in MPI.Get_library_version())
-    if cuda_aware():
-        sys.stdout.write("cuda-aware\n")
-        return
-    comms, gpu = Communicators.split(MPI.COMM_WORLD), torch.device("cuda:0")
-    some = gpu if comms.world.rank else torch.device("cpu")
+    assert sums.cuda_aware() == ("--with-cuda" in MPI.Get_library_version())
+    comms, cpu, gpu = Communicators.split(MPI.COMM_WORLD), torch.device("cpu"), torch.device("cuda:0")
+    some = gpu if comms.world.rank else cpu
+    for readable, wanted, device, expected in (
+        *(
+            (True, "auto", gpu, True),
+            (True, "auto", some, False),
+            (True, "auto", cpu, False),
+            (True, "window", gpu, False),
+        ),
+        *((True, "device", gpu, True), (True, "device", some, True), (False, "device", cpu, True)),
+        *((False, "auto", gpu, False), (False, "allreduce", gpu, False), (False, "auto", some, False)),
+    ):
+        sums.cuda_aware = lambda able=readable: able
+        assert sums.sums_on_device(comms, wanted, device) == expected, (readable, wanted, device)
     for device in (gpu, some):
-        assert not agree_on_device(comms, "auto", device, "This MPI")
-        try:
-            agree_on_device(comms, "device", device, "This MPI")
-        except UserError as error:
-            assert "which This MPI is not" in str(error)
-        else:
-            raise AssertionError("sums on GPUs were promised")
-    assert agree_on_device(comms, "device", torch.device("cpu"), "This MPI")
-    assert not agree_on_device(comms, "auto", torch.device("cpu"), "This MPI")
+        with pytest.raises(UserError, match="cluster.reduction"):
+            sums.sums_on_device(comms, "device", device)
     comms.free()
-
-
-def broken_protocol() -> None:
-    """The window without its second barrier: the checks have to notice."""
-    calls = 0
-    synchronize = window.WindowSum._synchronize
-
-    def every_other(self: window.WindowSum) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 2:
-            synchronize(self)
-
-    cluster = Cluster.connect("window")
-    cluster.sum_tensor(30_011, "float32")
-    window.WindowSum._synchronize = every_other
-    check_sum(cluster, 30_011, "float32", 50)
-
-
-def large_sum(values: str) -> None:
-    """A requested window, with more values than a small shared memory contains."""
-    logging.basicConfig(level=logging.INFO)
-    cluster = Cluster.connect("window")
-    slot = cluster.sum_tensor(int(values), "float32")
-    slot[:] = cluster.rank + 1
-    assert (cluster.reduce_tensor() == cluster.size * (cluster.size + 1) / 2).all()
-    cluster.close()
 
 
 def relay_between_all(cluster: Cluster) -> None:
@@ -417,19 +315,6 @@ def fail(how: str, who: str = "1") -> int:
     return 0
 
 
-def say_hello() -> None:
-    logging.basicConfig(level=logging.INFO)
-    cluster = Cluster.connect()
-    sys.stdout.write(
-        f"rank {cluster.rank} of {cluster.size}, workers {cluster.workers}, worker {cluster.worker}, {cluster.mpi}\n"
-    )
-    assert [cluster.worker_rank(worker) for worker in range(cluster.workers)] == (
-        [0] if cluster.size == 1 else list(range(1, cluster.size))
-    )
-    assert cluster.node_size <= cluster.size and cluster.threads_for_rank() >= 1
-    cluster.close()
-
-
 def counted(owner: Any, name: str) -> list[int]:
     """Count the calls of a method, in a list of one number that grows."""
     calls, inner = [0], getattr(owner, name)
@@ -447,10 +332,10 @@ def woken() -> None:
     cluster = Cluster.connect()
     assert cluster._board is not None
     collectives.YIELDING_SECONDS = 0.0
-    board.LONGEST_REST = 60.0
+    window.LONGEST_REST = 60.0
     slowest = []
     for late in range(cluster.size):
-        rests = counted(board.Board, "_rest")
+        rests = counted(window.Board, "_rest")
         if cluster.rank == late:
             time.sleep(LATE)
         came = time.monotonic()
@@ -488,7 +373,7 @@ def progress() -> None:
 def signals() -> None:
     """A rank that rests at the board hears of signals at once."""
     cluster, handled = Cluster.connect(), []
-    board.LONGEST_REST = 60.0
+    window.LONGEST_REST = 60.0
     signal.signal(signal.SIGUSR2, lambda *_: handled.append(time.monotonic()))
     if cluster.rank == 1:
         started = time.monotonic()
@@ -519,11 +404,10 @@ def many_meetings(rounds: str) -> None:
 
 def server_away() -> None:
     """Sums are the same where a server that only serves leaves them to the others, as it does on shared cores."""
-    window.WINDOW_FROM_BYTES = window.WINDOW_FROM_BYTES_CROWDED = 0
     cluster = Cluster.connect()
     cluster.server_trains = False
-    check_sum(cluster, 30_011, "float32", 60)
-    check_sum(cluster, 5_003, "int64", 60)
+    check_sum(cluster, 30_011, "float32", 30)
+    check_sum(cluster, 5_003, "int64", 30)
     crowded = cluster.size > cluster.fewest_cores
     assert (cluster.bytes_moved.window == 0) == (cluster.is_server and crowded)
     cluster.close()
@@ -532,7 +416,7 @@ def server_away() -> None:
 def large_broadcasts() -> None:
     """Data that do not fit on a page come through MPI, cut into pieces, in any order with those that do."""
     cluster, collectives.CHUNK = Cluster.connect(), 3_000_000
-    for count in (10, board.PAGE // 8, 3, board.PAGE, 0, board.PAGE // 8 - 64):
+    for count in (10, window.PAGE // 8, 3, window.PAGE, 0, window.PAGE // 8 - 64):
         sent = [np.arange(count), np.arange(5.0), np.zeros((2, 0), np.float32)]
         received = cluster.broadcast(sent if cluster.is_server else None)
         assert all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(received, sent, strict=True))
@@ -543,31 +427,35 @@ def large_broadcasts() -> None:
 def without(what: str) -> None:
     """Without a board on a node, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
     if what == "semaphores":
-        board.semaphores_work = lambda: False
+        window.semaphores_work = lambda: False
     elif what == "room":
-        ranks.shared_memory_lacks = lambda nbytes: True
-    else:
-        board.Board = _refused  # type: ignore[assignment,misc]
-    cluster = Cluster.connect()
-    assert cluster._board is None
-    check_sum(cluster, 30_011, "float32", 10)
+        window.shared_memory_lacks = lambda nbytes: True
+    elif what == "memory":
+        window.Board = _refused  # type: ignore[assignment,misc]
+    cluster = Cluster.connect("window")
+    assert (cluster._board is None) == (not what.startswith("sums"))
+    if what == "sums-room":  # for messages, but not for sums
+        window.shared_memory_lacks = lambda nbytes: True
+    elif what == "sums-memory":
+        window.WindowSum = _refused  # type: ignore[assignment,misc]
+    check_sum(cluster, 30_011, "float32", 3)
     assert cluster.broadcast([np.arange(3)] if cluster.is_server else None)[0].tolist() == [0, 1, 2]
+    assert cluster.bytes_moved.window == 0 and cluster.bytes_moved.allreduce > 0
     cluster.close()
 
 
-def _refused(node: Any) -> None:
+def _refused(*_: Any) -> None:
     from mpi4py import MPI
 
     raise MPI.Exception(MPI.ERR_OTHER)
 
 
 REPLACED: list[tuple[Any, str]] = [
-    *((collectives, name) for name in ("CHUNK", "MOST_VALUES", "YIELDING_SECONDS", "time")),
+    *((collectives, name) for name in ("CHUNK", "MOST_VALUES", "YIELDING_SECONDS", "time", "ranks_of_node")),
     (messages, "CHUNK"),
-    *((board, name) for name in ("LONGEST_REST", "semaphores_work", "Board")),
-    (board.Board, "_rest"),
-    (ranks, "shared_memory_lacks"),
-    *((window, name) for name in ("WINDOW_FROM_BYTES", "WINDOW_FROM_BYTES_CROWDED")),
+    *((window, name) for name in ("LONGEST_REST", "semaphores_work", "Board", "WindowSum", "shared_memory_lacks")),
+    (window.Board, "_rest"),
+    (sums, "cuda_aware"),
 ]
 """Module values that programs replace; they are restored for the next program of the job."""
 

@@ -1,4 +1,4 @@
-"""Decisions of the cluster without MPI: the launcher, the fastest sum, the cores and the device of a rank.
+"""Decisions of the cluster without MPI: the launcher, the cores and the device of a rank.
 
 A wait that is known to be long takes no core: the rank sleeps at once, and is woken by the awaited event.
 """
@@ -6,9 +6,6 @@ A wait that is known to be long takes no core: the rank sleeps at once, and is w
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -17,7 +14,7 @@ import pytest
 from fedmpi import UserError
 from fedmpi.mpi import collectives
 from fedmpi.mpi.collectives import wait_until
-from fedmpi.mpi.device import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
+from fedmpi.mpi.device import choose_device, fair_threads
 from fedmpi.mpi.launch import (
     Launch,
     LauncherMismatch,
@@ -27,14 +24,7 @@ from fedmpi.mpi.launch import (
     read_launches,
     short_version,
 )
-from fedmpi.mpi.window import (
-    CACHE_LINE,
-    WINDOW_FROM_BYTES,
-    WINDOW_FROM_BYTES_CROWDED,
-    choose_reduction,
-    slice_of,
-    sums_on_device,
-)
+from fedmpi.mpi.window import CACHE_LINE, slice_of
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"
@@ -81,39 +71,6 @@ def test_an_mpich_without_pmix_is_rejected_before_it_aborts_under_a_pmix_launche
     assert (short_version(MPICH), short_version(OPEN_MPI)) == ("MPICH 5.0.2", "Open MPI v5.0.11")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "nbytes", "ranks", "cores", "board", "way"),
-    [
-        *(("auto", 4_000_000, 4, 2, False, "window"), ("auto", 280_000, 4, 2, False, "allreduce")),
-        *(("auto", 280_000, 2, 2, False, "window"), ("auto", 1_000, 2, 2, False, "allreduce")),
-        ("auto", WINDOW_FROM_BYTES, 2, 2, False, "window"),
-        ("auto", WINDOW_FROM_BYTES_CROWDED, 4, 2, False, "window"),
-        *(("auto", 8, 4, 2, True, "window"), ("auto", 4_000_000, 1, 2, True, "allreduce")),
-        *(("window", 8, 1, 2, False, "window"), ("allreduce", 4_000_000, 4, 8, True, "allreduce")),
-    ],
-)
-def test_shared_memory_is_chosen_for_long_buffers_of_ranks_that_share_a_node(wanted, nbytes, ranks, cores, board, way):
-    assert choose_reduction(wanted, nbytes, ranks, cores, board)[0] == way
-
-
-@pytest.mark.parametrize(
-    ("wanted", "ranks", "accelerators", "readable", "on_device"),
-    [
-        *(("auto", 4, 4, True, True), ("auto", 4, 4, False, False), ("auto", 4, 3, True, False)),
-        *(("auto", 4, 0, True, False), ("window", 4, 4, True, False), ("allreduce", 4, 4, True, False)),
-        *(("device", 4, 4, True, True), ("device", 4, 0, True, True)),
-        *(("auto", 1, 1, False, True), ("auto", 1, 0, True, False), ("device", 1, 0, True, True)),
-    ],
-)
-def test_tensors_are_summed_on_gpus_where_mpi_reads_them_all(wanted, ranks, accelerators, readable, on_device):
-    assert sums_on_device(wanted, ranks, accelerators, readable, "MPICH")[0] == on_device
-
-
-def test_a_sum_on_gpus_that_mpi_cannot_make_is_the_users_error():
-    with pytest.raises(UserError, match="cluster.reduction"):
-        sums_on_device("device", 4, 4, False, "MPICH 5.0.2")
-
-
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1_000, 70_001])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_the_slices_of_the_ranks_cover_every_value_once_and_start_on_cache_lines(count, ranks):
@@ -144,30 +101,6 @@ EIGHT = list(range(8))
 )
 def test_cores_are_shared_fairly_by_the_ranks_that_may_use_them(cores, rank, allowed, environ, threads):
     assert fair_threads(masks(*cores), rank, allowed, environ) == threads
-
-
-@pytest.mark.parametrize(
-    ("fair", "cores", "others", "ranks", "threads"),
-    [(2, 2, 0.2, 1, 2), (2, 2, 0.9, 1, 1), (16, 64, 40.0, 4, 6), (4, 16, 1.0, 4, 4), (1, 2, 9.0, 2, 1)],
-)
-def test_cores_that_other_processes_keep_busy_are_left_to_them(fair, cores, others, ranks, threads):
-    assert threads_beside_others(fair, cores, others, ranks) == threads
-
-
-def test_the_work_of_another_process_is_seen_and_that_of_this_one_is_not_counted():
-    """A process that computes all the time, on the one core looked at: it has at least a part of it, however busy."""
-    core = min(os.sched_getaffinity(0))
-    mask = np.arange(MOST_CORES) == core
-    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    load = Load(mask)
-    spinning = subprocess.Popen([sys.executable, "-c", pinned])
-    try:
-        time.sleep(1.0)
-        passed, busy, own = load.seconds()
-    finally:
-        spinning.kill()
-        spinning.wait()
-    assert passed >= 1.0 and 0.2 < busy - own <= passed + 0.1 and own < 0.5
 
 
 def test_an_unusable_device_is_the_users_error():

@@ -1,8 +1,7 @@
-"""The start of MPI: ranks that do not come together end with a sentence."""
+"""The start of MPI: ranks that do not come together end with a sentence, and no signal is lost."""
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
@@ -19,28 +18,47 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
     time.sleep(600)
 start_mpi()
 """
-ALIVE = """
-import os, threading, time
-from fedmpi.mpi import read_launch, start_mpi
+STARTING = """
+import os, signal, sys, threading, time
+from fedmpi.process.signals import Interrupt
 
-ticks = 0
+second = "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK"))
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # though nohup may have started the tests
+heard, ticks = [], 0
+
 def tick():
     global ticks
     while True:
         time.sleep(0.01)
         ticks += 1
 
-threading.Thread(target=tick, daemon=True).start()
-if read_launch().rank == 1:
-    time.sleep(1)
-ticks = 0
-mpi = start_mpi()
-lived = read_launch().rank == 1 or ticks > 3
+for when in ("before", "while", "after"):
+    interrupt = Interrupt()
+    if when == "before":  # even before anything of fedmpi's is imported
+        assert not [name for name in sys.modules if name.startswith(("fedmpi.mpi", "numpy", "torch"))]
+        os.kill(os.getpid(), signal.SIGUSR1)
+    else:
+        from fedmpi.mpi import launch, start_mpi
+        if when == "while":
+            with launch.kept_handlers():
+                os.kill(os.getpid(), signal.SIGUSR1)
+                signal.signal(signal.SIGUSR1, lambda *_: heard.append("lost"))  # as a library does that starts
+        else:
+            threading.Thread(target=tick, daemon=True).start()
+            time.sleep(second)
+            ticks = 0
+            mpi = start_mpi()
+            assert second or ticks > 3, "the threads of the process stood still while MPI started"
+            os.kill(os.getpid(), signal.SIGHUP if second else signal.SIGUSR1)
+    heard.append((when, interrupt.asked()))
+    interrupt.restore()
+assert heard == [("before", True), ("while", True), ("after", True)], heard
+assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+assert mpi.Query_thread() == mpi.THREAD_MULTIPLE
 try:
     mpi.COMM_WORLD.Send([bytearray(1), mpi.BYTE], dest=99)
-except mpi.Exception:
-    result = "whole" if lived and mpi.Query_thread() == mpi.THREAD_MULTIPLE else f"{ticks} ticks"
-    os.write(1, f"{result}\\n".encode())  # one write: print makes two of a line where PYTHONUNBUFFERED is set
+except mpi.Exception:  # errors become exceptions, as after mpi4py's own start
+    os.write(1, b"heard ")  # one write: print makes two of a line where PYTHONUNBUFFERED is set
 """
 
 
@@ -59,13 +77,17 @@ def test_exit_code_and_mark_say_that_mpi_did_not_start(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_while_mpi_starts_the_threads_of_the_process_run() -> None:
-    """Signals and the limit depend on it; errors of MPI become exceptions, as after mpi4py's own start."""
-    job = run_mpi(2, ["-c", ALIVE])
-    assert (job.returncode, job.stdout.split()) == (0, ["whole"] * 2), job.stdout + job.stderr
+def test_signals_are_remembered_and_threads_run_while_the_program_and_mpi_start() -> None:
+    job = run_mpi(2, ["-c", STARTING])
+    assert (job.returncode, job.stdout.split()) == (0, ["heard"] * 2), job.stderr
 
 
-def test_what_comes_in_time_is_left_alone() -> None:
+def test_the_environment_sets_the_limit_which_ends_with_the_start() -> None:
+    assert SECONDS + 64 <= seconds_to_start(64, {}) <= 10 * SECONDS
+    assert [seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds}) for seconds in ("0", "2.5")] == [0, 2.5]
+    for seconds in ("soon", "-1", "nan"):
+        with pytest.raises(UserError, match="FEDMPI_START_SECONDS="):
+            seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds})
     before = set(threading.enumerate())
     with limited(0, 2, 0):
         assert set(threading.enumerate()) == before
@@ -73,17 +95,3 @@ def test_what_comes_in_time_is_left_alone() -> None:
         (limit,) = set(threading.enumerate()) - before
     limit.join(60)
     assert not limit.is_alive()
-
-
-def test_the_environment_sets_the_limit() -> None:
-    assert SECONDS + 64 <= seconds_to_start(64, {}) <= 10 * SECONDS
-    assert [seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds}) for seconds in ("0", "2.5")] == [0, 2.5]
-    for seconds in ("soon", "-1", "nan", "inf", ""):
-        with pytest.raises(UserError, match="FEDMPI_START_SECONDS="):
-            seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds})
-
-
-def test_a_closed_terminal_ends_a_program_after_mpi_has_started_as_before() -> None:
-    before = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from fedmpi.mpi import start_mpi"
-    job = run_alone(["-c", f"{before}; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"])
-    assert job.returncode == -signal.SIGHUP

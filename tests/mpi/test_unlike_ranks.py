@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 import torch
 
+import fedmpi
+from data_prep.__main__ import run as prepare
 from fedmpi import UserError
-from fedmpi.aggregation import exact
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.core import experiment, placement
-from fedmpi.core.experiment import Experiment
+from fedmpi.core import experiment
+from fedmpi.core.experiment import Experiment, facts_of_run
 from fedmpi.core.loop import Simulation
+from fedmpi.data.opening import open_store
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
@@ -57,12 +59,6 @@ def run(settings: str) -> dict[str, Any]:
     return facts
 
 
-def another_opinion_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
-    """Rank 1 would say of itself that the server trains; the others that it does not."""
-    patch.setattr(placement, "server_trains", lambda *_: rank == 1)
-    return run(f"{FEDAVG} cluster.placement=shared")
-
-
 def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     """Only rank 1 finds that samples of a batch influence one another: nothing may be merged then, on any rank."""
     patch.setattr(experiment, "forward_traits", lambda *_: ForwardTraits(couples=rank == 1))
@@ -79,8 +75,8 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
-    own = placement.agree_on_work
-    patch.setattr("fedmpi.core.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    patch.setattr(experiment, "shares_data", lambda *_: True)
+    patch.setattr(experiment, "server_trains", lambda *_: rank == 1)
     return run(f"{FEDAVG} cluster.server_trains=never")
 
 
@@ -132,19 +128,22 @@ def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
 
 
 def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
-    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.own_step:ByRank")
+    return run(f"{FEDAVG} checkpoint.every=0 server.optimizer=tests.mpi.user_models:ByRank")
 
 
-def too_many(rank: int, patch: Patch) -> dict[str, Any]:
-    patch.setattr(exact, "MOST_RANKS", 2)
-    return run(FEDAVG)
+def another_key(rank: int, patch: Patch) -> dict[str, Any]:
+    return run(f"{FEDAVG} local.lr={0.2 if rank == 2 else 0.1}")
+
+
+def too_few_for_krum(rank: int, patch: Patch) -> dict[str, Any]:
+    """Some ranks have no coordinate to combine, and raise the error too."""
+    return run(f"{FEDAVG} model.hidden=[1] server.aggregator=krum server.aggregator.byzantine=5")
 
 
 OTHER_MODELS = r"the models of ranks \[2\] differ from that of rank 0 after round \d"
 SCENARIOS: list[tuple[Scenario, str, str]] = [
-    (another_opinion_of_the_server, "said", "2 workers: each trains an equal part"),
     (coupling_found_by_one, "said", "nothing is merged: a sample's outputs depend on the other samples"),
-    (a_gpu_on_one, "UserError", r"different kinds of devices \(2 on cpu, 1 on cuda\).*cluster.device"),
+    (a_gpu_on_one, "UserError", r"the device is cpu on rank 0 \(.*\) and cuda on rank 2 "),
     (another_layout, "RanksDisagree", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
     (left_out, "RanksDisagree", "round 0: 7 participants have samples to train on, but 6 were trained"),
     (
@@ -154,8 +153,9 @@ SCENARIOS: list[tuple[Scenario, str, str]] = [
     ),
     (another_model, "RanksDisagree", rf"{OTHER_MODELS}; do the CPUs"),
     (another_vector_of_the_server, "RanksDisagree", OTHER_MODELS),
-    (a_part_of_ones_own_by_rank, "RanksDisagree", rf"{OTHER_MODELS}.*server optimizer tests.mpi.own_step:ByRank"),
-    (too_many, "UserError", "this job has 3 ranks, and sums over more than 2"),
+    (a_part_of_ones_own_by_rank, "RanksDisagree", rf"{OTHER_MODELS}.*server optimizer tests.mpi.user_models:ByRank"),
+    (another_key, "UserError", r"local.lr is 0.1 on rank 0 \(.*\) and 0.2 on rank 2 "),
+    (too_few_for_krum, "UserError", "krum.* needs more than 12 clients"),
 ]
 
 
@@ -178,6 +178,21 @@ def test_all_ranks_say_the_same(scenario: Scenario, kind: str, words: str, job) 
 def test_a_run_that_is_ended_says_so_once_and_exits_with_1(job) -> None:
     assert job[1].returncode == 1 and "Traceback" not in job[1].stderr
     assert "error: the models of ranks [2] differ from that of rank 0 after round 0" in job[1].stderr
+
+
+def test_every_key_version_and_shard_is_among_the_facts(tmp_path: Path):
+    assert (
+        prepare(["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(tmp_path / "it")]) == 0
+    )
+    manifest = open_store(tmp_path / "it").manifest
+    facts = facts_of_run(load_config(None, ["preset=fedavg", "local.lr=0.3"]), manifest)
+    assert facts["local.lr"] == "0.3" and facts["preset"] == "'fedavg'"
+    assert facts["fedmpi (version)"] == fedmpi.__version__
+    assert facts["numpy (version)"] == np.__version__
+    assert {"torch (version)", "python (version)", "fedmpi's own sources (sha256)"} <= facts.keys()
+    for file in manifest.files():
+        assert facts[f"manifest.json, {file.name} (sha256)"] == file.sha256
+    assert {f"manifest.json, {key}" for key in ("classes", "seed", "description")} <= facts.keys()
 
 
 def said(scenario: Scenario, rank: int) -> dict[str, Any]:

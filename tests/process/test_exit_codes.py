@@ -1,16 +1,19 @@
-"""Exit codes of a command whose process lacks something: files that it may open, a package."""
+"""Exit codes of a command: by its errors, and if its output is lost; the files that it may open."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from fedmpi import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.errors import Divergence, RanksDisagree, RunFailure
-from fedmpi.process.exit_codes import _ending_of
+from fedmpi.process.exit_codes import _ending_of, _Stream
 from tests.mpi.launch import REPOSITORY
 
 LIMITS = """
@@ -28,16 +31,6 @@ def test_a_command_may_open_as_many_files_as_the_system_allows(asked: str, limit
     assert done.stdout.strip() == limits, done.stderr
 
 
-def test_a_package_that_cannot_be_loaded_is_a_sentence() -> None:
-    program = "from fedmpi.process.exit_codes import run_guarded; run_guarded(lambda: __import__('no_such_package'))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "error: a package cannot be loaded (ModuleNotFoundError: No module named 'no_such_package'): see `fedmpi "
-        "doctor`\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "code", "words", "shared"),
     [
@@ -45,6 +38,7 @@ def test_a_package_that_cannot_be_loaded_is_a_sentence() -> None:
         (SystemExit(75), 75, "", True),
         (UserError("wrong"), 2, "error: wrong", True),
         (RunFailure("disk"), 1, "error: disk", True),
+        (ImportError("no torch"), 1, "a package cannot be loaded (ImportError: no torch)", True),
         (Divergence("nan"), 1, "error: nan", True),
         (RanksDisagree("other"), 1, "error: other", True),
         (ComponentFailure("sampler", "mine", "bad", trace="line 3"), 1, "line 3", True),
@@ -56,3 +50,88 @@ def test_a_package_that_cannot_be_loaded_is_a_sentence() -> None:
 def test_every_error_has_its_exit_code(error: BaseException, code: int, words: str, shared: bool) -> None:
     found, why, together = _ending_of(error)
     assert (found, together) == (code, shared) and words in why
+
+
+def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    written = bytes(range(256)) * 4096
+    got = bytearray()
+
+    def read() -> None:
+        while part := os.read(reading, 65536):
+            got.extend(part)
+
+    reader = threading.Timer(0.05, read)
+    reader.start()
+    buffer = io.BufferedWriter(_Stream(writing))
+    buffer.write(written)
+    buffer.flush()
+    os.close(writing)
+    reader.join()
+    os.close(reading)
+    assert got == written
+
+
+GUARDED = """
+import sys
+from fedmpi.process.exit_codes import run_guarded
+
+def main():
+    for number in range(int(sys.argv[1])):
+        print(number)
+    return 0
+
+run_guarded(main, outlives=sys.argv[2] == "outlives")
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "outlives", "output", "code"),
+    [
+        (5, "ends", "unread", 141),  # which all fit into a buffer
+        (100_000, "ends", "unread", 141),
+        (100_000, "outlives", "unread", 0),
+        (5, "outlives", "/dev/full", 0),
+        (5, "ends", "closed", 0),
+    ],
+)
+def test_a_run_outlives_the_reader_of_its_output_and_other_commands_end(
+    lines: int, outlives: str, output: str, code: int
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    to = {"unread": f">&{writing}", "closed": ">&-"}.get(output, f"> {output}")
+    done = subprocess.run(
+        ["bash", "-c", f"exec {sys.executable} -c '{GUARDED}' {lines} {outlives} {to}"],
+        pass_fds=[writing],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+CLOSED = """
+import os, sys
+from fedmpi import __main__, cli
+from fedmpi.process import signals
+
+def report(interrupt):
+    handle = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY)
+    print("lost", handle, flush=True)
+    print("lost", file=sys.stderr)
+    os.write(handle, str([handle > 2, interrupt.asked()]).encode())
+    return 0
+
+cli.run_command = report
+__main__.main()
+"""
+
+
+def test_descriptors_that_the_parent_has_closed_are_not_given_to_pipes_and_files_of_the_run(tmp_path: Path) -> None:
+    words = f"exec {sys.executable} -c '{CLOSED}' train {tmp_path / 'closed'} <&- >&- 2>&-"
+    done = subprocess.run(["bash", "-c", words], cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 0
+    assert (tmp_path / "closed").read_text() == "[True, False]"

@@ -1,12 +1,13 @@
 """The real program, run with a folder and watched: what every round planned, drew and recorded, and the model after it.
 
-mpiexec -n N python tests/reference/program.py OUT.npz FOLDER CONFIG.toml [CONFIG.toml ...]
+mpiexec -n N python tests/reference/program.py OUT.npz FOLDER HOW CONFIG.toml [CONFIG.toml ...]
 
-runs every configuration, stopped after its first round and resumed.
+runs every configuration "whole", "cut" in two after its first round, the "first" part of it alone, or the "rest".
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -16,26 +17,30 @@ import numpy as np
 
 from fedmpi import Config, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.config import load_config
+from fedmpi.config import config_toml, load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
+from tests.mpi.launch import run_mpi
 from tests.quick_end import end_quickly
 
 Trace = dict[str, np.ndarray]
+FIRST, REST, WHOLE = (False, True), (True, False), (False, False)
+PARTS = {"whole": [WHOLE], "cut": [FIRST, REST], "first": [FIRST], "rest": [REST]}
+"""Parts of a run: whether each resumes the run in its folder, and whether it stops after its first round."""
 
 
-def traced(config: Config, folder: Path, cut: bool = False) -> Trace | None:
-    """A run of `config` into `folder`, `cut` in two after its first round; None on ranks other than 0."""
-    parts = [part for resume in ((False, True) if cut else (False,)) if (part := _part(config, folder, resume, cut))]
+def traced(config: Config, folder: Path, how: str = "whole") -> Trace | None:
+    """A run of `config` into `folder`; None on ranks other than 0."""
+    parts = [part for resume, stops in PARTS[how] if (part := _part(config, folder, resume, stops))]
     if not parts:
         return None
     found = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     return found | {"records": np.array((folder / "metrics.jsonl").read_text())}
 
 
-def _part(config: Config, folder: Path, resume: bool, cut: bool) -> Trace | None:
+def _part(config: Config, folder: Path, resume: bool, stops: bool) -> Trace | None:
     experiment = Experiment.connect(config)
     cohorts, groups, normalized, models = [], [], [], []
     rows, factors = [], []
@@ -53,7 +58,7 @@ def _part(config: Config, folder: Path, resume: bool, cut: bool) -> Trace | None
 
     trainer.train = watched  # type: ignore[method-assign]
     recorder = open_recorder(experiment.cluster, folder, config, resume)
-    simulation = Simulation(experiment, recorder, stop=lambda: cut and not resume)
+    simulation = Simulation(experiment, recorder, stop=lambda: stops)
     apply = simulation._apply
 
     def applied(*round: Any) -> None:
@@ -61,18 +66,19 @@ def _part(config: Config, folder: Path, resume: bool, cut: bool) -> Trace | None
         models.append(simulation.model.cpu().numpy().copy())
 
     simulation._apply = applied  # type: ignore[method-assign]
-    assert simulation.run() == ("stopped" if cut and not resume else "finished")
-    all_rows = experiment.cluster.gather(np.array(rows, np.int64).reshape(-1, 3))
-    all_factors = experiment.cluster.gather(np.array(factors, np.float64).reshape(-1, 3))
+    assert simulation.run() == ("stopped" if stops else "finished")
+    gathered = [experiment.cluster.gather(np.array(own, np.float64).reshape(-1, 3)) for own in (rows, factors)]
     found = None
-    if all_rows is not None and all_factors is not None:
+    if (all_rows := gathered[0]) is not None and (all_factors := gathered[1]) is not None:
         found = {
             "cohorts": np.concatenate(cohorts),
             "groups": np.concatenate(groups),
-            "rows": np.concatenate([part.reshape(-1, 3) for part in all_rows]),
+            "rows": np.concatenate([part.reshape(-1, 3) for part in all_rows]).astype(np.int64),
             "factors": np.concatenate([part.reshape(-1, 3) for part in all_factors]),
+            "shares": np.array([len(part.reshape(-1, 3)) for part in all_rows])[None],
             "normalized": np.array(normalized),
             "models": np.array(models),
+            "window": np.array([simulation.summary["mpi_bytes"]["window"]]),
         }
     if recorder is not None:
         recorder.close()
@@ -80,14 +86,37 @@ def _part(config: Config, folder: Path, resume: bool, cut: bool) -> Trace | None
     return found
 
 
+def on_ranks(
+    ranks: int, configs: dict[str, Config], folder: Path, how: str = "cut", program: tuple[str, ...] = (__file__,)
+) -> dict[str, Trace]:
+    """Trace every configuration in one job of so many ranks."""
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{number}.toml" for number in range(len(configs))]
+    for path, config in zip(paths, configs.values(), strict=True):
+        path.write_text(config_toml(config))
+    result = run_mpi(ranks, [*program, folder / "out.npz", folder, how, *paths], timeout=800)
+    assert result.returncode == 0, result.stderr
+    held: dict[str, Trace] = {name: {} for name in configs}
+    names = list(configs)
+    for key, value in np.load(folder / "out.npz").items():
+        number, _, part = key.partition("/")
+        held[names[int(number)]][part] = value
+    return held
+
+
+def records_of(trace: Trace) -> list[dict[str, Any]]:
+    """The records without what the number of ranks or the machine changes."""
+    read = [json.loads(line) for line in str(trace["records"]).splitlines()]
+    return [{key: value for key, value in record.items() if "seconds" not in key} for record in read]
+
+
 def main() -> int:
     logging.getLogger("fedmpi").setLevel(logging.ERROR)
-    out, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    out, folder, how = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     traces: Trace = {}
-    for path in map(Path, sys.argv[3:]):
-        config = load_config(path)
+    for path in map(Path, sys.argv[4:]):
         try:
-            found = traced(config, folder / path.stem, cut=True)
+            found = traced(load_config(path), folder / path.stem, how)
         except UserError as refusal:
             found = {"refusal": np.array(str(refusal))}
         traces |= {f"{path.stem}/{key}": value for key, value in (found or {}).items()}

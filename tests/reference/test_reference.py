@@ -3,7 +3,7 @@
 The rows are the presets and compositions of samplers, weights, algorithms and topologies. Each runs in one process;
 together they run on three ranks, where each is stopped after its first round and resumed. Clients, rows and counts are
 compared exactly, weights to 2e-7, models to 1e-5 of their length after every round, losses to 1e-5, the rest of the
-record up to rounding.
+record up to rounding. Rows of a second table, with exact sums, give the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import pytest
 
 from fedmpi import Config, UserError, presets
 from fedmpi.config import config_toml, load_config
-from tests.mpi.launch import run_mpi
 from tests.reference.compare import differences
 from tests.reference.drawn import DOUBLE, drawn_stars
-from tests.reference.program import traced
+from tests.reference.program import Trace, on_ranks, records_of, traced
 
-PROGRAM = Path(__file__).parent / "program.py"
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0", "rounds=3"]
 SMOOTH = ["model.hidden=[12]", "model.activation=tanh"]
 """A rounding can switch a ReLU on or off."""
@@ -112,6 +110,7 @@ COMPOSITIONS: dict[str, list[str]] = {
     "vectors of an algorithm go to those who drop out, and do not come back": [
         *(*SMALL, *SOME, "local.algorithm=scaffold", "clients.failure_rate=0.4"),
     ],
+    "SCAFFOLD from a file": [*SMALL, *SOME, "local.algorithm=tests.local.own_algorithms:Scaffold"],
     "FedNova's second vector takes its time on the way up": [
         *(*SMALL, *CLOCK, "local.algorithm=fednova", "devices.upload.median=5e3"),
     ],
@@ -251,21 +250,119 @@ def test_a_row_agrees_with_the_plain_loop(name: str, tmp_path: Path) -> None:
     assert compare(ROWS[name], tmp_path / "run")
 
 
+def disagreeing(configs: dict[str, Config], traces: dict[str, Trace]) -> dict[str, list[str]]:
+    """The rows of a job that differ from the plain loop, and how."""
+    found = {
+        name: [str(traces[name]["refusal"])] if "refusal" in traces[name] else differences(config, traces[name])[:5]
+        for name, config in configs.items()
+    }
+    return {name: texts for name, texts in found.items() if texts}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
-    names = dict(enumerate(ROWS))
-    paths = [tmp_path / f"{number}.toml" for number in names]
-    for number, path in enumerate(paths):
-        path.write_text(config_toml(ROWS[names[number]]))
-    result = run_mpi(3, [PROGRAM, tmp_path / "out.npz", tmp_path / "runs", *paths], timeout=800)
-    assert result.returncode == 0, result.stderr
-    held, wrong = dict(np.load(tmp_path / "out.npz")), {}
-    for number, name in names.items():
-        trace = {key.partition("/")[2]: value for key, value in held.items() if key.startswith(f"{number}/")}
-        if found := [str(trace["refusal"])] if "refusal" in trace else differences(ROWS[name], trace):
-            wrong[name] = found[:5]
+    stars = {f"star {number}": config for number, config in enumerate(drawn_stars(24, 5))}
+    wrong = disagreeing(ROWS | stars, on_ranks(3, ROWS | stars, tmp_path))
     assert not wrong, json.dumps(wrong, indent=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_presets_agree_on_other_numbers_of_ranks(ranks: int, tmp_path: Path) -> None:
+    named = {preset.name: ROWS[preset.name] for preset in presets()}
+    wrong = disagreeing(named, on_ranks(ranks, named, tmp_path))
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+WITHOUT_WINDOW = (
+    "-c",
+    "import sys; sys.modules['fedmpi.mpi.window'] = None; from tests.reference.program import *; run_guarded(main)",
+)
+GOLDEN = ("fedavg", "fedsampling", "fedstas", "astraea", "scaffold")
+
+
+@pytest.mark.timeout(400)
+def test_the_shared_memory_of_a_node_can_be_removed(tmp_path: Path) -> None:
+    """Without its module, ranks wait and sum through MPI, and still agree with the plain loop."""
+    golden = {name: ROWS[name] for name in GOLDEN}
+    traces = on_ranks(2, golden, tmp_path, "whole", WITHOUT_WINDOW)
+    assert not disagreeing(golden, traces)
+    assert not any(trace["window"].any() for trace in traces.values())
+
+
+EXACT: dict[str, list[str]] = {
+    "SCAFFOLD beside a server that only serves": [
+        *(*SMALL, *SOME, "local.algorithm=scaffold", "server.weights=uniform", "cluster.server_trains=never"),
+        *("cluster.placement=shared", "evaluation.clients=all", "evaluation.fine_tune=1", "evaluation.batch_size=50"),
+    ],
+    "FedDyn, whose vectors are in a file": [
+        *(*SMALL, *SOME, "local.algorithm=feddyn", "server.weights=uniform", "cluster.state_memory=0.000003"),
+        "cluster.placement=shared",
+    ],
+    "FedNova on ranks that own their clients": [
+        *(*SMALL, *SOME, "local.algorithm=fednova", "cluster.placement=owner", "evaluation.clients=7"),
+    ],
+    "sampled rows of all clients, Yogi": [
+        *(*SMALL, *ALL, *SAMPLED, "cluster.placement=shared", "cluster.server_trains=always", "local.epochs=1"),
+        *("server.optimizer=yogi", "server.optimizer.lr=0.02", "clients.availability=bernoulli"),
+        *("clients.availability.probability=0.3", "model.activation=relu"),
+    ],
+    "stale strata, updates whose lost values follow": [
+        *(*STRATA, "clients.sampler.features=full-gradient", "clients.sampler.refresh=1"),
+        *("clients.sampler.refresh_clients=selected", "compression=top-k", "compression.fraction=0.05"),
+        "compression.error_feedback=true",
+    ],
+    "mediators, each on one rank": [*MEDIATORS, *SOME, *ADAM, "cluster.placement=mediator"],
+    "bfloat16, with dropout": [
+        *(*DROPPING, *SOME, "local.precision=bfloat16", "evaluation.clients=participants"),
+    ],
+    "q-FFL, whose weights follow from losses": [*SMALL, *BY_SIZE, "server.weights=q-ffl"],
+    "trimmed means of attacked updates": [
+        *(*SMALL, *SOME, *FLIPPED, "server.aggregator=trimmed-mean", "server.aggregator.trim=0.3"),
+    ],
+    "Krum": [
+        *(*SMALL, *ALL, *FLIPPED, "server.aggregator=krum", "server.aggregator.byzantine=3"),
+        *("server.aggregator.keep=2", "local.batch_size=all"),
+    ],
+    "merged steps, updates in eight bits": [*DROPPING, *ONE_STEP, *ALL, "compression=int8"],
+}
+EXACT_ROWS = {
+    name: load_config(None, [*QUIET, "server.exact=true", "rounds=4", *settings]) for name, settings in EXACT.items()
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
+    """The traces of the exact rows in one process."""
+    logging.getLogger("fedmpi").setLevel(logging.ERROR)
+    found = {name: traced(config, tmp_path_factory.mktemp("alone") / "run") for name, config in EXACT_ROWS.items()}
+    return {name: trace for name, trace in found.items() if trace is not None}
+
+
+@pytest.mark.parametrize(
+    "ranks", [3, *(pytest.param(ranks, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for ranks in (2, 8))]
+)
+def test_exact_sums_give_the_same_bits_on_any_number_of_ranks_after_a_resume(
+    ranks: int, alone: dict[str, Trace], tmp_path: Path
+) -> None:
+    for name, trace in on_ranks(ranks, EXACT_ROWS, tmp_path).items():
+        assert "refusal" not in trace, trace
+        assert trace["window"].all() == (ranks > 1)
+        assert np.array_equal(trace["models"], alone[name]["models"]), name
+        assert np.array_equal(sorted(trace["rows"].tolist()), sorted(alone[name]["rows"].tolist())), name
+        one, many = records_of(alone[name]), records_of(trace)
+        assert one == many, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_continues_with_another_number_of_ranks_bit_for_bit(alone: dict[str, Trace], tmp_path: Path) -> None:
+    on_ranks(3, EXACT_ROWS, tmp_path, "first")
+    for number, (name, config) in enumerate(EXACT_ROWS.items()):
+        rest = traced(config, tmp_path / str(number), "rest")
+        assert rest is not None and np.array_equal(rest["models"], alone[name]["models"][1:]), name
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_missing_data_are_named_below_the_plan_and_rejected_by_the_sweep(tmp_pat
     words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
     asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"], "started": words}
     (commands := tmp_path / "commands").mkdir()
-    done = run_commands(None, asked, commands, LIMIT)
+    done = run_commands(asked, commands, LIMIT)
     listed = done["listed"]
     assert (listed.returncode, listed.stderr) == (0, "")
     assert listed.stdout.count("to be prepared") == 6
@@ -251,7 +251,7 @@ def test_folders_of_runs_that_cannot_be_made_or_written_are_rejected_before_anyt
     words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
     (commands := tmp_path / "commands").mkdir()
     asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"]}
-    for done in run_commands(None, asked, commands, LIMIT).values():
+    for done in run_commands(asked, commands, LIMIT).values():
         assert done.returncode == 2 and "out/seed=1 is no folder): choose another --out" in done.stderr
         assert not (tmp_path / "out" / "seed=0").exists()
     planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
