@@ -14,11 +14,10 @@ from scipy import stats
 
 from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
-from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.clients.strata import make_strata
-from fedmpi.clients.turnout import chances
-from fedmpi.clients.view import ClientNumbers, View
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints

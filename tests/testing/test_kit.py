@@ -209,7 +209,7 @@ BAD = [
     ("local algorithm", bad_parts.NoisyAlgorithm, GLOBAL, "of torch"),
     ("server optimizer", bad_parts.Forgetful, RESUMED, "resumed 3"),
     ("server optimizer", lambda w, update: w.clone(), "finite models of the same shape", "left the model unchanged"),
-    ("availability", lambda view: view.sizes / 9, "a probability for each client", "no probability"),
+    ("availability", lambda view: view.sizes / 9, "a probability for each client", "probabilities"),
     ("availability", bad_parts.Tiring, RESUMED, "resumed 5"),
     (
         "scheduling",
