@@ -156,6 +156,18 @@ def result_array(
     return array
 
 
+def result_tensor(part: Component, found: Any, shape: tuple[int, ...] | None, round: int | None = None) -> Tensor:
+    """Return a component's result if it is a real tensor of this shape, or of any shape."""
+    import torch  # slow to import, and the configuration is checked before
+
+    if isinstance(found, torch.Tensor) and not found.is_complex() and (shape is None or found.shape == shape):
+        return found
+    is_tensor = isinstance(found, torch.Tensor)
+    shown = f"a tensor of {found.dtype}, shape {tuple(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+    wanted = "any shape" if shape is None else f"shape {tuple(shape)}"
+    raise refuse_result(part, f"returned {shown}: return a tensor of real numbers, {wanted}", round)
+
+
 def state_names(made: Any) -> tuple[str, ...]:
     """Return the attributes that a component names in `state`, in which a single name needs no tuple."""
     names = getattr(made, "state", ())
@@ -167,14 +179,15 @@ def state_tensor(part: Component, made: Any, name: str) -> Tensor:
     import torch  # slow to import, and the configuration is checked before
 
     value = getattr(made, name)
-    try:
-        return torch.as_tensor(value if isinstance(value, torch.Tensor) else np.array(value)).clone()
-    except (TypeError, ValueError, RuntimeError):
-        problem = (
-            f"keeps a {type(value).__name__} as {name!r}, which a checkpoint cannot store: state names attributes that "
-            "are tensors, NumPy arrays of numbers, or numbers"
-        )
-        raise refuse_result(part, problem) from None
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    problem = (
+        f"keeps a {type(value).__name__} as {name!r}, which a checkpoint cannot store: state names attributes that "
+        "are tensors, NumPy arrays of numbers, or numbers"
+    )
+    raise refuse_result(part, problem)
 
 
 def is_complex(found: Any) -> bool:

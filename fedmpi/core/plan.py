@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.weighing import Weighing
+from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.sampler import ClientNumbers, ClientSampler
 from fedmpi.clients.strata import Strata

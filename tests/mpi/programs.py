@@ -166,9 +166,8 @@ def combined_updates(folder: str) -> None:
     """Every aggregator on the same updates, assigned unevenly to the ranks: rank 0 keeps the results."""
     import torch
 
-    from fedmpi.aggregation import combining
-    from fedmpi.aggregation.combiners import Combiner
-    from fedmpi.aggregation.combining import CombinedSum
+    from fedmpi.aggregation import aggregators
+    from fedmpi.aggregation.aggregators import Aggregator, CombinedSum
     from fedmpi.aggregation.exact import FloatSum
     from fedmpi.common.plan import Plan
     from fedmpi.common.registry import resolve
@@ -183,9 +182,9 @@ def combined_updates(folder: str) -> None:
     cluster, results = Cluster.connect(), {}
     for number, ((name, options), values) in enumerate(product(rules.items(), (20_003, 300))):  # 300: no block for each
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-        kept = CombinedSum(total, Combiner(resolve("aggregator", name), options), cluster, torch.zeros(values))
+        kept = CombinedSum(total, Aggregator(resolve("aggregator", name), options), cluster, torch.zeros(values))
         for t in range(2):
-            combining.EXCHANGED_VALUES = 1 + 10**7 * t  # one update at a time, and all at once
+            aggregators.EXCHANGED_VALUES = 1 + 10**7 * t  # one update at a time, and all at once
             kept.reset()
             kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
             for client in range(11):
@@ -195,7 +194,7 @@ def combined_updates(folder: str) -> None:
             kept.flush()
             assert kept.combined == 11
             results[f"{name} {values} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
-    refused = CombinedSum(total, Combiner(resolve("aggregator", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
+    refused = CombinedSum(total, Aggregator(resolve("aggregator", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
     refused.begin(Plan(0, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(300))
     for client in range(11 if cluster.rank == cluster.size - 1 else 0):
         refused.add(torch.ones(300), 1.0, client)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi import Cohort, components
-from fedmpi.aggregation.weighing import Weighing
+from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.availability import ClientAvailability
 from fedmpi.clients.sampler import View
 from fedmpi.common.registry import resolve

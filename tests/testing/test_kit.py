@@ -158,7 +158,7 @@ BAD = [
         "pool.generator",
     ),
     ("weights", bad_parts.negative, "finite weights of the stated normalization", "coefficient -"),
-    ("weights", bad_parts.of_everybody, "finite weights of the stated normalization", "30.* for 9 .*cohort.clients"),
+    ("weights", bad_parts.of_everybody, "finite weights of the stated normalization", r"shape \(30,\).*shape \(9,\)"),
     (
         "aggregator",
         aggregator(lambda updates, coefficients: updates[updates.square().sum(1).argmin()]),
