@@ -9,6 +9,8 @@ int64 buffer, nine limbs of 12 bits in a float32 one, where sums of limbs over u
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmpi.aggregation.weights import LARGEST, ClientWork, Weighing
 from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
+from fedmpi.mpi import Cluster
 
 ReducedValues = torch.Tensor | NDArray[np.float32] | Ints
 FIXED_BITS = 40
@@ -30,14 +35,17 @@ LIMB_BITS = 12
 WHOLE_LIMBS = 5
 FRACTION_LIMBS = 4
 MOST_RANKS = 2 ** (24 - LIMB_BITS)
-LARGEST = 2.0**50
+LEAST_EXACT = 2.0**-12
+"""Smallest sum of judged weights that exact sums, in steps of 2**-40, still represent to about 1e-8 of it."""
+MOST_AT_ONCE = 120
+"""Largest exponent of two in float32; terms beyond it are negligible beside the rest."""
 Reducible = NDArray[np.float32] | Ints
 
 
 class Accumulator(Protocol):
     """Running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
 
-    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add coefficient · vector for a client; `vector` is float32 (d,) and is not changed."""
 
     def reset(self) -> None:
@@ -46,7 +54,7 @@ class Accumulator(Protocol):
     def flush(self) -> None:
         """Write the sum to the buffer given at construction."""
 
-    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
+    def to_update(self, reduced: ReducedValues) -> Tensor:
         """Return the buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
 
         It may share memory with `reduced`, which other ranks read too: valid as long as `reduced`, and read-only.
@@ -60,18 +68,15 @@ class FloatSum:
     Here the error stays below 64 roundings of a partial sum, for any number of terms.
     """
 
-    def __init__(self, buffer: NDArray[np.float32] | torch.Tensor, device: torch.device | str = "cpu"):
-        self._buffer, device = torch.as_tensor(buffer), torch.device(device)
-        self._staging: Staging | None = None
-        self.tensor = self._buffer
-        if self._buffer.device != device:
-            self._staging = Staging(self._buffer.numel(), self._buffer.dtype, device)
-            self.tensor = torch.empty_like(self._buffer, device=device)
-        self._long: torch.Tensor | None = None
+    def __init__(self, buffer: NDArray[np.float32] | Tensor, device: torch.device | str = "cpu"):
+        self._buffer = torch.as_tensor(buffer)
+        on_device = self._buffer.device == torch.device(device)
+        self.tensor = self._buffer if on_device else torch.empty_like(self._buffer, device=device)
+        self._long: Tensor | None = None
         self._terms, self._carried = 0, False
         self._empty()
 
-    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         self.tensor.add_(vector, alpha=coefficient)
         self.added()
 
@@ -86,12 +91,12 @@ class FloatSum:
             self.tensor.zero_()
             self._terms, self._carried = 0, True
 
-    def copied(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    def copied(self) -> tuple[Tensor, Tensor | None, int]:
         """Return the current sum, for `put_back`."""
         carried = self._long.clone() if self._carried and self._long is not None else None
         return self.tensor.clone(), carried, self._terms
 
-    def put_back(self, copied: tuple[torch.Tensor, torch.Tensor | None, int]) -> None:
+    def put_back(self, copied: tuple[Tensor, Tensor | None, int]) -> None:
         """Discard everything added since `copied`."""
         self._empty()
         self.tensor.copy_(copied[0])
@@ -128,12 +133,11 @@ class FloatSum:
             self.tensor.copy_(self._long.add_(self.tensor))
             self._long.zero_()
             self._terms, self._carried = 0, False
-        if self._staging is not None:
-            self._staging.to_host(self.tensor, self._buffer)
+        if self.tensor is not self._buffer:
+            self._buffer.copy_(self.tensor)
 
-    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
-        values = _as_tensor(reduced)
-        return values if self._staging is None else self._staging.to_device(values)
+    def to_update(self, reduced: ReducedValues) -> Tensor:
+        return _as_tensor(reduced).to(self.tensor.device)
 
 
 class FixedPointSum:
@@ -142,7 +146,7 @@ class FixedPointSum:
     Integer addition is associative, so the sum is bit-identical for any order of clients and number of ranks.
     """
 
-    def __init__(self, buffer: Ints | torch.Tensor, device: torch.device | str = "cpu", ranks: int = 1):
+    def __init__(self, buffer: Ints | Tensor, device: torch.device | str = "cpu", ranks: int = 1):
         self._sum = torch.as_tensor(buffer)
         self._device = torch.device(device)
         self._scale = 2.0**FIXED_BITS
@@ -151,7 +155,7 @@ class FixedPointSum:
         self._product, self._rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
         self.reset()
 
-    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add coefficient · vector.
 
         Raises
@@ -184,7 +188,7 @@ class FixedPointSum:
     def flush(self) -> None:
         """Do nothing: the sum is already in the buffer."""
 
-    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
+    def to_update(self, reduced: ReducedValues) -> Tensor:
         values = _as_tensor(reduced)
         update = torch.empty(values.numel())
         for part, whole in zip(torch.split(update, CHUNK), torch.split(values, CHUNK), strict=True):
@@ -192,44 +196,79 @@ class FixedPointSum:
         return update.to(self._device)
 
 
-def _as_tensor(reduced: ReducedValues) -> torch.Tensor:
-    """Return a tensor of the sum. Arrays are copied, since a reduction's are read-only and tensors cannot be."""
-    return reduced if isinstance(reduced, torch.Tensor) else torch.tensor(reduced)
+class JudgedSum:
+    """Accumulator that gets the weights' factor for every update before adding it to another accumulator.
 
+    Powers of losses are tiny or huge, and only ratios matter. Unless sums are exact, Σ c_k Δ_k and Σ h_k are both
+    scaled by the power of two that brings Σ h_k between 1/2 and 1.
 
-class Staging:
-    """Copies of vectors between a device and ordinary host memory, such as the slot of a sum that MPI reads.
-
-    A GPU copies to and from page-locked memory only; the driver would do so in small pieces through its own. This class
-    uses one vector, allocated at the first copy. Not measured on a GPU.
+    After `flush`, `weight` is Σ h_k of all clients, scaled, and sums are the true ones times 2**`power`, on rank 0;
+    both are 0 on the others.
     """
 
-    def __init__(self, count: int, dtype: torch.dtype, device: torch.device):
-        self.count, self.dtype, self.device = count, dtype, device
-        self._on_gpu = device.type == "cuda"
-        self._held: Tensor | None = None
+    def __init__(
+        self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor, int], float], cluster: Cluster
+    ):
+        self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
+        self.weight, self.power = 0.0, 0
+        self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
+        self._normalize = True
+        self._shares: list[float] = []
+        self._power: int | None = None
 
-    def to_host(self, source: Tensor, target: Tensor) -> None:
-        """Copy `source` (count,) on the device into `target` in host memory; the copy is complete on return."""
-        held = self._locked()
-        held.copy_(source, non_blocking=self._on_gpu)
-        self._wait()
-        target.copy_(held)
+    def begin(self, plan: Plan, start: Tensor) -> None:
+        """Set the round, its local learning rate and the global model (d,)."""
+        self._round, self._lr, self._start = plan.round, plan.lr, start
+        self._normalize = plan.normalize
 
-    def to_device(self, source: Tensor) -> Tensor:
-        """Copy `source` (count,) from host memory to the device; kernels queued after this see the whole copy."""
-        self._wait()  # for a copy from the same memory that may be unfinished
-        held = self._locked().copy_(source)
-        return torch.empty_like(held, device=self.device).copy_(held, non_blocking=self._on_gpu)
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
+        """Add a client's update (d,) times the factor of the weights."""
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        work = ClientWork(client, self._round, coefficient, self.loss(client, self._start, self._round), norm, self._lr)
+        factor, share = self.weighing.after(work)
+        power = -math.frexp(share)[1]
+        if share and isinstance(self.inner, FloatSum) and (self._power is None or power < self._power):
+            self._scale(self.inner, power)
+        self.inner.add(vector, math.ldexp(factor, self._power or 0), client)
+        self._shares.append(share)
 
-    def _locked(self) -> Tensor:
-        if self._held is None:
-            self._held = torch.empty(self.count, dtype=self.dtype, pin_memory=self._on_gpu)
-        return self._held
+    def _scale(self, inner: FloatSum, power: int) -> None:
+        """Rescale the sum so far, which is the true one times a power of two, to the true one times 2**power."""
+        if self._shares:
+            inner.scale(math.ldexp(1.0, min(power - (self._power or 0), MOST_AT_ONCE)))
+        self._power = power
 
-    def _wait(self) -> None:
-        if self._on_gpu:
-            torch.cuda.current_stream(self.device).synchronize()
+    def reset(self) -> None:
+        self.inner.reset()
+        self.weight, self.power, self._shares, self._power = 0.0, 0, [], None
+
+    def flush(self) -> None:
+        """Divide the common factor of all ranks' shares out of the sum; collective."""
+        gathered = self.cluster.gather(np.array(self._shares, np.float64))
+        shares = None if gathered is None else np.concatenate(gathered)
+        whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]
+        total, participants = self.cluster.broadcast(whole)[0].tolist()
+        if self._normalize:
+            self.weighing.check_total(total, int(participants), self._round)
+        if isinstance(self.inner, FloatSum):
+            power = -math.frexp(total)[1]
+            self._scale(self.inner, power)
+            total = math.ldexp(total, power)
+        elif 0 < total < LEAST_EXACT:
+            raise UserError(
+                f'server.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
+                "little for exact sums: switch server.exact off"
+            )
+        self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
+        self.inner.flush()
+
+    def to_update(self, reduced: ReducedValues) -> Tensor:
+        return self.inner.to_update(reduced)
+
+
+def _as_tensor(reduced: ReducedValues) -> Tensor:
+    """Return a tensor of the sum. Arrays are copied, since a reduction's are read-only and tensors cannot be."""
+    return reduced if isinstance(reduced, Tensor) else torch.tensor(reduced)
 
 
 def check_ranks(ranks: int) -> None:

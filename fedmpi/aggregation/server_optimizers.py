@@ -12,14 +12,13 @@ numbers and NumPy arrays may be among them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
+from fedmpi.common.calling import calling, refuse_result, result_tensor, state_names, state_tensor, takes
 from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Component
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 else:
     torch = Later("torch")
 
-TRACED = 4096
-"""Approximate number of parameters compared to detect whether a step has changed the model."""
 BLOCK = 1 << 16
 """Number of parameters processed at once by an elementwise step: their mean stays in the cache."""
 
@@ -74,14 +71,25 @@ class Momentum:
         w.add_(self.m.mul_(self.beta1).add_(update), alpha=self.lr)
 
 
-class _Adaptive(ABC):
-    """Base of optimizers with m ← β1 m + (1 − β1) Δ, v from the subclass, w ← w + η m / (√v + τ)."""
+@server_optimizer(name="adagrad")
+class Adagrad:
+    """v ← v + Δ² (Reddi et al. 2020, Algorithm 2): m ← β1 m + (1 − β1) Δ, w ← w + η m / (√v + τ).
+
+    Parameters
+    ----------
+    lr : float
+        η, the server's learning rate.
+    beta1 : float
+        Decay of the first moment.
+    tau : float
+        τ, the degree of adaptivity; v starts at τ².
+    """
 
     state = ("m", "v")
     m: Tensor
     v: Tensor
 
-    def __init__(self, lr: float, beta1: float, tau: float):
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, tau: Adaptivity = 1e-3):
         self.lr, self.beta1, self.tau = lr, beta1, tau
 
     def start(self, w: Tensor) -> None:
@@ -94,43 +102,14 @@ class _Adaptive(ABC):
         self.remember(square)
         w.addcdiv_(m, torch.sqrt(self.v, out=square).add_(self.tau), value=self.lr)
 
-    @abstractmethod
     def remember(self, square: Tensor) -> None:
         """Update v from Δ²."""
-
-
-class _Decaying(_Adaptive):
-    """Adaptive optimizer whose second moments decay with β2."""
-
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Adaptivity = 1e-3):
-        super().__init__(lr, beta1, tau)
-        self.beta2 = beta2
-
-
-@server_optimizer(name="adagrad")
-class Adagrad(_Adaptive):
-    """v ← v + Δ² (Reddi et al. 2020, Algorithm 2).
-
-    Parameters
-    ----------
-    lr : float
-        η, the server's learning rate.
-    beta1 : float
-        Decay of the first moment.
-    tau : float
-        τ, the degree of adaptivity; v starts at τ².
-    """
-
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, tau: Adaptivity = 1e-3):
-        super().__init__(lr, beta1, tau)
-
-    def remember(self, square: Tensor) -> None:
         self.v.add_(square)
 
 
 @server_optimizer(name="adam")
-class Adam(_Decaying):
-    """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2).
+class Adam(Adagrad):
+    """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2), else as Adagrad.
 
     Parameters
     ----------
@@ -144,13 +123,17 @@ class Adam(_Decaying):
         τ, the degree of adaptivity; v starts at τ².
     """
 
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Adaptivity = 1e-3):
+        super().__init__(lr=lr, beta1=beta1, tau=tau)
+        self.beta2 = beta2
+
     def remember(self, square: Tensor) -> None:
         self.v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
 
 
 @server_optimizer(name="yogi")
-class Yogi(_Decaying):
-    """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2).
+class Yogi(Adam):
+    """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2), else as Adagrad.
 
     Parameters
     ----------
@@ -197,20 +180,13 @@ class ServerOptimizer:
             update = update / divisor
         with calling(self.part, self._rounds):
             self._start(w)
-            before = _trace(w) if self.part.foreign else None
+            before = w.clone() if self.part.foreign else None
             moved = self._step(w, update.clone() if self.part.foreign else update)
-        if moved is None and before is not None and torch.equal(_trace(w), before) and bool(_trace(update)[:-1].any()):
+        if moved is None and before is not None and torch.equal(w, before) and bool(update.any()):
             problem = "returned nothing and left w as it was: change w in place (w.add_(…)), or return its next value"
             raise refuse_result(self.part, problem, self._rounds)
         if moved is not None and moved is not w:
-            if not isinstance(moved, torch.Tensor) or moved.shape != w.shape:
-                found = f"shape {tuple(moved.shape)}" if isinstance(moved, torch.Tensor) else type(moved).__name__
-                problem = f"returned {found}: change w in place, or return its next value, shape ({w.numel()},)"
-                raise refuse_result(self.part, problem, self._rounds)
-            if is_complex(moved):
-                raise refuse_result(self.part, "returned complex numbers: return real ones", self._rounds)
-            with naming(self.part, self._rounds):  # an empty tensor, or of a type that does not fit into w
-                w.copy_(moved.detach())
+            w.copy_(result_tensor(self.part, moved, w.shape, self._rounds).detach())
         if self.part.foreign and not bool(w.isfinite().all()):
             raise refuse_result(self.part, "made values of the model that are not finite", self._rounds)
         self._rounds += 1
@@ -219,7 +195,7 @@ class ServerOptimizer:
         """Return copies of the state, for a checkpoint; empty before the first step and without state."""
         if not self._started:
             return {name: value.clone() for name, value in self._resumed.items()}
-        return {name: self._kept(name) for name in self.names}
+        return {name: state_tensor(self.part, self._chosen, name) for name in self.names}
 
     def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
         """Restore the state of a checkpoint, and the number of rounds until then.
@@ -229,17 +205,6 @@ class ServerOptimizer:
         self._rounds = rounds
         self._resumed = {name: value.clone() for name, value in state.items()}
         self._restore()
-
-    def _kept(self, name: str) -> Tensor:
-        value = getattr(self._chosen, name)
-        try:
-            return torch.as_tensor(value).clone()
-        except (TypeError, ValueError, RuntimeError):
-            problem = (
-                f"keeps a {type(value).__name__} as {name!r}, which a checkpoint cannot: state names attributes that "
-                "are tensors, NumPy arrays of numbers, or numbers"
-            )
-            raise refuse_result(self.part, problem, self._rounds) from None
 
     def _start(self, w: Tensor) -> None:
         if self._started:
@@ -257,21 +222,9 @@ class ServerOptimizer:
             setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name, None), value))
 
 
-def state_names(chosen: Any) -> tuple[str, ...]:
-    """Return the names in an optimizer's `state`, in which a single name needs no tuple."""
-    names = getattr(chosen, "state", ())
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
 def _in_the_form_of(before: Any, value: Tensor) -> Any:
     """Convert a checkpoint's value to the optimizer's own type: an array, a tensor, or a number."""
     if isinstance(before, np.ndarray):
         return value.numpy(force=True).copy()
     scalar = isinstance(before, torch.Tensor) and not before.dim()
     return value.clone() if value.dim() or scalar else value.item()
-
-
-def _trace(vector: Tensor) -> Tensor:
-    """Return some of a vector's values and torch's write counter, to detect changes."""
-    some = vector[:: max(1, vector.numel() // TRACED)].double()
-    return torch.cat([some, some.new_tensor([vector._version])])

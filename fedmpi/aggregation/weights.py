@@ -33,16 +33,21 @@ the sum and its share h of the divisor: Σ c_k Δ_k / Σ h_k. A single number is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
+from fedmpi.common.calling import calling, is_complex, refuse_result, result_array, takes
 from fedmpi.common.decorators import weights
 from fedmpi.common.errors import UserError
+from fedmpi.common.plan import read_only
+from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -50,8 +55,14 @@ if TYPE_CHECKING:
 
 Population = Literal["samples", "clients"]
 
-GRID_BITS = 40
-
+GRID = 2.0**40
+"""Reciprocal of a step: sums of multiples of 1/GRID are bit-identical in any order."""
+LARGEST = 2.0**50
+"""Largest number that a metric can hold, and hence sum of weights that are not normalized."""
+LARGEST_TOTAL = 1e200
+"""Largest sum of normalized weights before scaling."""
+TOTAL_BITS = 9
+"""Exponent of the scaled sum of unnormalized weights: between 2**9 and 2**10, then rounded to 1e-12 of the sum."""
 SMALLEST_LOSS = 1e-10
 """Lower bound of a loss: negative powers of a zero loss would be infinite."""
 
@@ -184,7 +195,7 @@ def _power_of_two_share(total: int) -> float:
 
 def _on_grid(values: Floats) -> Floats:
     """Round to multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
-    return np.rint(values * 2.0**GRID_BITS) / 2.0**GRID_BITS
+    return np.rint(values * GRID) / GRID
 
 
 def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
@@ -295,3 +306,123 @@ class QFFL:
         factor = loss**self.q
         slope = self.q * loss ** (self.q - 1) * lipschitz * work.update_norm**2
         return work.coefficient * factor, work.coefficient * (slope + factor)
+
+
+class Weighing:
+    """Aggregation weights of the selected clients."""
+
+    def __init__(self, part: Component, options: Mapping[str, Any]):
+        with calling(part):
+            self.part, self._chosen = part, part.make(options)
+        takes(part, self._chosen, "cohort", "sizes", method="" if callable(self._chosen) else "__call__")
+        if self.judges:
+            takes(part, self._chosen.after, "work", method="after")
+        self.per_sample = int(part.marks.get("per_sample", 0))
+        self._normalized = part.marks.get("normalized", True)
+        self.averages_models = bool(part.marks.get("averages_models", False))
+        if self.judges and self.averages_models:
+            raise UserError(
+                f"server.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
+                "leave out averages_models or after()"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name in a configuration."""
+        return self.part.name
+
+    @property
+    def judges(self) -> bool:
+        """True if coefficients depend on the result of the clients' work."""
+        return callable(getattr(self._chosen, "after", None))
+
+    def normalizes(self, cohort: Cohort) -> bool:
+        """Return whether the sum of updates is divided by the total weight."""
+        return bool(self._normalized(cohort) if callable(self._normalized) else self._normalized)
+
+    def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
+        """Return the coefficient of every selected client, float64 (m,); for weights per sample (or pair), the factor
+        of one.
+        """
+        with calling(self.part, round):
+            found = self._chosen(_closed(cohort), read_only(sizes))
+        coefficients = self._checked(found, cohort, round)
+        normalizes, total = self.normalizes(cohort), self._total(coefficients, cohort.clients, sizes)
+        if not total and normalizes and self.part.foreign and sizes[cohort.clients].any():
+            problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"
+            raise refuse_result(self.part, problem, round)
+        if not total < (LARGEST_TOTAL if normalizes else LARGEST):
+            problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
+            raise refuse_result(self.part, problem, round)
+        return on_grid(coefficients, total) if normalizes else coefficients
+
+    def _total(self, coefficients: Floats, clients: Ints, sizes: Ints) -> float:
+        """Return Σ |coefficient| · n^per_sample."""
+        own = sizes if len(clients) == len(sizes) else sizes[clients]
+        counts = own if self.per_sample == 1 else own**self.per_sample  # NumPy's x ** 1 is slow
+        return float((np.abs(coefficients) * counts).sum())
+
+    @property
+    def _divides(self) -> bool:
+        """True if sums are always divided by the total weight."""
+        return self._normalized is True
+
+    def check_total(self, total: float, participants: int, round: int) -> None:
+        """Reject judged weights whose sum cannot be a divisor."""
+        if participants and not total > 0:
+            problem = (
+                f"the shares that after() returned for {participants} clients add up to {total:g}: the sum of updates "
+                "is divided by them, so that some must be above 0"
+            )
+            raise refuse_result(self.part, problem, round)
+
+    def surplus(self, coefficients: Floats) -> float:
+        """Return Σ c_k − 1 if the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 for all other weights.
+
+        Σ c_k w_k = w + Σ c_k Δ_k + (Σ c_k − 1) w. A round without selected clients does not change the model.
+        """
+        return float(coefficients.sum()) - 1.0 if self.averages_models and coefficients.size else 0.0
+
+    def after(self, work: ClientWork) -> tuple[float, float]:
+        """Return a client's factor in the sum, and its share of the divisor."""
+        with calling(self.part, work.round, work.client):
+            found = self._chosen.after(work)
+        try:
+            pair = found if isinstance(found, tuple) else (found, found)
+            factor, share = (math.nan if is_complex(value) else float(value) for value in pair)
+        except (TypeError, ValueError, RuntimeError):
+            factor = share = math.nan
+        if not (math.isfinite(factor) and math.isfinite(share)) or (self._divides and share < 0):
+            problem = (
+                f"after() returned {found!r}: return two finite numbers, or one that is both, the second of them (a "
+                "share of what the sum is divided by) not below 0"
+            )
+            raise refuse_result(self.part, problem, work.round, work.client)
+        return factor, share
+
+    def _checked(self, found: Any, cohort: Cohort, round: int) -> Floats:
+        coefficients: Floats = result_array(self.part, found, cohort.clients.shape, "coefficients", round)
+        if self.normalizes(cohort) and (negative := coefficients < 0).any():
+            place = int(np.flatnonzero(negative)[0])
+            problem = (
+                f"gave client {cohort.clients[place]} the coefficient {coefficients[place]}: none may be below "
+                "0 where the sum is normalized"
+            )
+            raise refuse_result(self.part, problem, round)
+        return coefficients
+
+
+def on_grid(coefficients: Floats, total: float) -> Floats:
+    """Round coefficients so that sums are bit-identical in any order, with ratios kept to 1e-12 of their sum."""
+    scaled = coefficients * GRID
+    if not total or (total < GRID**0.5 and bool((scaled == np.rint(scaled)).all())):
+        return coefficients
+    shift = 2.0 ** (TOTAL_BITS - math.frexp(total)[1] + 1)
+    return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
+
+
+def _closed(cohort: Cohort) -> Cohort:
+    """Return the same cohort with read-only arrays."""
+    held = vars(cohort).items()
+    arrays: dict[str, Any] = {name: read_only(value) for name, value in held if isinstance(value, np.ndarray)}
+    return replace(cohort, **arrays)

@@ -1,23 +1,27 @@
-"""Built-in availability models: always, by chance, by the time of day, or by label group, to study the bias of unequal
-availability (FedSSO, §2.1, Example 1, Eq 6).
+"""Availability models and their call. Built in: always, by chance, by the time of day, or by label group, to study the
+bias of unequal availability (FedSSO, §2.1, Example 1, Eq 6).
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import register
-from fedmpi.common.streams import Purpose
+from fedmpi.common.registry import Component, register
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.config import Config
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 PHASES = 1000  # sub-stream of Purpose.DEVICE for the clients' time zones
+OWN_DRAWS = 3  # sub-stream of Purpose.AVAILABILITY for a custom availability model
 
 
 def dominant_label(class_counts: Ints) -> Ints:
@@ -94,3 +98,40 @@ class LabelGroup:
         if self._labels is None:
             self._labels = dominant_label(view.class_counts)
         return np.asarray(self.by_label[self._labels % len(self.by_label)])
+
+
+class ClientAvailability:
+    """Available clients, round by round."""
+
+    def __init__(self, config: Config, streams: Streams):
+        self.part = config.clients.availability.component
+        with calling(self.part):
+            self._law = self.part.make(config.clients.availability.options)
+        takes(self.part, self._law, "view")
+        self.streams = streams
+
+    @property
+    def everybody(self) -> bool:
+        """True if all clients are available in every round."""
+        return self.part.name == "always"
+
+    def chance(self, view: View) -> Floats:
+        """Return the probability of each client to be available in the view's round, float64 (N,)."""
+        return chances(self.part, self._law, view)
+
+    def present(self, view: View) -> Ints | int:
+        """Return the available clients, int64 (a,), sorted; N if all are always available."""
+        if self.everybody:
+            return len(view.sizes)
+        drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
+        return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)
+
+
+def chances(part: Component, law: Callable[[View], Any], view: View) -> Floats:
+    """Return the probabilities of an availability model for a round, float64 (N,)."""
+    with calling(part, view.round):
+        found = law(view)
+    chance: Floats = result_array(part, found, view.sizes.shape, "probabilities", view.round)
+    if not ((chance >= 0) & (chance <= 1)).all():
+        raise refuse_result(part, "returned probabilities outside [0, 1]", view.round)
+    return chance

@@ -119,9 +119,19 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
     return count
 
 
+def invited(wanted: int, over_selection: float, clients: int) -> int:
+    """Return the number of clients invited so that `wanted` arrive: ⌈m · over-selection⌉, at most N."""
+    return min(clients, math.ceil(wanted * over_selection - 1e-9))
+
+
+def indices(available: Ints | int) -> Ints:
+    """Return the available clients, int64 (a,), from N if all of 0 … N − 1 are."""
+    return np.arange(available, dtype=np.int64) if isinstance(available, int) else available
+
+
 def full_participation(available: Ints | int) -> Cohort:
     """Select every available client, once."""
-    clients = _indices(available)
+    clients = indices(available)
     return Cohort(clients, np.broadcast_to(1.0, clients.shape))
 
 
@@ -130,20 +140,17 @@ def uniform(generator: np.random.Generator, available: Ints | int, count: int) -
 
     `available` are sorted clients, or N for all of 0 … N−1. If fewer than `count` are available, all are selected.
     """
-    if count < 0:
-        raise ValueError(f"cannot draw {count} clients")
     population = available if isinstance(available, int) else available.size
     if count >= population:
         return full_participation(available)
-    chosen = np.sort(generator.choice(population, count, replace=False, shuffle=False))
-    clients = chosen.astype(np.int64) if isinstance(available, int) else available[chosen]
-    return Cohort(clients, np.full(count, count / population))
+    chosen = draw_uniformly(population, count, generator)
+    return Cohort(chosen if isinstance(available, int) else available[chosen], np.full(count, count / population))
 
 
 def weighted(
     generator: np.random.Generator,
     sizes: Ints,
-    available: Ints | None,
+    available: Ints | int,
     count: int,
     replace: bool = True,
 ) -> Cohort:
@@ -156,17 +163,13 @@ def weighted(
 
     Clients without samples are never drawn; UserError if no client of the whole population has a sample.
     """
-    if count < 0:
-        raise ValueError(f"cannot draw {count} clients")
-    candidates = np.arange(sizes.size) if available is None else available
+    candidates = indices(available)
     weights = sizes[candidates]
-    if candidates.size == 0 or count == 0:
-        return full_participation(np.zeros(0, np.int64))
     total = int(weights.sum())
-    if total == 0 and sizes.any():
-        return full_participation(np.zeros(0, np.int64))
-    if total == 0:
+    if not sizes.any():
         raise UserError("weighted participation needs a client with at least one sample: none has any")
+    if total == 0 or count == 0:
+        return full_participation(0)
     if not replace:
         return _without_replacement(generator, weights, candidates, count)
     positions = generator.integers(0, total, count)
@@ -206,10 +209,6 @@ def _without_replacement(generator: np.random.Generator, sizes: Ints, candidates
     return Cohort(candidates[chosen], inclusion[chosen])
 
 
-def _indices(available: Ints | int) -> Ints:
-    return np.arange(available, dtype=np.int64) if isinstance(available, int) else available
-
-
 def importance(
     generator: np.random.Generator,
     norms: Floats,
@@ -218,7 +217,7 @@ def importance(
     design: Design = "systematic",
 ) -> Cohort:
     """Draw clients of the whole population without replacement in proportion to their gradient norms."""
-    candidates = np.arange(available, dtype=np.int64) if isinstance(available, int) else available
+    candidates = indices(available)
     wanted = min(count, len(candidates))
     inclusion = inclusion_by_norm(norms[candidates], wanted, design)
     members = draw_by_norm(norms[candidates], wanted, generator, design)

@@ -5,64 +5,18 @@ length of a round. Seconds are simulated; the run does not wait for them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import Cohort, StrataSummary
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config.server_tables import ConstantRate, LognormalRate, RateClasses
+from fedmpi.config.server_tables import DevicesTable, LognormalRate, Rate, RateClasses
 
-SpeedLaw = Literal["constant", "lognormal", "classes"]
-
-RATES = (1e3, 1e6, 4e6)
+RATES = {"speed": 1e3, "upload": 1e6, "download": 4e6}
 """Default medians: samples per second, bytes per second from and to a client."""
-SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE
 DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
-
-
-@dataclass(frozen=True)
-class RateLaw:
-    """Distribution of a rate (samples per second, bytes per second) over the clients."""
-
-    # "constant": `median` for all; "lognormal": `median` · exp(`sigma` · normal); "classes": kinds of devices with
-    # `rates`, to which clients belong with probabilities `shares`
-    law: SpeedLaw = "constant"
-    median: float = 1.0  # The rate (constant) or its median (lognormal)
-    sigma: float = 0.0  # Standard deviation of the logarithm
-    rates: tuple[float, ...] = ()  # Rate of each kind of device, and the kinds' probabilities, which sum to 1
-    shares: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        rates = self.rates if self.law == "classes" else (self.median,)
-        if not rates or not all(0 < rate < float("inf") for rate in rates):
-            raise UserError(f"devices: rates must be positive numbers, not {list(rates)}")
-        if self.sigma < 0:
-            raise UserError(f"devices: sigma = {self.sigma} must not be negative")
-        if self.law == "classes" and (
-            len(self.shares) != len(self.rates) or min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6
-        ):
-            raise UserError("devices: classes of devices need as many shares as rates, and shares that sum to 1")
-
-    @classmethod
-    def of(cls, table: ConstantRate | LognormalRate | RateClasses, median: float) -> RateLaw:
-        """Return the distribution of a configuration's table; `median` is the default of its median."""
-        if isinstance(table, RateClasses):
-            return cls(table.name, rates=table.rates, shares=table.shares)
-        sigma = table.sigma if isinstance(table, LognormalRate) else 0.0
-        return cls(table.name, median if table.median is None else table.median, sigma)
-
-    def draw(self, clients: int, generator: np.random.Generator) -> Floats:
-        """Return the rate of each client, float64 (N,)."""
-        if self.law == "constant":
-            return np.full(clients, self.median)
-        if self.law == "lognormal":
-            return np.asarray(self.median * np.exp(self.sigma * generator.standard_normal(clients)))
-        kind = np.searchsorted(np.cumsum(self.shares), generator.random(clients), side="right")
-        return np.asarray(self.rates, np.float64)[np.minimum(kind, len(self.rates) - 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,17 +28,28 @@ class Devices:
     download: Floats
 
 
-def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw, download: RateLaw) -> Devices:
+def draw_devices(streams: Streams, clients: int, tables: DevicesTable) -> Devices:
     """Assign every client a device, once per run.
 
     Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device if
     clients are added after it.
     """
-    return Devices(
-        speed.draw(clients, streams.generator(Purpose.DEVICE, client=SPEED)),
-        upload.draw(clients, streams.generator(Purpose.DEVICE, client=UPLOAD)),
-        download.draw(clients, streams.generator(Purpose.DEVICE, client=DOWNLOAD)),
-    )
+    drawn = {
+        name: _rates(getattr(tables, name), default, clients, streams.generator(Purpose.DEVICE, client=place))
+        for place, (name, default) in enumerate(RATES.items())
+    }
+    return Devices(**drawn)
+
+
+def _rates(table: Rate, default: float, clients: int, generator: np.random.Generator) -> Floats:
+    """Return the rate of each client, float64 (N,); `default` is the median of a table without one."""
+    if isinstance(table, RateClasses):
+        kind = np.searchsorted(np.cumsum(table.shares), generator.random(clients), side="right")
+        return np.asarray(table.rates, np.float64)[np.minimum(kind, len(table.rates) - 1)]
+    median = default if table.median is None else table.median
+    if isinstance(table, LognormalRate):
+        return np.asarray(median * np.exp(table.sigma * generator.standard_normal(clients)))
+    return np.full(clients, median)
 
 
 def participant_seconds(
@@ -100,14 +65,14 @@ def participant_seconds(
     return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
 
 
-def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort, float]:
+def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Floats, count: int) -> Cohort:
     """Apply over-selection: the server takes the first updates to arrive and closes the round.
 
     Ties between updates that arrive at the same time are broken with equal probability.
 
     In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken (FedSSO, §3.4.2). Inclusion
     probabilities of a cohort without strata shrink by m / invited, which is exact if arrival is independent of the
-    draw; stratified ones already include that. Also return the length of the round in seconds.
+    draw; stratified ones already include that.
     """
     clients = int(cohort.clients.max(initial=-1)) + 1
     ties = streams.generator(Purpose.AVAILABILITY, round, TIES).random(clients)[cohort.clients]
@@ -122,12 +87,7 @@ def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Float
         shrink = 1.0
     keep = np.zeros(len(cohort.clients), bool)
     keep[taken] = True
-    return restricted(cohort, keep, shrink), round_seconds(seconds[keep])
-
-
-def round_seconds(seconds: Floats) -> float:
-    """Return the length of a round: its slowest client. 0 for an empty cohort."""
-    return float(seconds.max(initial=0.0))
+    return restricted(cohort, keep, shrink)
 
 
 def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_out: float) -> Cohort:

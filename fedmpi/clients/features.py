@@ -10,7 +10,7 @@ prefix sums: dynamic programming on a grid of cells finds the start, Lloyd's ite
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -249,40 +249,21 @@ def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]
 
     Only one block of gradients and the features themselves are in memory at any time.
     """
-    clients, rows, lengths = [], [], []
+    clients, rows, lengths = [np.empty(0, np.int64)], [np.empty((0, plan.width), np.float32)], [np.empty(0)]
     for members, gradients in blocks:
-        clients.append(np.asarray(members, np.int64))
+        clients.append(members)
         vectors, length = _vectors(plan, np.asarray(gradients, np.float32))
         rows.append(vectors)
         lengths.append(length)
-    if not clients:
-        return Features(np.empty(0, np.int64), np.empty((0, plan.width), np.float32), np.empty(0))
-    return _sorted(np.concatenate(clients), np.concatenate(rows), np.concatenate(lengths))
+    measured = np.concatenate(clients)
+    order = np.argsort(measured)
+    return Features(measured[order], np.concatenate(rows)[order], np.concatenate(lengths)[order])
 
 
 def label_histogram(clients: Ints, class_counts: Ints) -> Features:
     """Return the share of each class in each client's data, (k, C); all zeros for a client without samples."""
     total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
-    return _sorted(np.asarray(clients, np.int64), (class_counts / total).astype(np.float32), None)
-
-
-def merge(parts: Sequence[Features]) -> Features:
-    """Merge features of several ranks, sorted by client. A client may occur only once."""
-    with_norms = [part.norms for part in parts if part.norms is not None]
-    if with_norms and len(with_norms) != len(parts):
-        raise ValueError("either all parts carry norms or none")
-    lengths = np.concatenate(with_norms) if with_norms else None
-    clients = np.concatenate([part.clients for part in parts])
-    if len(np.unique(clients)) != len(clients):
-        raise ValueError("a client occurs in two parts")
-    return _sorted(clients, np.concatenate([part.matrix for part in parts]), lengths)
-
-
-def refreshed(old: Features, new: Features) -> Features:
-    """Replace rows of `old` by those of the clients in `new`; the other clients' gradients are stale."""
-    stale = ~np.isin(old.clients, new.clients)
-    lengths = None if old.norms is None else old.norms[stale]
-    return merge([Features(old.clients[stale], old.matrix[stale], lengths), new])
+    return Features(clients, (class_counts / total).astype(np.float32), None)
 
 
 def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
@@ -299,10 +280,3 @@ def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray
     if plan.projection is not None:
         vectors = plan.projection.transform(vectors)
     return np.ascontiguousarray(vectors, np.float32), length
-
-
-def _sorted(clients: Ints, matrix: NDArray[np.float32], lengths: Floats | None) -> Features:
-    order = np.argsort(clients, kind="stable")
-    if np.array_equal(order, np.arange(len(order))):
-        return Features(clients, matrix, lengths)
-    return Features(clients[order], matrix[order], None if lengths is None else lengths[order])

@@ -1,33 +1,172 @@
-"""The chosen client sampler: called by the server, with checks of every return value."""
+"""Interface of client samplers: what a sampler sees of a round, what the server keeps of the clients for it, and the
+call with checks of every return value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import isfinite
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmpi.clients.cohort import Cohort
-from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, is_complex, refuse_result, takes
+from fedmpi.clients.cohort import Cohort, indices
+from fedmpi.clients.strata import Strata
+from fedmpi.common.calling import calling, refuse_result, result_array, state_names, state_tensor, takes
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.errors import ComponentFailure, UserError
+from fedmpi.common.plan import read_only
 from fedmpi.common.registry import Component
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE = "sampler."
-"""Prefix of the names in a checkpoint."""
+KEPT, STATE = "numbers.", "sampler."
+"""Prefixes of the names in a checkpoint."""
 
 STRATA, NORMS = "strata", "norms"
 """Inputs that samplers can need besides numbers: strata of the clients, or only the norms of their gradients."""
 
 ROUNDING = 1e-6
 """Largest rounding error above 1 of a probability computed in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One round from the view of a client sampler.
+
+    Attributes
+    ----------
+    round : int
+        t, counted from 0.
+    count : int
+        m, the clients to draw; with over-selection the number to invite.
+    sizes : int64 (N,)
+        Samples of every client; read-only, like all arrays of a view except the copies from `last` and `age`.
+    present : int64 (a,) or int
+        Clients that can be drawn, sorted; N if all of 0 … N − 1 are available (`available` in fewer bytes).
+    streams : Streams
+        The run's random streams, for samplers that need several.
+    strata : Strata or None
+        The current strata and the clients' gradient norms, for samplers that need "strata" or "norms".
+    over_selection : float
+        Ratio of invited clients to clients needed.
+    wanted : callable
+        (clients) -> m, the clients to select, if a share is one of so many clients.
+    reader : str
+        The component that receives the view, for error messages: "clients.sampler = 'mine:loudest'".
+    numbers, measured, counts, stream
+        Sources of `last` and `age`, `fresh`, `class_counts`, and the generator.
+    """
+
+    round: int
+    count: int
+    sizes: Ints
+    present: Ints | int
+    streams: Streams
+    strata: Strata | None = None
+    over_selection: float = 1.0
+    wanted: Callable[[int], int] = field(default=lambda clients: clients, repr=False)
+    numbers: ClientNumbers | None = None
+    measured: dict[str, Floats] = field(default_factory=dict)
+    counts: Callable[[], Ints] | None = None
+    stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
+    reader: str = "clients.sampler"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", read_only(self.sizes))
+        if not isinstance(self.present, int):
+            object.__setattr__(self, "present", read_only(self.present))
+
+    @cached_property
+    def available(self) -> Ints:
+        """Clients that can be drawn, int64 (a,), sorted."""
+        return read_only(indices(self.present))
+
+    @cached_property
+    def class_counts(self) -> Ints:
+        """Samples of every class held by each client, int64 (N, C)."""
+        if self.counts is None:
+            raise UserError("class_counts are not at hand here: give View(counts=…)")
+        return read_only(self.counts())
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """Random generator of the round; for samplers the stream (seed, COHORT, round)."""
+        purpose, part = self.stream
+        return self.streams.generator(purpose, self.round, part)
+
+    def last(self, name: str) -> Floats:
+        """Return a number from each client's last participation, float64 (N,); NaN for clients never selected."""
+        return self._kept(name).last(name)
+
+    def age(self, name: str) -> Ints:
+        """Return rounds since each client's number was taken (1: in the previous round), int64 (N,); −1 if never."""
+        return self._kept(name).age(name, self.round)
+
+    def fresh(self, name: str) -> Floats:
+        """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
+        if name not in self.measured:
+            raise UserError(
+                f"{self.reader}: view.fresh({name!r}) is not measured: decorate the sampler with "
+                f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
+            )
+        return read_only(self.measured[name])
+
+    def _kept(self, name: str) -> ClientNumbers:
+        if self.numbers is None or name not in self.numbers.names:
+            raise UserError(
+                f"{self.reader}: view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
+                f"@client_sampler(needs=({name!r},))"
+            )
+        return self.numbers
+
+
+class ClientNumbers:
+    """Numbers from the clients' last participations, kept by rank 0."""
+
+    def __init__(self, names: Sequence[str], clients: int):
+        self.names, self.clients = tuple(names), clients
+        self._values = {name: np.full(clients, np.nan) for name in self.names}
+        self._seen = {name: np.full(clients, -1, np.int64) for name in self.names}
+
+    def last(self, name: str) -> Floats:
+        """Return a copy of the last number of each client, float64 (N,); NaN if there is none."""
+        return self._values[name].copy()
+
+    def age(self, name: str, round: int) -> Ints:
+        """Return the rounds from each client's last number to `round`, int64 (N,); −1 if there is none."""
+        seen = self._seen[name]
+        return np.where(seen < 0, -1, round - seen)
+
+    def enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
+        """Store the numbers (k,) of these clients (k,), taken in the given round."""
+        self._values[name][clients] = values
+        self._seen[name][clients] = round
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything stored, for a checkpoint."""
+        import torch  # slow to import, and the configuration is checked before
+
+        arrays = {f"{KEPT}{name}": values for name, values in self._values.items()}
+        arrays |= {f"{KEPT}{name}.round": seen for name, seen in self._seen.items()}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore the numbers of a checkpoint."""
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise UserError(
+                f"the checkpoint lacks {', '.join(missing)}, which clients.sampler draws by: resume with the "
+                "version of fedmpi that wrote it, or choose another --out"
+            )
+        for name in self.names:
+            self._values[name][:] = state[f"{KEPT}{name}"].numpy()
+            self._seen[name][:] = state[f"{KEPT}{name}.round"].numpy()
 
 
 class ClientSampler:
@@ -41,20 +180,12 @@ class ClientSampler:
         self.numbers = tuple(name for name in needs if name in NUMBERS)
         self.measures: tuple[str, ...] = tuple(part.marks.get("measures", ()))
         self.needs_strata, self.needs_norms = STRATA in needs, NORMS in needs
-        self._draw = self._method("draw") if hasattr(self._made, "draw") else self._made
-        if not callable(self._draw):
-            raise UserError(f"{part.key} = {part.name!r} is a class without draw(view): give it one")
-        self._candidates = self._method("candidates") if self.measures else None
-        if not self.measures and part.foreign and callable(getattr(self._made, "candidates", None)):
-            raise UserError(
-                f"{part.key} = {part.name!r} has candidates(view), of whom nothing is measured: name what is, "
-                '@client_sampler(measures=("loss",)), or rename the method'
-            )
-        takes(part, self._draw, "view", method="draw" if hasattr(self._made, "draw") else "")
-        if self._candidates is not None:
-            takes(part, self._candidates, "view", method="candidates")
-        names = getattr(self._made, "state", ())
-        self.remembers: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        is_class = hasattr(self._made, "draw") or not callable(self._made)
+        self._draw: Any = getattr(self._made, "draw", None) if is_class else self._made
+        takes(part, self._draw, "view", method="draw" if is_class else "")
+        if self.measures:
+            takes(part, getattr(self._made, "candidates", None), "view", method="candidates")
+        self.remembers = state_names(self._made)
 
     @classmethod
     def chosen_by(cls, config: Config) -> ClientSampler:
@@ -73,9 +204,8 @@ class ClientSampler:
 
     def candidates(self, view: View) -> Ints:
         """Return the clients that it needs measured, int64 (c,), sorted and unique."""
-        assert self._candidates is not None
         with calling(self.part, view.round):
-            found = self._candidates(view)
+            found = self._made.candidates(view)
         return np.unique(self._clients(found, view, "candidates"))
 
     def draw(self, view: View) -> Cohort:
@@ -83,29 +213,13 @@ class ClientSampler:
         with calling(self.part, view.round):
             found = self._draw(view)
         if not isinstance(found, Cohort):
-            raise self._refused(view, f"returned {_shown(found)}: return a fedmpi.Cohort(clients)")
+            raise self._refused(view, f"returned {found!r:.200}: return a fedmpi.Cohort(clients)")
         return self._checked(found, view) if self.part.foreign else found
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of its state for a checkpoint, without attributes that are missing or None."""
-        import torch  # slow to import, and the configuration is checked before
-
-        kept = {}
-        for name in self.remembers:
-            value = getattr(self._made, name, None)
-            if value is None:
-                continue
-            numbers = (
-                isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "biuf"
-            )
-            if not numbers:
-                problem = (
-                    f"keeps {_shown(value)} as {name!r}, which a checkpoint cannot: state names attributes that are "
-                    "NumPy arrays of numbers, or numbers"
-                )
-                raise refuse_result(self.part, problem)
-            kept[f"{STATE}{name}"] = torch.from_numpy(np.array(value))
-        return kept
+        kept = [name for name in self.remembers if getattr(self._made, name, None) is not None]
+        return {f"{STATE}{name}": state_tensor(self.part, self._made, name) for name in kept}
 
     @property
     def never_set(self) -> list[str]:
@@ -119,25 +233,15 @@ class ClientSampler:
                 value = state[f"{STATE}{name}"]
                 setattr(self._made, name, value.numpy().copy() if value.dim() else value.item())
 
-    def _method(self, name: str) -> Callable[[View], Any]:
-        method = getattr(self._made, name, None)
-        if callable(method):
-            found: Callable[[View], Any] = method
-            return found
-        raise UserError(
-            f"{self.part.key} = {self.part.name!r} measures {', '.join(self.measures)} before it draws: make it a "
-            "class with candidates(view) and draw(view)"
-        )
-
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
-        clients = self._clients(cohort.clients, view, "a cohort")
-        inclusion = self._column(cohort.inclusion, clients, view, "inclusion")
-        times = self._column(cohort.multiplicity, clients, view, "multiplicity")
-        assert times is not None
+        clients = self._clients(cohort.clients, view, "clients")
+        times = result_array(self.part, cohort.multiplicity, clients.shape, "multiplicity", view.round)
         if (times < 1).any() or (times != np.rint(times)).any():
             raise self._refused(view, "returned a multiplicity that is no count of draws: give whole numbers from 1")
-        if inclusion is not None:
-            impossible = ~(inclusion > 0) | ((inclusion > 1 + ROUNDING) & (not cohort.counts_draws))
+        inclusion = None
+        if cohort.inclusion is not None:
+            inclusion = result_array(self.part, cohort.inclusion, clients.shape, "inclusion", view.round)
+            impossible = (inclusion <= 0) | ((inclusion > 1 + ROUNDING) & (not cohort.counts_draws))
             if impossible.any():
                 worst = int(np.flatnonzero(impossible)[0])
                 raise self._refused(
@@ -146,14 +250,11 @@ class ClientSampler:
                     "not in (0, 1]. Expected numbers of draws may exceed 1. They need a multiplicity in every round, "
                     "also if all draws differ",
                 )
-        wrong = [name for name, value in cohort.numbers.items() if not _is_finite(value)]
-        if wrong:
-            raise self._refused(
-                view, f"returned numbers[{wrong[0]!r}] = {cohort.numbers[wrong[0]]!r}: return finite numbers"
-            )
+        numbers = list(cohort.numbers.values())
+        result_array(self.part, numbers, (len(numbers),), f"numbers {dict(cohort.numbers)}", view.round)
         found, first, back = np.unique(clients, return_index=True, return_inverse=True)
         return Cohort(
-            found.astype(np.int64),
+            found,
             None if inclusion is None else inclusion[first],
             np.bincount(back, times, minlength=len(found)).astype(np.int64),
             cohort.stratum[first] if cohort.stratum is not None and len(cohort.stratum) == len(clients) else None,
@@ -162,47 +263,11 @@ class ClientSampler:
         )
 
     def _clients(self, found: Any, view: View, what: str) -> Ints:
-        try:
-            clients = np.asarray(found)
-        except Exception as error:
-            problem = f"returned {_shown(found)} as clients: return an array of indices"
-            raise self._refused(view, problem) from error
-        if clients.ndim != 1 or (clients.size and not np.issubdtype(clients.dtype, np.integer)):
-            raise self._refused(
-                view, f"returned {what} of type {clients.dtype} and shape {clients.shape}: return indices, int64 (m,)"
-            )
-        clients = clients.astype(np.int64)
-        if isinstance(view.present, int):
-            away = (clients < 0) | (clients >= view.present)
-        else:
-            place = np.minimum(np.searchsorted(view.present, clients), max(len(view.present) - 1, 0))
-            away = view.present[place] != clients if len(view.present) else np.ones(len(clients), bool)
-        if away.any():
-            raise self._refused(
-                view, f"returned client {clients[away][0]}, who is not among view.available: draw from those"
-            )
+        clients: Ints = result_array(self.part, found, None, what, view.round, whole=True)
+        away = clients[~np.isin(clients, view.available)]
+        if away.size:
+            raise self._refused(view, f"returned client {away[0]}, who is not among view.available: draw from those")
         return clients
-
-    def _column(self, values: Any, clients: Ints, view: View, name: str) -> Floats | None:
-        if values is None:
-            return None
-        column = np.asarray(values)
-        numbers = np.issubdtype(column.dtype, np.number) and not is_complex(column)
-        if column.shape != clients.shape or not numbers:
-            shown = f"of {column.dtype}, shape {column.shape},"
-            raise self._refused(view, f"returned {name} {shown} for {len(clients)} clients: give one number a client")
-        if (lacking := ~np.isfinite(column)).any():
-            place = int(np.flatnonzero(lacking)[0])
-            raise self._refused(view, f"returned {name} {column[place]} for client {clients[place]}: it must be finite")
-        return column.astype(np.float64)
 
     def _refused(self, view: View, problem: str) -> ComponentFailure:
         return refuse_result(self.part, problem, view.round)
-
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, int | float | np.generic) and np.asarray(number).dtype.kind in "biuf" and isfinite(number)
-
-
-def _shown(found: Any) -> str:
-    return "nothing" if found is None else f"a {type(found).__name__}"

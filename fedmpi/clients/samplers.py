@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort, full_participation, importance, uniform, weighted
+from fedmpi.clients.sampler import View
 from fedmpi.clients.strata import stratified
-from fedmpi.clients.view import View
 from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import only_with
@@ -45,8 +45,7 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
     replace : bool
         With replacement (a client drawn twice counts twice) or without.
     """
-    available = None if isinstance(view.present, int) else view.present
-    return weighted(view.generator, view.sizes, available, view.count, replace)
+    return weighted(view.generator, view.sizes, view.present, view.count, replace)
 
 
 @client_sampler(name="importance", needs=("norms",))

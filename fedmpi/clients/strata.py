@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedmpi.clients.cohort import Cohort, Design, StrataSummary, draw_by_norm, draw_uniformly, inclusion_by_norm
+from fedmpi.clients.cohort import (
+    Cohort,
+    Design,
+    StrataSummary,
+    draw_by_norm,
+    draw_uniformly,
+    inclusion_by_norm,
+    indices,
+    invited,
+    systematic,
+)
 from fedmpi.common.apportionment import TOLERANCE, largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -50,27 +60,25 @@ def allocate(
     """
     room = sizes if capacity is None else np.minimum(capacity, sizes)
     total = min(count, int(room.sum()))
-    if rule == "proportional":
-        return proportional(sizes, total, generator, room)
-    if rule == "equal":
-        return equal(total, generator, room)
-    if spreads is None:
-        raise ValueError("Neyman allocation needs the spreads of the strata")
-    return neyman(sizes, spreads, total, generator, room, every_stratum)
+    if rule == "neyman":
+        assert spreads is not None
+        return neyman(sizes, spreads, total, generator, room, every_stratum)
+    weights = sizes if rule == "proportional" else (room > 0).astype(np.int64)
+    return in_proportion(weights, total, generator, room)
 
 
-def proportional(sizes: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """Return m_h = m N_h / N, rounded at random with Σ m_h = m and exact E[m_h] (FedSSO, Algorithm 1, line 7).
+def in_proportion(weights: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
+    """Return m_h ∝ integer weights within the capacities, rounded at random with Σ m_h = m and exact E[m_h].
 
-    Every client's inclusion probability is then exactly m / N if all are available. A stratum with fewer available
-    clients than its share contributes all of them, and the others share the rest proportionally.
+    With the weights N_h this is m N_h / N (FedSSO, Algorithm 1, line 7): every client's inclusion probability is then
+    exactly m / N if all are available. A stratum with fewer available clients than its share contributes all of them,
+    and the others share the rest proportionally. All arithmetic is on integers.
     """
-    return _integer_proportional(sizes, count, generator, capacity)
-
-
-def equal(count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """Draw equally many from every stratum that has clients left, fractions rounded at random."""
-    return _integer_proportional((capacity > 0).astype(np.int64), count, generator, capacity)
+    numerators, denominator = _exact_shares(weights, count, capacity)
+    order = generator.permutation(len(weights))
+    draws = np.empty(len(weights), np.int64)
+    draws[order] = systematic_rounding(numerators[order], denominator, int(generator.integers(denominator)))
+    return Allocation(draws, numerators / denominator)
 
 
 def neyman(
@@ -135,22 +143,8 @@ def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator
     missing = count - int(whole.sum())
     if missing == 0:
         return whole
-    order = generator.permutation(len(quotas))
-    ends = np.cumsum(fractions[order])
-    ends *= missing / ends[-1]
-    points = generator.random() + np.arange(missing)
-    last = len(order) - 1  # rounding can put the last point on the very end
-    whole[order[np.minimum(np.searchsorted(ends, points, side="right"), last)]] += 1
+    whole[systematic(fractions, generator.permutation(len(quotas)), generator.random())] += 1
     return whole
-
-
-def _integer_proportional(weights: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
-    """Compute shares ∝ integer weights within capacities, and their systematic rounding, in integer arithmetic."""
-    numerators, denominator = _exact_shares(weights, count, capacity)
-    order = generator.permutation(len(weights))
-    draws = np.empty(len(weights), np.int64)
-    draws[order] = systematic_rounding(numerators[order], denominator, int(generator.integers(denominator)))
-    return Allocation(draws, numerators / denominator)
 
 
 def systematic_rounding(numerators: Ints, denominator: int, start: int) -> Ints:
@@ -183,22 +177,16 @@ def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind
     Algorithm 2). "pairwise": the mean Euclidean distance of two different clients (similar to the authors' code, which
     divides the sum over all pairs by N_h²). 0 for a stratum of one client.
     """
-    strata = int(labels.max(initial=-1)) + 1
-    measure = _standard_deviation if kind == "std" else _mean_distance
     with threadpool_limits(1):
-        return np.array([measure(matrix[labels == h]) for h in range(strata)], np.float64)
+        return np.array([_spread(matrix[labels == h], kind) for h in range(int(labels.max(initial=-1)) + 1)])
 
 
-def _standard_deviation(vectors: NDArray[np.floating]) -> float:
+def _spread(vectors: NDArray[np.floating], kind: SpreadKind) -> float:
     if len(vectors) < 2:
         return 0.0
-    centre = vectors.mean(axis=0, dtype=np.float64)
-    return float(np.sqrt(np.mean([np.sum((vector - centre) ** 2) for vector in vectors])))
-
-
-def _mean_distance(vectors: NDArray[np.floating]) -> float:
-    if len(vectors) < 2:
-        return 0.0
+    if kind == "std":
+        centre = vectors.mean(axis=0, dtype=np.float64)
+        return float(np.sqrt(np.mean([np.sum((vector - centre) ** 2) for vector in vectors])))
     from sklearn.metrics import pairwise_distances_chunked  # slow to import, and most runs need no strata
 
     total = sum(float(part.sum(dtype=np.float64)) for part in pairwise_distances_chunked(vectors))
@@ -219,12 +207,7 @@ class Strata:
 def make_strata(labels: Ints, spreads: Floats | None = None, norms: Floats | None = None) -> Strata:
     """Make strata from labels 0 … H − 1 (−1: left out), which must have no gaps."""
     sizes = np.bincount(labels[labels >= 0]).astype(np.int64)
-    if (sizes == 0).any():
-        raise ValueError("stratum labels must be numbered without gaps")
-    spreads = np.zeros(len(sizes)) if spreads is None else np.asarray(spreads, np.float64)
-    if len(spreads) != len(sizes) or (norms is not None and len(norms) != len(labels)):
-        raise ValueError("labels, spreads and norms do not describe the same strata")
-    return Strata(labels, sizes, spreads, norms)
+    return Strata(labels, sizes, np.zeros(len(sizes)) if spreads is None else spreads, norms)
 
 
 def stratified(
@@ -249,61 +232,40 @@ def stratified(
     first m_h to arrive. The cohort's `inclusion` is the probability, over allocation and draw and given the available
     clients, of being among these, if arrival within a stratum is independent of the draw.
     """
-    if draw == "importance" and strata.norms is None:
-        raise ValueError("importance draws need the norms of the clients' gradients")
-    if over_selection < 1:
-        raise ValueError(f"over-selection must be at least 1, not {over_selection}")
-    candidates = np.arange(available, dtype=np.int64) if isinstance(available, int) else available
+    candidates = indices(available)
     candidates = candidates[strata.labels[candidates] >= 0]
     members = _by_stratum(candidates, strata.labels[candidates], len(strata.sizes))
+    capacity = np.array([len(part) for part in members], np.int64)
     split = allocate(
         allocation,
         strata.sizes,
         strata.spreads,
         count,
         streams.generator(Purpose.ALLOCATION, round),
-        np.array([len(part) for part in members], np.int64),
+        capacity,
         every_stratum,
     )
     generator = streams.generator(Purpose.STRATUM_DRAW, round)
-    norms = strata.norms if draw == "importance" else None
-    clients, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
+    chosen, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
     for present, draws, expected in zip(members, split.draws.tolist(), split.expected.tolist(), strict=True):
-        if draws:
-            own = None if norms is None else norms[present]
-            places, chances = _draw_within(len(present), own, draws, expected, over_selection, design, generator)
-            clients.append(present[places])
-            inclusion.append(chances)
-    return _cohort(np.concatenate(clients), np.concatenate(inclusion), strata, split)
-
-
-def _draw_within(
-    present: int,
-    norms: Floats | None,
-    draws: int,
-    expected: float,
-    over_selection: float,
-    design: Design,
-    generator: np.random.Generator,
-) -> tuple[Ints, Floats]:
-    """Draw the available clients of one stratum.
-
-    Return positions of the invited clients, and their inclusion probabilities. `expected` is E[m_h] over the
-    allocation; without norms the draw is uniform.
-    """
-    asked = _asked(draws, over_selection, present)
-    if norms is None:
-        return draw_uniformly(present, asked, generator), np.full(asked, expected / present)
-    places = draw_by_norm(norms, asked, generator, design)
-    return places, _expected_inclusion(norms, expected, over_selection, design)[places]
-
-
-def _cohort(clients: Ints, inclusion: Floats, strata: Strata, split: Allocation) -> Cohort:
+        if not draws:
+            continue
+        asked = invited(draws, over_selection, len(present))
+        if draw == "uniform" or strata.norms is None:
+            places = draw_uniformly(len(present), asked, generator)
+            chances = np.full(asked, expected / len(present))
+        else:
+            norms = strata.norms[present]
+            places = draw_by_norm(norms, asked, generator, design)
+            chances = _expected_inclusion(norms, expected, over_selection, design)[places]
+        chosen.append(present[places])
+        inclusion.append(chances)
+    clients = np.concatenate(chosen)
     order = np.argsort(clients)
     clients = clients[order]
     represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
     summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
-    return Cohort(clients, inclusion[order], stratum=strata.labels[clients], strata=summary)
+    return Cohort(clients, np.concatenate(inclusion)[order], stratum=strata.labels[clients], strata=summary)
 
 
 def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
@@ -313,10 +275,6 @@ def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
     return list(np.split(candidates[order], ends))
 
 
-def _asked(draws: int, over_selection: float, present: int) -> int:
-    return min(present, math.ceil(draws * over_selection - 1e-9))
-
-
 def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
     """Return inclusion probabilities of importance draws, over the random rounding of m_h to ⌊E m_h⌋ or ⌈E m_h⌉."""
     fewer = math.floor(expected + 1e-12)
@@ -324,6 +282,6 @@ def _expected_inclusion(norms: Floats, expected: float, over_selection: float, d
     total = np.zeros(len(norms))
     for draws, chance in ((fewer, 1.0 - chance_of_more), (fewer + 1, chance_of_more)):
         if draws > 0 and chance > 1e-12:
-            asked = _asked(draws, over_selection, len(norms))
+            asked = invited(draws, over_selection, len(norms))
             total += chance * (draws / asked) * inclusion_by_norm(norms, asked, design)
     return total

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedmpi.clients.features import (
-    Features,
-    gradient_features,
-    label_histogram,
-    merge,
-    plan_features,
-    refreshed,
-)
+from fedmpi.clients.features import Features, gradient_features, label_histogram, plan_features
 from fedmpi.clients.strata import Strata, make_strata, stratum_spreads
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
@@ -183,11 +176,11 @@ class Stratifier:
         self.measured, self.noise = 0, None
         if not self.wanted or not (self._first or (refresh > 0 and t % refresh == 0)):
             return
-        parts = self._gathered(self._features(t, model, self._due()))
+        found = self._gathered(self._features(t, model, self._due()))
         self._first = False
-        if parts is not None:
-            self.measured = sum(len(part.clients) for part in parts)
-            self.strata = self._grouped(t, self._complete(parts))
+        if found is not None:
+            self.measured = len(found.clients)
+            self.strata = self._grouped(t, self._complete(found))
 
     def _due(self) -> Ints:
         """Return this rank's clients to measure: all, or those selected in the previous round."""
@@ -202,27 +195,26 @@ class Stratifier:
             return label_histogram(due, self.class_counts(due))
         return gradient_features(self.plan, self.probe(t, model, due))
 
-    def _complete(self, parts: list[Features]) -> Features:
-        """Complete the features of all clients with earlier ones of those not measured now."""
-        if self.table.refresh_clients == "all":
-            return merge(parts)
-        if self._kept is None:
-            self._kept = merge(parts)
-        elif parts:
-            self._kept = refreshed(self._kept, merge(parts))
-        return self._kept
-
-    def _gathered(self, mine: Features) -> list[Features] | None:
-        clients = self.cluster.gather(mine.clients)
-        matrix = self.cluster.gather(mine.matrix.ravel())
-        norms = self.cluster.gather(mine.norms if mine.norms is not None else np.empty(0))
-        if clients is None or matrix is None or norms is None:
+    def _gathered(self, mine: Features) -> Features | None:
+        """Return the features of all ranks' clients, sorted since ranks own them in order; None except on rank 0."""
+        norms = np.empty(0) if mine.norms is None else mine.norms
+        gathered = [self.cluster.gather(part) for part in (mine.clients, mine.matrix.ravel(), norms)]
+        if not self.cluster.is_server:
             return None
-        return [
-            Features(ids, values.reshape(len(ids), -1), lengths if mine.norms is not None else None)
-            for ids, values, lengths in zip(clients, matrix, norms, strict=True)
-            if len(ids)
-        ]
+        clients, matrix, norms = (np.concatenate(parts) for parts in gathered if parts is not None)
+        return Features(clients, matrix.reshape(-1, mine.matrix.shape[1]), None if mine.norms is None else norms)
+
+    def _complete(self, new: Features) -> Features:
+        """Complete the features with earlier ones of the clients not measured now, whose gradients are stale."""
+        if self.table.refresh_clients == "all":
+            return new
+        if self._kept is not None:
+            assert self._kept.norms is not None and new.norms is not None
+            matrix, norms = self._kept.matrix, self._kept.norms.copy()
+            matrix[new.clients], norms[new.clients] = new.matrix, new.norms
+            new = Features(self._kept.clients, matrix, norms)
+        self._kept = new
+        return new
 
     def _grouped(self, t: int, features: Features) -> Strata:
         table, matrix = self.table, features.matrix

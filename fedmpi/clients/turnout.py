@@ -8,18 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation
-from fedmpi.clients.devices import RATES, RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
-from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.availability import OWN_DRAWS, ClientAvailability
+from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation, invited
+from fedmpi.clients.devices import draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.clients.strata import Strata
-from fedmpi.clients.view import ClientNumbers, View, asked_count
-from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -27,51 +24,6 @@ from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.config.stratification import probe_of, stratification
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
-
-OWN_DRAWS = 3
-"""Sub-stream of Purpose.AVAILABILITY for a custom availability model."""
-
-
-class ClientAvailability:
-    """Available clients, round by round."""
-
-    def __init__(self, config: Config, streams: Streams):
-        self.part = config.clients.availability.component
-        with calling(self.part):
-            self._law = self.part.make(config.clients.availability.options)
-        takes(self.part, self._law, "view")
-        self.streams = streams
-
-    @property
-    def everybody(self) -> bool:
-        """True if all clients are available in every round."""
-        return self.part.name == "always"
-
-    def chance(self, view: View) -> Floats:
-        """Return the probability of each client to be available in the view's round, float64 (N,)."""
-        return chances(self.part, self._law, view)
-
-    def present(self, view: View) -> Ints | int:
-        """Return the available clients, int64 (a,), sorted; N if all are always available."""
-        if self.everybody:
-            return len(view.sizes)
-        drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
-        return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)
-
-
-def chances(part: Component, law: Callable[[View], Any], view: View) -> Floats:
-    """Return the probabilities of an availability model for a round, float64 (N,)."""
-    with calling(part, view.round):
-        found = np.asarray(law(view))
-    if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number) or is_complex(found):
-        problem = (
-            f"returned {found.dtype} of shape {found.shape}: return a probability for each of the {len(view.sizes)} "
-            "clients"
-        )
-        raise refuse_result(part, problem, view.round)
-    if not ((found >= 0) & (found <= 1)).all():
-        raise refuse_result(part, "returned what is no probability: all must lie in [0, 1]", view.round)
-    return found.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -102,15 +54,14 @@ class CohortDraw:
         self,
         config: Config,
         sizes: Ints,
-        class_counts: Ints | None,
+        counts: Callable[[], Ints] | None,
         streams: Streams,
         values: int,
-        counts: Callable[[], Ints] | None = None,
     ):
         self.config = config
         self.sampler = ClientSampler.chosen_by(config)
         self.numbers = ClientNumbers(self.sampler.numbers, len(sizes))
-        self.counts = counts if class_counts is None else lambda: class_counts
+        self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes
         self._views: dict[int, View] = {}
         self.streams = streams
@@ -122,11 +73,7 @@ class CohortDraw:
         if config.clients.sampler.name != "all":
             self._wanted_of(len(sizes))  # rejected here, on all ranks alike, not once the server plans
         if (devices := config.devices) is not None:
-            laws = (
-                RateLaw.of(table, default)
-                for table, default in zip((devices.speed, devices.upload, devices.download), RATES, strict=True)
-            )
-            self._devices = draw_devices(streams, len(sizes), *laws)
+            self._devices = draw_devices(streams, len(sizes), devices)
         if devices is not None and config.clients.over_selection > 1 and config.server.weights.name == "unbiased":
             self._check_arrival()
 
@@ -156,7 +103,7 @@ class CohortDraw:
             return Turnout(arrived, asked.clients, present)
         seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
         if self.config.clients.over_selection > 1 and not opening:
-            taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
+            taken = first_to_arrive(self.streams, t, arrived, seconds, self._wanted_of(len(self.sizes)))
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
 
@@ -216,7 +163,7 @@ class CohortDraw:
         clients = len(self.sizes)
         return View(
             round=t,
-            count=clients if everybody else asked_count(self._wanted_of(len(self.sizes)), over, clients),
+            count=clients if everybody else invited(self._wanted_of(len(self.sizes)), over, clients),
             sizes=self.sizes,
             present=present,
             streams=self.streams,

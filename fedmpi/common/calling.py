@@ -7,20 +7,24 @@ import logging
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
 from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
 from fedmpi.common.own_code import innermost
 from fedmpi.common.registry import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("fedmpi")
 
@@ -91,7 +95,7 @@ def kept_settings() -> Iterator[None]:
             torch.set_grad_enabled(kept[1])
 
 
-def takes(part: Component, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
+def takes(part: Component, called: Any, *parameters: str, method: str = "") -> None:
     """Reject a custom component with a signature that its kind does not allow."""
     if not part.foreign:
         return
@@ -120,6 +124,70 @@ def refuse_result(
 ) -> ComponentFailure:
     """Build the failure of a component that returned an invalid result."""
     return ComponentFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
+
+
+def result_array(
+    part: Component,
+    found: Any,
+    shape: tuple[int, ...] | None,
+    what: str,
+    round: int | None = None,
+    client: int | None = None,
+    *,
+    whole: bool = False,
+) -> NDArray[Any]:
+    """Return a component's result as finite float64 numbers, or as int64 ones, after checks of type and shape.
+
+    Without a shape it is any vector, also an empty one of another type.
+    """
+    with naming(part, round, client):  # objects that cannot be converted to an array
+        array = np.asarray(found)
+    if shape is None and array.shape == (0,):
+        return np.empty(0, np.int64 if whole else np.float64)
+    fits = array.ndim == 1 if shape is None else array.shape == shape
+    if not fits or array.dtype.kind not in ("iu" if whole else "biuf"):
+        wanted = ("whole" if whole else "real") + f" numbers, shape {'(r,)' if shape is None else shape}"
+        hint = "; np.flatnonzero(mask) makes them of a mask" if whole and array.dtype == bool else ""
+        problem = f"returned {what} of type {array.dtype}, shape {array.shape}: return {wanted}{hint}"
+        raise refuse_result(part, problem, round, client)
+    array = array.astype(np.int64 if whole else np.float64)
+    if not np.isfinite(array).all():
+        raise refuse_result(part, f"returned {what} that are not all finite: return finite numbers", round, client)
+    return array
+
+
+def result_tensor(part: Component, found: Any, shape: tuple[int, ...] | None, round: int | None = None) -> Tensor:
+    """Return a component's result if it is a real tensor of this shape, or of any shape."""
+    import torch  # slow to import, and the configuration is checked before
+
+    if isinstance(found, torch.Tensor) and not found.is_complex() and (shape is None or found.shape == shape):
+        return found
+    is_tensor = isinstance(found, torch.Tensor)
+    shown = f"a tensor of {found.dtype}, shape {tuple(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+    wanted = "any shape" if shape is None else f"shape {tuple(shape)}"
+    raise refuse_result(part, f"returned {shown}: return a tensor of real numbers, {wanted}", round)
+
+
+def state_names(made: Any) -> tuple[str, ...]:
+    """Return the attributes that a component names in `state`, in which a single name needs no tuple."""
+    names = getattr(made, "state", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def state_tensor(part: Component, made: Any, name: str) -> Tensor:
+    """Return a copy of an attribute that a component names in `state`, for a checkpoint."""
+    import torch  # slow to import, and the configuration is checked before
+
+    value = getattr(made, name)
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    problem = (
+        f"keeps a {type(value).__name__} as {name!r}, which a checkpoint cannot store: state names attributes that "
+        "are tensors, NumPy arrays of numbers, or numbers"
+    )
+    raise refuse_result(part, problem)
 
 
 def is_complex(found: Any) -> bool:

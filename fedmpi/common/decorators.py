@@ -128,7 +128,7 @@ def aggregator(chosen: Marked | None = None, /, *, name: str | None = None) -> A
     """Make a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `server.aggregator`.
 
     A class may instead have `combine(updates, coefficients, measured)` and `measure(updates)`, whose results are summed
-    over all coordinates first (`fedmpi.aggregation.combiners`).
+    over all coordinates first (`fedmpi.aggregation.aggregators`).
     """
     return _decorated("aggregator", chosen, name)
 

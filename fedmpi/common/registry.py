@@ -68,7 +68,7 @@ KINDS = {
         Kind("client sampler", "clients.sampler", ("fedmpi.clients.samplers",)),
         Kind("data sampler", "samples.sampler", ("fedmpi.samples.built_in_rules",)),
         Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
-        Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.combiners",)),
+        Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),

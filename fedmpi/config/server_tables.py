@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedmpi.common.options import not_with, only_with
 from fedmpi.common.registry import Chosen
@@ -186,6 +186,12 @@ class RateClasses(Table):
     """Rate per second of each class."""
     shares: tuple[Share, ...]
     """Share of each class, which sum to 1."""
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if not self.rates or len(self.shares) != len(self.rates) or abs(sum(self.shares) - 1) > 1e-6:
+            raise ValueError("give as many shares as rates; shares sum to 1")
+        return self
 
 
 Rate = Annotated[ConstantRate | LognormalRate | RateClasses, Variants("constant")]

@@ -204,7 +204,7 @@ def _decisions(
 ) -> Decisions:
     """Make the object that measures and plans before each round."""
     cluster, layout, samples, trained_on = trainer.cluster, trainer.layout, data.samples, data.trained_on
-    cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
+    cohorts = CohortDraw(config, data.sizes, cache(samples.class_counts), streams, model.size)
     sampler = cohorts.sampler
     wanted = Inquiry.measures(sampler)
     device = model.initial.device

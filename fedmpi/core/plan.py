@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.weighing import Weighing
+from fedmpi.aggregation.weights import Weighing
 from fedmpi.clients.cohort import Cohort
-from fedmpi.clients.devices import round_seconds
-from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw, Turnout
-from fedmpi.clients.view import ClientNumbers
 from fedmpi.common.apportionment import offsets_of, united
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.errors import UserError
@@ -348,7 +346,7 @@ class Planner:
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
         """Return the length of the round: that of the slowest client, or of the slowest mediator's chain of visits."""
         if not len(mediators):
-            return round_seconds(seconds)
+            return float(seconds.max(initial=0.0))
         chains = np.bincount(mediators, weights=seconds)
         assert isinstance(self.config.topology, Mediators)
         return self.config.topology.epochs * float(chains.max(initial=0.0))

@@ -16,11 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.combiners import Combiner
-from fedmpi.aggregation.combining import CombinedSum
-from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum, decode_metrics, encode_metrics, metric_slots
+from fedmpi.aggregation.aggregators import Aggregator, CombinedSum
+from fedmpi.aggregation.exact import (
+    Accumulator,
+    FixedPointSum,
+    FloatSum,
+    JudgedSum,
+    decode_metrics,
+    encode_metrics,
+    metric_slots,
+)
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.aggregation.weighing import JudgedSum, Weighing
+from fedmpi.aggregation.weights import Weighing
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
@@ -192,8 +199,8 @@ def one_by_one(
 ) -> SingleUpdates | None:
     """Return the object that applies functions to single updates if the configuration needs them; None for sums."""
     if config.server.aggregator.name != "mean":
-        combiner = Combiner(config.server.aggregator.component, config.server.aggregator.options)
-        return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
+        aggregator = Aggregator(config.server.aggregator.component, config.server.aggregator.options)
+        return partial(CombinedSum, aggregator=aggregator, cluster=cluster, model=model.initial)
     weighing = Weighing(config.server.weights.component, config.server.weights.options)
     return partial(JudgedSum, weighing=weighing, loss=losses().loss, cluster=cluster) if weighing.judges else None
 

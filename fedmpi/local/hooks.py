@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.aggregation.exact import LARGEST, Accumulator
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.aggregation.weights import LARGEST
 from fedmpi.common.calling import calling, is_complex, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component

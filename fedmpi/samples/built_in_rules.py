@@ -13,7 +13,6 @@ from pydantic import Field
 
 from fedmpi.common.apportionment import offsets_of, united
 from fedmpi.common.decorators import data_sampler
-from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.samples.row_rule import Pool
 
@@ -29,73 +28,25 @@ def all_rows(pool: Pool) -> Ints:
 
 @data_sampler(name="bernoulli", pooled=True)
 def bernoulli(pool: Pool) -> Ints:
-    """Draw each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
-    return bernoulli_rows(pool.streams, pool.round, pool.sizes, pool.probability, pool.start, pool.stop)
+    """Draw each sample with the same probability K/Ñ (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
+
+    The gaps between drawn positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
+    samples that are not drawn cost nothing.
+    """
+    if pool.start == pool.stop or pool.probability == 0:
+        return np.zeros(0, np.int64)
+    if pool.probability == 1:
+        return np.arange(pool.start, pool.stop)
+    total, drawn = int(pool.sizes.sum()), []
+    for block in range(pool.start // BERNOULLI_BLOCK, (pool.stop - 1) // BERNOULLI_BLOCK + 1):
+        begin = block * BERNOULLI_BLOCK
+        length = min(BERNOULLI_BLOCK, total - begin)
+        drawn.append(begin + _kept(pool.generator(block), pool.probability, length))
+    return pool.restrict(np.concatenate(drawn))
 
 
 @data_sampler(name="ratio", pooled=True)
 def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
-    """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
-
-    Parameters
-    ----------
-    ratio : float
-        r, the share.
-    """
-    return ratio_rows(pool.streams, pool.round, pool.sizes, ratio, pool.start, pool.stop)
-
-
-@data_sampler(name="exact", pooled=True)
-def exact(pool: Pool) -> Ints:
-    """Draw exactly K of the pooled samples: the batch of centralized training."""
-    assert pool.wanted is not None
-    return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
-
-
-def bernoulli_rows(
-    streams: Streams, round: int, sizes: Ints, probability: float, start: int = 0, stop: int | None = None
-) -> Ints:
-    """Draw every sample independently with the same probability (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
-
-    The gaps between drawn positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
-    samples that are not drawn cost nothing.
-
-    Parameters
-    ----------
-    streams : Streams
-        The run's streams.
-    round : int
-        The round.
-    sizes : int64 (m,)
-        Samples of each selected client, in index order.
-    probability : float
-        p, between 0 and 1.
-    start, stop : int
-        The requested part [start, stop) of the cohort's axis; the whole by default.
-
-    Returns
-    -------
-    int64 (r,)
-        Sorted positions on the cohort's axis: those of the whole within [start, stop).
-    """
-    _check_fraction("probability", probability)
-    total = int(sizes.sum())
-    start, stop = _part(total, start, stop)
-    if probability == 0 or start == stop:
-        return np.zeros(0, np.int64)
-    if probability == 1:
-        return np.arange(start, stop)
-    drawn = []
-    for block in range(start // BERNOULLI_BLOCK, (stop - 1) // BERNOULLI_BLOCK + 1):
-        begin = block * BERNOULLI_BLOCK
-        generator = streams.generator(Purpose.SAMPLES, round, block)
-        drawn.append(begin + _kept(generator, probability, min(BERNOULLI_BLOCK, total - begin)))
-    return _restrict(np.concatenate(drawn), start, stop)
-
-
-def ratio_rows(
-    streams: Streams, round: int, sizes: Ints, ratio: float, start: int = 0, stop: int | None = None
-) -> Ints:
     """Draw a fixed share of every selected client's samples (FedSampling §3.3, the naive method).
 
     A client of n samples uses r·n distinct ones, chosen uniformly; r·n is rounded down or up at random so that its mean
@@ -104,40 +55,27 @@ def ratio_rows(
 
     Parameters
     ----------
-    streams, round, sizes, start, stop
-        As for `bernoulli_rows`.
     ratio : float
-        r, between 0 and 1.
-
-    Returns
-    -------
-    int64 (r,)
-        Sorted positions on the cohort's axis.
+        r, the share.
     """
-    _check_fraction("ratio", ratio)
-    offsets = offsets_of(sizes)
-    start, stop = _part(int(offsets[-1]), start, stop)
-    if start == stop:
+    if pool.start == pool.stop:
         return np.zeros(0, np.int64)
-    first, last = np.searchsorted(offsets, [start, stop - 1], side="right") - 1
-    drawn = []
+    offsets, drawn = offsets_of(pool.sizes), []
+    first, last = np.searchsorted(offsets, [pool.start, pool.stop - 1], side="right") - 1
     for block in range(first // RATIO_BLOCK, last // RATIO_BLOCK + 1):
         members = slice(block * RATIO_BLOCK, (block + 1) * RATIO_BLOCK)
-        generator = streams.generator(Purpose.SAMPLES, round, block)
-        counts = _round_at_random(generator, sizes[members], ratio)
-        drawn.append(offsets[members.start] + _distinct(generator, sizes[members], counts))
-    return _restrict(np.concatenate(drawn), start, stop)
+        generator = pool.generator(block)
+        counts = _round_at_random(generator, pool.sizes[members], ratio)
+        drawn.append(offsets[members.start] + _distinct(generator, pool.sizes[members], counts))
+    return pool.restrict(np.concatenate(drawn))
 
 
-def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int = 0, stop: int | None = None) -> Ints:
-    """Draw exactly `count` distinct samples, uniformly from the pool: the batch of centralized training."""
-    if count < 0:
-        raise ValueError(f"cannot draw {count} samples")
-    total = int(sizes.sum())
-    start, stop = _part(total, start, stop)
-    generator = streams.generator(Purpose.SAMPLES, round)
-    drawn = _distinct(generator, np.array([total]), np.array([min(count, total)]))
-    return _restrict(drawn, start, stop)
+@data_sampler(name="exact", pooled=True)
+def exact(pool: Pool) -> Ints:
+    """Draw exactly K distinct samples, uniformly from the pool: the batch of centralized training."""
+    assert pool.wanted is not None
+    total = int(pool.sizes.sum())
+    return pool.restrict(_distinct(pool.generator(0), np.array([total]), np.array([min(pool.wanted, total)])))
 
 
 def used_counts(positions: Ints, offsets: Ints) -> Ints:
@@ -151,14 +89,6 @@ def holders(positions: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     places = np.searchsorted(offsets, positions, side="right") - 1
     starts = np.flatnonzero(np.diff(places, prepend=-1))
     return places[starts], np.diff(starts, append=len(places))
-
-
-def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
-    """Split positions on the cohort's axis into local rows of the clients that have any."""
-    members, counts = holders(positions, offsets)
-    local = positions - np.repeat(offsets[members], counts)
-    ends = np.cumsum(counts).tolist()
-    return members, [local[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def _kept(generator: np.random.Generator, probability: float, length: int) -> Ints:
@@ -208,20 +138,3 @@ def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) 
     counts: Ints = np.floor(wanted).astype(np.int64)
     counts += generator.random(sizes.size) < wanted - counts
     return counts
-
-
-def _part(total: int, start: int, stop: int | None) -> tuple[int, int]:
-    stop = total if stop is None else stop
-    if not 0 <= start <= stop <= total:
-        raise ValueError(f"[{start}, {stop}) is no part of the cohort's {total} samples")
-    return start, stop
-
-
-def _restrict(positions: Ints, start: int, stop: int) -> Ints:
-    a, b = np.searchsorted(positions, [start, stop])
-    return positions[a:b]
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"the {name} must lie in [0, 1], not {value}")

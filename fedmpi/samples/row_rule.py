@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -73,6 +73,11 @@ class Pool:
     def generator(self, block: int) -> np.random.Generator:
         """Return a block's generator, keyed by seed, purpose, round and block: the same on any rank."""
         return self.streams.generator(Purpose.SAMPLES, self.round, block)
+
+    def restrict(self, positions: Ints) -> Ints:
+        """Return those of the sorted positions that lie in the requested part."""
+        first, last = np.searchsorted(positions, [self.start, self.stop])
+        return positions[first:last]
 
 
 class RowRule:
@@ -169,29 +174,13 @@ class RowRule:
 
     def _checked(self, found: Any, start: int, stop: int, round: int, client: int | None) -> Ints:
         what = "positions" if client is None else "rows"
-        if isinstance(found, tuple | range):
-            found = list(found)
-        try:
-            rows = np.asarray(found)
-        except (TypeError, ValueError, RuntimeError):  # the last from unusual tensors
-            rows = np.asarray(None)
-        if rows.ndim == 1 and not rows.size:
-            return np.empty(0, np.int64)
-        if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-            shown = f"an array of {rows.dtype}, shape {rows.shape}" if isinstance(found, np.ndarray) else repr(found)
-            hint = ": np.flatnonzero(mask) makes them of a mask" if rows.dtype == bool else ""
-            problem = f"returned {shown}: return {what} as sorted whole numbers, shape (r,){hint}"
-            raise refuse_result(self.part, problem, round, client)
-        rows = rows.astype(np.int64)
-        steps = np.diff(rows)
-        outside = (rows < start) | (rows >= stop)
-        if outside.any():
-            wrong = int(rows[outside][0])
-            problem = f"returned {what[:-1]} {wrong}, outside {start} … {stop - 1}"
-        elif (steps < 0).any():
-            problem = f"returned {what} that are not sorted: return np.sort(…) of them"
-        elif (steps == 0).any():
-            problem = f"returned {what[:-1]} {rows[1:][steps == 0][0]} twice: a sample is used once a round"
+        rows: Ints = result_array(self.part, found, None, what, round, client, whole=True)
+        if not rows.size:
+            return rows
+        if (np.diff(rows) <= 0).any():
+            problem = f"returned {what} that are not sorted, or one of them twice: return np.unique(…) of them"
+        elif rows[0] < start or rows[-1] >= stop:
+            problem = f"returned {what} from {rows[0]} to {rows[-1]}, outside {start} … {stop - 1}"
         else:
             return rows
         raise refuse_result(self.part, problem, round, client)

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from scipy import stats
 
-from fedmpi.aggregation.combiners import Combiner
-from fedmpi.aggregation.weighing import Weighing
+from fedmpi.aggregation.aggregators import Aggregator
+from fedmpi.aggregation.weights import Weighing
+from fedmpi.clients.availability import chances
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
-from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.sampler import ClientNumbers, ClientSampler, View
 from fedmpi.clients.strata import make_strata
-from fedmpi.clients.turnout import chances
-from fedmpi.clients.view import ClientNumbers, View
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Floats, Ints
@@ -213,7 +212,7 @@ def _weights(subject: Subject) -> list[AnyArray]:
 
 def _combined(subject: Subject, slices: int = 1) -> list[AnyArray]:
     """Return the combined updates of nine and of six clients, one an outlier, with coordinates sliced as by ranks."""
-    combiner, found = Combiner(subject.part, subject.options), []
+    aggregator, found = Aggregator(subject.part, subject.options), []
     for participants in (PARTICIPANTS, PARTICIPANTS - 3):  # their coefficients have odd sums, so that no votes tie
         generator = np.random.Generator(np.random.Philox(5))
         updates = torch.from_numpy(generator.standard_normal((participants, COORDINATES)).astype(np.float32))
@@ -221,8 +220,8 @@ def _combined(subject: Subject, slices: int = 1) -> list[AnyArray]:
         coefficients = torch.arange(1, participants + 1, dtype=torch.float32)
         coefficients /= coefficients.sum()
         parts = [part.clone() for part in updates.chunk(slices, dim=1)]
-        measured: Any = sum(combiner.measure(part.clone(), 0) for part in parts) if combiner.measures else None
-        found.append(torch.cat([combiner.combine(part, coefficients, measured, 0) for part in parts]).numpy())
+        measured: Any = sum(aggregator.measure(part.clone(), 0) for part in parts) if aggregator.measures else None
+        found.append(torch.cat([aggregator.combine(part, coefficients, measured, 0) for part in parts]).numpy())
     return found
 
 

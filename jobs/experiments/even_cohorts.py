@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.clients.cohort import Cohort
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.common.decorators import client_sampler
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedmpi.aggregation.exact import (
     CHUNK,
-    LARGEST,
     MOST_RANKS,
     SHORT,
     Accumulator,
@@ -20,6 +19,7 @@ from fedmpi.aggregation.exact import (
     encode_metrics,
     metric_slots,
 )
+from fedmpi.aggregation.weights import LARGEST
 
 
 def terms(count: int, size: int, seed: int = 0) -> list[tuple[torch.Tensor, float]]:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from fedmpi import Cohort, ComponentFailure, UserError, weights
-from fedmpi.aggregation.exact import FixedPointSum, FloatSum
-from fedmpi.aggregation.weighing import JudgedSum, Weighing
-from fedmpi.aggregation.weights import ClientWork
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum, JudgedSum
+from fedmpi.aggregation.weights import ClientWork, Weighing
 from fedmpi.clients.cohort import StrataSummary, full_participation
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -67,21 +66,19 @@ def answering(answer: Any, normalized: bool = True) -> Weighing:
 @pytest.mark.parametrize(
     "answer, reason",
     [
-        (lambda sizes: sizes, r"shape \(5,\) for 2 participants"),
-        (
-            lambda sizes: sizes * np.ones(2),
-            r"of all 5 clients, and sizes\[cohort.clients\] those of the 2 participants",
-        ),
-        (lambda sizes: "much", "return numbers"),
-        (lambda sizes: [1.0, np.nan], "client 4 the coefficient nan"),
+        (lambda sizes: sizes, r"shape \(5,\): return real numbers, shape \(2,\)"),
+        (lambda sizes: sizes * np.ones(2), "ValueError"),
+        (lambda sizes: "much", "return real numbers"),
+        (lambda sizes: [1.0, 1j], "return real numbers"),
+        (lambda sizes: [1.0, np.nan], "finite"),
         (lambda sizes: [-1.0, 1.0], "client 1 the coefficient -1"),
+        (lambda sizes: [0.0, 0.0], "the coefficient 0"),
         (lambda sizes: 1 / 0, "ZeroDivisionError"),
     ],
 )
 def test_what_are_no_coefficients_is_rejected_with_the_weights_named(answer: Any, reason: str) -> None:
-    with pytest.raises(ComponentFailure, match=reason) as caught:
+    with pytest.raises(ComponentFailure, match=f"test_weighing.*round 6.*{reason}"):
         answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
-    assert "test_weighing" in str(caught.value) and "round 6" in str(caught.value)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0, 20.0])

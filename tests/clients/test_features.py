@@ -7,13 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from fedmpi.clients.features import (
-    compress,
-    gradient_features,
-    merge,
-    plan_features,
-    restore,
-)
+from fedmpi.clients.features import compress, gradient_features, plan_features, restore
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
@@ -62,13 +56,3 @@ def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> N
     assert ratio.min() > 0.75
     assert ratio.max() < 1.25
     assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
-
-
-def test_features_of_several_ranks_merge_to_those_of_one() -> None:
-    plan = plan_features("full-gradient", 30, 400, Streams(0))
-    whole = gradient_features(plan, BLOCKS)
-    merged = merge(
-        [gradient_features(plan, BLOCKS[:1]), gradient_features(plan, BLOCKS[1:]), gradient_features(plan, [])]
-    )
-    assert np.array_equal(merged.matrix, whole.matrix)
-    assert np.array_equal(merged.norms, whole.norms)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi import Cohort, client_sampler
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store

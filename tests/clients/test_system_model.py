@@ -7,49 +7,44 @@ import pytest
 
 from fedmpi import Cohort, UserError
 from fedmpi.clients.cohort import StrataSummary, uniform
-from fedmpi.clients.devices import (
-    Devices,
-    RateLaw,
-    draw_devices,
-    first_to_arrive,
-    participant_seconds,
-    survivors,
-)
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.clients.devices import Devices, draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.common.streams import Streams
+from fedmpi.config import load_config
 
 STREAMS = Streams(1)
 
 
-def stream() -> np.random.Generator:
-    return STREAMS.generator(Purpose.COHORT)
+def devices(clients: int, **settings: object) -> Devices:
+    """The devices of this many clients, with "__" in keys for each point."""
+    keys = [f"devices.{name.replace('__', '.')}={value}" for name, value in settings.items()]
+    table = load_config(None, ["clients.sampler=all", "devices=true", *keys]).devices
+    assert table is not None
+    return draw_devices(STREAMS, clients, table)
 
 
 def test_a_client_has_its_rates_independently_of_each_other() -> None:
     """Correlations of 5,000 clients within six standard errors: false alarm 6e-9 in all."""
-    law = RateLaw("lognormal", 100.0, 1.0)
-    devices = draw_devices(STREAMS, 5000, law, law, law)
-    correlations = np.corrcoef(np.log([devices.speed, devices.upload, devices.download]))
+    drawn = devices(5000, speed="lognormal", upload="lognormal", download="lognormal")
+    correlations = np.corrcoef(np.log([drawn.speed, drawn.upload, drawn.download]))
     assert (np.abs(correlations[np.triu_indices(3, 1)]) < 6 / 5000**0.5).all()
 
 
 def test_rates_follow_their_laws() -> None:
     """Medians and shares of 20,000 clients within six standard errors: false alarm 4e-9 in all."""
-    clients = 20_000
-    speed = RateLaw("lognormal", 100.0, 0.5).draw(clients, STREAMS.generator(Purpose.DEVICE))
-    assert np.log(speed / 100).mean() == pytest.approx(0, abs=6 * 0.5 / clients**0.5)
-    of_kinds = RateLaw("classes", rates=(1.0, 4.0, 9.0), shares=(0.3, 0.5, 0.2))
-    kinds = of_kinds.draw(clients, STREAMS.generator(Purpose.DEVICE))
-    for rate, share in zip(of_kinds.rates, of_kinds.shares, strict=True):
-        assert (kinds == rate).mean() == pytest.approx(share, abs=6 * (share * (1 - share) / clients) ** 0.5)
-    assert (RateLaw(median=3.0).draw(4, stream()) == 3.0).all()
+    clients, shares = 20_000, {1.0: 0.3, 4.0: 0.5, 9.0: 0.2}
+    of_kinds = {"upload": "classes", "upload__rates": list(shares), "upload__shares": list(shares.values())}
+    drawn = devices(clients, speed="lognormal", speed__median=100, speed__sigma=0.5, **of_kinds)
+    assert np.log(drawn.speed / 100).mean() == pytest.approx(0, abs=6 * 0.5 / clients**0.5)
+    for rate, share in shares.items():
+        assert (drawn.upload == rate).mean() == pytest.approx(share, abs=6 * (share * (1 - share) / clients) ** 0.5)
+    assert (drawn.download == 4e6).all() and (devices(4, speed__median=3).speed == 3).all()
 
 
-def test_over_selection_takes_the_first_to_arrive_and_ends_the_round_with_the_last_of_them() -> None:
-    cohort = uniform(stream(), 20, 6)
+def test_over_selection_takes_the_first_to_arrive() -> None:
+    cohort = uniform(np.random.default_rng(0), 20, 6)
     seconds = np.array([5.0, 1.0, np.inf, 2.0, 4.0, 3.0])
-    taken, length = first_to_arrive(STREAMS, 0, cohort, seconds, 4)
+    taken = first_to_arrive(STREAMS, 0, cohort, seconds, 4)
     assert np.array_equal(taken.clients, cohort.clients[[1, 3, 4, 5]])
-    assert length == 4.0
     assert taken.inclusion == pytest.approx(np.full(4, 4 / 20))
 
 
@@ -68,20 +63,22 @@ def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: lis
 @pytest.mark.parametrize(
     "options",
     [
-        {"median": 0.0},
-        {"law": "lognormal", "median": 1.0, "sigma": -1.0},
-        {"law": "classes"},
-        {"law": "classes", "rates": (1.0, 2.0), "shares": (1.0,)},
-        {"law": "classes", "rates": (1.0, 2.0), "shares": (0.4, 0.4)},
-        {"law": "classes", "rates": (1.0, -2.0), "shares": (0.5, 0.5)},
+        {"speed__median": 0},
+        {"speed": "lognormal", "speed__sigma": -1},
+        {"speed": "classes"},
+        {"speed": "classes", "speed__rates": [], "speed__shares": []},
+        {"speed": "classes", "speed__rates": [1, 2], "speed__shares": [1]},
+        {"speed": "classes", "speed__rates": [1, 2], "speed__shares": [0.4, 0.4]},
+        {"speed": "classes", "speed__rates": [1, -2], "speed__shares": [0.5, 0.5]},
     ],
+    ids=str,
 )
-def test_impossible_laws_are_rejected(options: dict) -> None:
-    with pytest.raises(UserError, match="devices"):
-        RateLaw(**options)
+def test_impossible_rates_are_rejected(options: dict) -> None:
+    with pytest.raises(UserError, match=r"devices\.speed"):
+        devices(3, **options)
 
 
 def test_seconds_are_compute_plus_both_transfers() -> None:
-    devices = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
-    seconds = participant_seconds(devices, np.array([1, 0]), np.array([300, 20]), 400, 100)
+    given = Devices(np.array([10.0, 100.0]), np.array([50.0, 25.0]), np.array([200.0, 400.0]))
+    seconds = participant_seconds(given, np.array([1, 0]), np.array([300, 20]), 400, 100)
     assert seconds == pytest.approx([300 / 100 + 400 / 400 + 100 / 25, 20 / 10 + 400 / 200 + 100 / 50])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.common.errors import raised
 from fedmpi.common.streams import Streams
 from fedmpi.local.algorithm import Vectors

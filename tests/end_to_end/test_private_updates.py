@@ -99,7 +99,12 @@ def planner(*settings: str, clients: int = 40) -> Planner:
     sizes = np.full(clients, 5)
     streams = Streams(config.seed)
     labels = np.eye(10, dtype=np.int64)[np.arange(clients) % 10]
-    return Planner(config, sizes, streams, CohortDraw(config, sizes, labels, streams, values=1000))
+    return Planner(
+        config,
+        sizes,
+        streams,
+        CohortDraw(config, sizes, lambda: labels, streams, values=1000),
+    )
 
 
 def test_every_record_says_what_fixed_samples_of_those_present_have_spent():

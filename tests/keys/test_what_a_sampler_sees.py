@@ -7,7 +7,7 @@ import pytest
 
 import fedmpi
 from fedmpi import Cohort
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.data.opening import open_store
 
 DATA, VALUES, ROUNDS = "digits:clients=9,alpha=0.5", 460, 5

@@ -9,7 +9,7 @@ import pytest
 
 import fedmpi
 from fedmpi import Cohort, ComponentFailure, UserError, client_sampler
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.config import load_config
 from fedmpi.core.records import log_setup
 from tests.end_to_end.in_process import run

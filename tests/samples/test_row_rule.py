@@ -12,7 +12,6 @@ from fedmpi import ComponentFailure, UserError, data_sampler
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config.loading import given_config
-from fedmpi.samples.built_in_rules import bernoulli_rows, exact_rows, ratio_rows
 from fedmpi.samples.row_rule import Pool, RowClient, RowRule
 
 LABELS = [np.array([0, 1, 1, 2]), np.array([], np.int64), np.array([3, 3, 3]), np.array([0, 0, 1, 2, 2, 2])]
@@ -78,29 +77,17 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer, reason",
-    [
-        ([2, 0], "not sorted"),
-        (np.array([2, 0], np.uint8), "not sorted"),
-        ([1, 1], "row 1 twice"),
-        ([0, 4], "row 4, outside 0 … 3"),
-        ([-1, 0], "row -1, outside"),
-        ([True, False, True, False], "flatnonzero"),
-        ([[0, 1]], "sorted whole numbers"),
-        ([0.0, 1.0], "sorted whole numbers"),
-        (None, "sorted whole numbers"),
-        ("first", "sorted whole numbers"),
-    ],
+    "answer",
+    [[2, 0], np.array([2, 0], np.uint8), [1, 1], [0, 4], [-1, 0], [True, False] * 2, [[0, 1]], [0.0, 1.0], None, "all"],
+    ids=str,
 )
-def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: Any, reason: str) -> None:
+def test_what_are_no_rows_is_rejected_naming_component_client_and_round(answer: Any) -> None:
     @data_sampler
     def wrong(client: RowClient) -> Any:
         return answer
 
-    with pytest.raises(ComponentFailure, match=reason) as caught:
+    with pytest.raises(ComponentFailure, match="test_row_rule.*client 0.*round 7|test_row_rule.*round 7.*client 0"):
         rows_of(asked(wrong), [0], round=7)
-    assert "test_row_rule" in str(caught.value)
-    assert "round 7" in str(caught.value) and "client 0" in str(caught.value)
 
 
 @pytest.mark.parametrize("answer", [[], np.empty(0), (), range(2), (0, 3), np.array([1, 2], np.int32)])
@@ -112,24 +99,13 @@ def test_rows_may_be_any_sorted_whole_numbers(answer: Any) -> None:
     assert rows_of(asked(given), [0]) == ({0: [int(row) for row in answer]} if len(answer) else {})
 
 
-def test_the_built_in_rules_draw_what_they_say() -> None:
-    sizes, streams = np.array([40, 7, 100]), Streams(0)
-    assert asked("all").positions(2, sizes, 1.0, 3, 9).tolist() == list(range(3, 9))
-    expected = bernoulli_rows(streams, 2, sizes, 0.3, 5, 90)
-    assert asked("bernoulli").positions(2, sizes, 0.3, 5, 90).tolist() == expected.tolist()
-    expected = ratio_rows(streams, 2, sizes, 0.2, 0, 147)
-    assert asked("ratio", ratio=0.2).positions(2, sizes, 0.2).tolist() == expected.tolist()
-    expected = exact_rows(streams, 2, sizes, 50, 20, 60)
-    assert asked("exact", wanted=50).positions(2, sizes, 1.0, 20, 60).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("answer, reason", [([8, 9], "position 8, outside 2 … 7"), ([5, 3], "positions that are not")])
-def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int], reason: str) -> None:
+@pytest.mark.parametrize("answer", [[7, 8], [1, 2], [5, 3]])
+def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int]) -> None:
     @data_sampler(pooled=True)
     def wrong(pool: Pool) -> list[int]:
         return answer
 
-    with pytest.raises(ComponentFailure, match=reason):
+    with pytest.raises(ComponentFailure, match="positions"):
         asked(wrong).positions(0, np.array([10]), 1.0, 2, 8)
 
 

@@ -16,7 +16,7 @@ from fedmpi import Cohort, UserError
 from fedmpi.clients.availability import LabelGroup, TimeOfDay, with_probability
 from fedmpi.clients.cohort import _certain, cohort_size, full_participation, uniform, weighted
 from fedmpi.clients.devices import survivors
-from fedmpi.clients.view import View
+from fedmpi.clients.sampler import View
 from fedmpi.common.streams import Purpose, Streams
 from tests.statistical.weighed import there
 
@@ -53,12 +53,12 @@ def test_uniform_draws_include_every_client_with_probability_m_over_n():
 
 def test_weighted_draws_with_replacement_are_proportional_to_size():
     count, rounds = 5, 4000
-    counts = frequencies(lambda g: weighted(g, SIZES, None, count), rounds, SIZES.size)
+    counts = frequencies(lambda g: weighted(g, SIZES, len(SIZES), count), rounds, SIZES.size)
     held = SIZES > 0
     assert counts[~held].sum() == 0
     expected = SIZES[held] / SIZES.sum() * count * rounds
     assert stats.chisquare(counts[held], expected).pvalue > FALSE_ALARM
-    cohort = weighted(generator(1), SIZES, None, count)
+    cohort = weighted(generator(1), SIZES, len(SIZES), count)
     assert cohort.draws == count
     assert cohort.inclusion == pytest.approx(count * SIZES[cohort.clients] / SIZES.sum())
 
@@ -67,7 +67,7 @@ def test_weighted_draws_without_replacement_have_exactly_the_stated_inclusion_pr
     """z-scores of all frequencies, Bonferroni at 1e-6 in all."""
     count, rounds = 4, 6000
     inclusion = size_proportional_inclusion(count)
-    counts = frequencies(lambda g: weighted(g, SIZES, None, count, replace=False), rounds, SIZES.size)
+    counts = frequencies(lambda g: weighted(g, SIZES, len(SIZES), count, replace=False), rounds, SIZES.size)
     certain = (inclusion == 0) | (inclusion == 1)
     assert np.array_equal(counts[certain], rounds * inclusion[certain])
     q = inclusion[~certain]
@@ -81,7 +81,7 @@ def test_every_draw_without_replacement_has_the_asked_size_and_its_probabilities
     assert inclusion.max() <= 1
     assert inclusion.sum() == pytest.approx(count)
     for t in range(50):
-        cohort = weighted(generator(t), SIZES, None, count, replace=False)
+        cohort = weighted(generator(t), SIZES, len(SIZES), count, replace=False)
         assert cohort.clients.size == count == np.unique(cohort.clients).size
         assert cohort.inclusion == pytest.approx(inclusion[cohort.clients])
 
@@ -100,7 +100,7 @@ def test_an_impossible_cohort_size_is_the_users_error(wanted: dict):
 
 def test_weighted_draws_from_clients_without_samples_are_the_users_error():
     with pytest.raises(UserError, match="at least one sample"):
-        weighted(generator(0), np.zeros(3, np.int64), None, 2)
+        weighted(generator(0), np.zeros(3, np.int64), 3, 2)
 
 
 CLIENTS, ROUNDS = 60, 2000

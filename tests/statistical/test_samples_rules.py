@@ -7,35 +7,36 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from fedmpi.common.apportionment import offsets_of
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.samples import built_in_rules as rules
-from fedmpi.samples.built_in_rules import (
-    BERNOULLI_BLOCK,
-    RATIO_BLOCK,
-    bernoulli_rows,
-    exact_rows,
-    ratio_rows,
-    split,
-    used_counts,
-)
+from fedmpi.samples.built_in_rules import BERNOULLI_BLOCK, RATIO_BLOCK, used_counts
+from fedmpi.samples.row_rule import RowRule
 
 FALSE_ALARM = 1e-6
-STREAMS = Streams(5)
 UNEVEN = np.array([1, 3, 40, 2, 17, 1, 90, 46], np.int64)
+
+
+def drawn(name: str, t: int, sizes: np.ndarray, value: float, *part: int) -> np.ndarray:
+    """Positions drawn by the built-in sampler with this probability, ratio or sample budget."""
+    options = {"ratio": value} if name == "ratio" else {}
+    rule = RowRule(resolve("data sampler", name), options, Streams(5), int(value) if name == "exact" else None)
+    return rule.positions(t, sizes, value if name == "bernoulli" else 1.0, *part)
+
+
 RULES = {
-    "bernoulli": lambda t, sizes, *part: bernoulli_rows(STREAMS, t, sizes, 0.17, *part),
-    "ratio": lambda t, sizes, *part: ratio_rows(STREAMS, t, sizes, 0.17, *part),
-    "ratio above a half": lambda t, sizes, *part: ratio_rows(STREAMS, t, sizes, 0.83, *part),
-    "exact": lambda t, sizes, *part: exact_rows(STREAMS, t, sizes, int(0.17 * sizes.sum()), *part),
+    "bernoulli": lambda t, sizes, *part: drawn("bernoulli", t, sizes, 0.17, *part),
+    "ratio": lambda t, sizes, *part: drawn("ratio", t, sizes, 0.17, *part),
+    "ratio above a half": lambda t, sizes, *part: drawn("ratio", t, sizes, 0.83, *part),
+    "exact": lambda t, sizes, *part: drawn("exact", t, sizes, int(0.17 * sizes.sum()), *part),
+    "all": lambda t, sizes, *part: drawn("all", t, sizes, 1.0, *part),
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", list(RULES)[:-1])
 def test_every_sample_is_used_equally_often(rule: str):
     """χ² over the samples, two-sided at 1e-6."""
     rounds, n = 2000, int(UNEVEN.sum())
@@ -56,7 +57,7 @@ def test_bernoulli_samples_are_independent():
     rounds, n, p = 3000, int(UNEVEN.sum()), 0.3
     used = np.zeros((rounds, n), bool)
     for t in range(rounds):
-        used[t, bernoulli_rows(STREAMS, t, UNEVEN, p)] = True
+        used[t, drawn("bernoulli", t, UNEVEN, p)] = True
     statistic = (rounds - 1) * used.sum(axis=1).var(ddof=1) / (n * p * (1 - p))
     assert FALSE_ALARM / 2 < stats.chi2.cdf(statistic, rounds - 1) < 1 - FALSE_ALARM / 2
     together = np.count_nonzero(used[:, 0::2] & used[:, 1::2])
@@ -76,35 +77,23 @@ def test_the_rows_of_a_part_of_many_blocks_are_those_of_the_whole(rule: str, mon
 
 
 def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
-    counts = used_counts(ratio_rows(STREAMS, 3, UNEVEN, 0.25), offsets_of(UNEVEN))
+    counts = used_counts(drawn("ratio", 3, UNEVEN, 0.25), offsets_of(UNEVEN))
     assert np.all(counts >= np.floor(0.25 * UNEVEN))
     assert np.all(counts <= np.ceil(0.25 * UNEVEN))
 
 
 def test_the_pooled_batch_has_exactly_the_requested_size_and_at_most_everything():
-    assert exact_rows(STREAMS, 0, UNEVEN, 77).size == 77
-    assert exact_rows(STREAMS, 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
-    assert exact_rows(STREAMS, 0, UNEVEN, 0).size == 0
+    assert drawn("exact", 0, UNEVEN, 77).size == 77
+    assert drawn("exact", 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
+    assert drawn("exact", 0, UNEVEN, 0).size == 0
 
 
-@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=30), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int):
-    lengths = np.array(sizes, np.int64)
-    offsets = offsets_of(lengths)
-    positions = bernoulli_rows(Streams(seed), 0, lengths, 0.4)
-    members, rows = split(positions, offsets)
-    rebuilt = [offsets[member] + local for member, local in zip(members, rows, strict=True)]
-    assert np.array_equal(np.concatenate([np.zeros(0, np.int64), *rebuilt]), positions)
-    assert all(local.min() >= 0 and local.max() < lengths[m] for m, local in zip(members, rows, strict=True))
-
-
-@pytest.mark.parametrize("rule", [ratio_rows, bernoulli_rows])
-def test_every_block_of_the_axis_has_a_separate_stream(rule):
+@pytest.mark.parametrize("rule", ["ratio", "bernoulli"])
+def test_every_block_of_the_axis_has_a_separate_stream(rule: str):
     """Two blocks of participants, or of samples, do not use the same places."""
-    clients, each = (2 * RATIO_BLOCK, 10) if rule is ratio_rows else (BERNOULLI_BLOCK // 8, 16)
+    clients, each = (2 * RATIO_BLOCK, 10) if rule == "ratio" else (BERNOULLI_BLOCK // 8, 16)
     sizes = np.full(clients, each, np.int64)
-    rows = rule(Streams(3), 0, sizes, 0.5)
+    rows = drawn(rule, 0, sizes, 0.5)
     half = int(sizes.sum()) // 2
     first, second = rows[rows < half], rows[rows >= half] - half
     assert len(first) > 1000 and len(second) > 1000

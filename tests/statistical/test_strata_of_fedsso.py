@@ -100,7 +100,7 @@ def test_weights_vary_as_the_paper_says_and_less_under_stratification() -> None:
     equal_sizes = np.full(clients, 600)
 
     def with_replacement(round: int) -> Cohort:
-        return weighted(streams.generator(Purpose.COHORT, round), equal_sizes, None, m, replace=True)
+        return weighted(streams.generator(Purpose.COHORT, round), equal_sizes, clients, m, replace=True)
 
     def without_strata(round: int) -> Cohort:
         return uniform(streams.generator(Purpose.COHORT, round), clients, m)
@@ -130,7 +130,7 @@ def descend(preset: str) -> float:
         None, [*settings, "clients.availability=label-group", f"clients.availability.by_label={list(BY_LABEL)}"]
     )
     sizes, streams = np.full(len(labels), 600), Streams(config.seed)
-    cohorts = CohortDraw(config, sizes, np.eye(CLUSTERS, dtype=np.int64)[labels], streams, values=1)
+    cohorts = CohortDraw(config, sizes, lambda: np.eye(CLUSTERS, dtype=np.int64)[labels], streams, values=1)
     planner, strata, x = Planner(config, sizes, streams, cohorts), make_strata(labels), 0.0
     for t in range(config.rounds):
         plan = planner.plan(t, strata if preset == "fedsso" else None)

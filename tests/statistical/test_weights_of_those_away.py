@@ -28,7 +28,7 @@ def planner(*settings: str, sizes: np.ndarray = EQUAL, labels: np.ndarray = LABE
     """A planner of clients of one class each."""
     config, counts = load_config(None, settings), np.eye(10, dtype=np.int64)[labels]
     streams = Streams(config.seed)
-    return Planner(config, sizes, streams, CohortDraw(config, sizes, counts, streams, values=1000))
+    return Planner(config, sizes, streams, CohortDraw(config, sizes, lambda: counts, streams, values=1000))
 
 
 def weights(plan: Plan, sizes: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedmpi import Cohort, components
-from fedmpi.aggregation.weighing import Weighing
-from fedmpi.clients.turnout import ClientAvailability
-from fedmpi.clients.view import View
+from fedmpi.aggregation.weights import Weighing
+from fedmpi.clients.availability import ClientAvailability
+from fedmpi.clients.sampler import View
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints

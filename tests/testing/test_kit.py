@@ -158,7 +158,7 @@ BAD = [
         "pool.generator",
     ),
     ("weights", bad_parts.negative, "finite weights of the stated normalization", "coefficient -"),
-    ("weights", bad_parts.of_everybody, "finite weights of the stated normalization", "30.* for 9 .*cohort.clients"),
+    ("weights", bad_parts.of_everybody, "finite weights of the stated normalization", r"shape \(30,\).*shape \(9,\)"),
     (
         "aggregator",
         aggregator(lambda updates, coefficients: updates[updates.square().sum(1).argmin()]),
@@ -209,7 +209,7 @@ BAD = [
     ("local algorithm", bad_parts.NoisyAlgorithm, GLOBAL, "of torch"),
     ("server optimizer", bad_parts.Forgetful, RESUMED, "resumed 3"),
     ("server optimizer", lambda w, update: w.clone(), "finite models of the same shape", "left the model unchanged"),
-    ("availability", lambda view: view.sizes / 9, "a probability for each client", "no probability"),
+    ("availability", lambda view: view.sizes / 9, "a probability for each client", "probabilities"),
     ("availability", bad_parts.Tiring, RESUMED, "resumed 5"),
     (
         "scheduling",
