@@ -21,7 +21,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
 from fedmpi.common.decorators import aggregator
 from fedmpi.common.errors import UserError
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedmpi.common.calling import is_complex
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Chosen, register
 from fedmpi.config import Config
 
