@@ -56,6 +56,11 @@ PREPARED: dict[str, dict[str, Any]] = {
 SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"clients": 7}}
 KINDS = {
     "data_set:waves": "data set",
+    "local_optimizer:nesterov": "local optimizer",
+    "loss:squared": "loss",
+    "metric:coverage": "metric",
+    "scheduling:dealt": "scheduling",
+    "partition:home_class": "partition",
     "availability:in_turns": "availability",
     "feature_shift:contrast": "feature shift",
     "label_noise:careless": "label noise",

@@ -29,7 +29,7 @@ from pydantic import Field
 from fedmpi.common.calling import calling, naming, refuse_result, result_tensor, takes
 from fedmpi.common.decorators import aggregator
 from fedmpi.common.errors import UserError
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import Component
 from fedmpi.common.types import Floats, Ints

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result, result_tensor, state_names, state_tensor, takes
 from fedmpi.common.decorators import server_optimizer
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:

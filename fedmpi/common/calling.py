@@ -6,10 +6,8 @@ import inspect
 import logging
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
 from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
-from fedmpi.common.own_code import innermost
+from fedmpi.common.imports import as_written, innermost
 from fedmpi.common.registry import Component
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ log = logging.getLogger("fedmpi")
 WATCHED_CALLS = 100
 """Number of calls of a component in which draws from global generators are detected; more would cost too much."""
 
-_calls: WeakKeyDictionary[Component, Counter[str]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Component, int] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -100,11 +98,9 @@ def takes(part: Component, called: Any, *parameters: str, method: str = "") -> N
     if not part.foreign:
         return
     wanted = ", ".join(parameters)
-    name = getattr(part.object, "__name__", part.name)
+    about = f"{part.key} = {part.name!r} ({_definition(part)})"
     if not callable(called):
-        raise UserError(
-            f"{part.key} = {part.name!r} ({_definition(part)}) has no method {method}({wanted}): give it one"
-        )
+        raise UserError(f"{about} has no method {method}({wanted}): give it one")
     try:
         inspect.signature(called).bind(*parameters)
     except ValueError:  # functions written in C may have no signature
@@ -112,10 +108,11 @@ def takes(part: Component, called: Any, *parameters: str, method: str = "") -> N
     except TypeError as error:
         form = f"def {method or '__call__'}({', '.join(('self', *parameters))})"
         if not method and not inspect.isclass(part.object):
+            name = getattr(part.object, "__name__", part.name)
             form = f"def {name}({', '.join((*parameters, '*, options'))})"
         raise UserError(
-            f"{part.key} = {part.name!r} ({_definition(part)}) is called with {wanted or 'its options alone'}, which "
-            f"{method or 'it'} does not take ({error}): write {form}"
+            f"{about} is called with {wanted or 'its options alone'}, which {method or 'it'} does not take ({error}): "
+            f"write {form}"
         ) from None
 
 
@@ -222,21 +219,20 @@ def _definition(part: Component) -> str:
     """ "file:line" of the component's definition; the file alone if the line is unknown, "" if there is no file."""
     if part.source is None:
         return ""
-    found = part.object.func if isinstance(part.object, partial) else part.object
     try:
-        return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(found))[1])}"
+        return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(as_written(part.object)))[1])}"
     except (OSError, TypeError, ValueError):
         return str(part.source)
 
 
 def _warn_of_draws(part: Component, before: GeneratorStates) -> None:
     """Warn once per component if it has drawn from a global generator since these states."""
-    seen = _calls.setdefault(part, Counter())
-    if seen["calls"] >= WATCHED_CALLS:
+    calls = _calls.get(part, 0)
+    if calls >= WATCHED_CALLS:
         return
-    seen["calls"] += 1
-    if drawn := drawn_from(before):
-        seen["calls"] = WATCHED_CALLS
+    drawn = drawn_from(before)
+    _calls[part] = WATCHED_CALLS if drawn else calls + 1
+    if drawn:
         log.warning(
             "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after"
             " each call, so that the same numbers come again: draw from the generator that it is given, or from one "

@@ -1,24 +1,57 @@
-"""Options of a component: the keyword-only parameters of a function or constructor, with types, defaults and docs."""
+"""Tables of keys, and options of components: names, types, conditions, defaults and descriptions.
+
+An option is a keyword-only parameter of a function or constructor. The options of a component form a table, which
+pydantic checks as it checks the tables of the configuration.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-NUMBER_TYPES = (int, float, complex)
+
+class Table(BaseModel):
+    """Base of all tables: unknown keys are errors, values are immutable, docstrings describe the fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False, arbitrary_types_allowed=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject true for 1, and 1 for true."""
+        if info.field_name is not None and (reason := mistaken(cls.model_fields[info.field_name].annotation, value)):
+            raise ValueError(reason)
+        return value
+
+
+class OpenTable(Table):
+    """Table of a component that takes options of any name (**options)."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class _Required:
@@ -111,14 +144,6 @@ def names_with(annotation: Any, key: str) -> str:
     return " or ".join(f'"{name}"' for name in found)
 
 
-class WrongOption(ValueError):
-    """Error about the value of an option, or of a key in its table."""
-
-    def __init__(self, reason: str, within: Sequence[str] = (), value: Any = None, needs: str = ""):
-        super().__init__(reason)
-        self.within, self.value, self.needs = within, value, needs
-
-
 @dataclass(frozen=True)
 class Option:
     """One option of a component: a keyword-only parameter of its function or constructor."""
@@ -133,21 +158,6 @@ class Option:
         """Return the type as its author would write it."""
         return _type_text(self.annotation)
 
-    def converted(self, value: Any) -> Any:
-        """Return the value as the component receives it: 1 as 1.0 for a float, a list as a tuple."""
-        if reason := mistaken(self.annotation, value):
-            raise WrongOption(reason, value=value)
-        if self._adapter is None:
-            return value
-        try:
-            return self._adapter.validate_python(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            within = location(first, value)
-            needs = names_with(self.annotation, within[0]) if first["type"] == "extra_forbidden" and within else ""
-            message = first["msg"].removeprefix("Value error, ")
-            raise WrongOption(message, within, first["input"] if within else value, needs) from None
-
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """Conditions on other options of the component."""
@@ -156,13 +166,31 @@ class Option:
         )
         return tuple(item for item in metadata if isinstance(item, Condition))
 
-    @cached_property
-    def _adapter(self) -> TypeAdapter[Any] | None:
-        """Return the converter of values; None if the annotation is no type."""
-        try:
-            return TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        except (PydanticUserError, NameError, TypeError):
-            return None
+
+def options_table(options: Collection[Option], base: type[Table]) -> type[Table]:
+    """Return a table of options and of the keys of a base; an option whose type pydantic rejects takes anything."""
+    fields: dict[str, Any] = {}
+    for option in options:
+        field = Field(... if option.default is REQUIRED else option.default)
+        fields[option.name] = (option.annotation if _is_type(option.annotation) else Any, field)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # an option may have the name of a method
+        return create_model("Options", __base__=base, **fields)
+
+
+def _is_type(annotation: Any) -> bool:
+    try:
+        TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except (PydanticUserError, NameError, TypeError):
+        return False
+    return True
+
+
+def reason_of(error: ErrorDetails) -> str:
+    """Return the words of an error about a value."""
+    if error["type"] == "union_tag_invalid":
+        return f"choose one of {error['ctx']['expected_tags']}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
 
 
 def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
@@ -272,35 +300,16 @@ def _type_text(annotation: Any) -> str:
 
 def mistaken(annotation: Any, value: Any) -> str:
     """Return the value to use instead of true or false for a number, or of a number for them; "" if it is correct."""
-    choices = list(_alternatives(annotation))
-    if isinstance(value, list | tuple | Mapping):
-        found = [_mistaken_within(choice, value) for choice in choices if typing.get_origin(choice) is not None]
-        return found[0] if found and all(found) else ""
-    truth = isinstance(value, bool | np.bool_)
-    if not truth and not isinstance(value, (*NUMBER_TYPES, np.number)):
-        return ""
-    if any(_takes(choice, value) for choice in choices if choice is not bool and choice not in NUMBER_TYPES):
-        return ""
-    wants_truth, wants_number = bool in choices, any(choice in NUMBER_TYPES for choice in choices)
-    if truth:
-        return "give a number, not true or false" if wants_number and not wants_truth else ""
-    return "give true or false, not a number" if wants_truth and not wants_number else ""
-
-
-def _mistaken_within(annotation: Any, values: Any) -> str:
-    """Return the same for the elements of a list, a tuple or a table."""
-    inner = typing.get_args(annotation)
-    if isinstance(values, Mapping):
-        pairs = [(inner[-1], value) for value in values.values()] if inner else []
-    elif len(inner) == 1 or inner[1:] == (...,):
-        pairs = [(inner[0], value) for value in values]
-    else:
-        pairs = list(zip(inner, values, strict=False))
-    return next(filter(None, (mistaken(wanted, value) for wanted, value in pairs)), "")
+    kinds = set(_alternatives(annotation))
+    if isinstance(value, bool | np.bool_):
+        return "give a number, not true or false" if kinds & {int, float} and bool not in kinds else ""
+    if isinstance(value, int | float | np.number):
+        return "give true or false, not a number" if bool in kinds and not kinds & {int, float, Any} else ""
+    return ""
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the alternatives of a union type, or the types of the values of a Literal or an Enum."""
+    """Yield the alternatives of a union type, or the types of the values of a Literal."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from _alternatives(inner[0])
@@ -309,19 +318,5 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
             yield from _alternatives(choice)
     elif origin is typing.Literal:
         yield from map(type, inner)
-    elif isinstance(annotation, type) and issubclass(annotation, Enum):
-        yield from (type(member.value) for member in annotation)
-    elif isinstance(annotation, typing.NewType):
-        yield from _alternatives(annotation.__supertype__)
-    else:
+    elif isinstance(annotation, typing.Hashable):
         yield annotation
-
-
-def _takes(annotation: Any, value: Any) -> bool:
-    """Check whether a value may have a type, as for Any and numbers.Number, or if this is unknown."""
-    if typing.get_origin(annotation) is not None:
-        return False  # lists, tuples and tables of another type
-    try:
-        return isinstance(value, annotation)
-    except TypeError:
-        return True

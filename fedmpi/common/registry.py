@@ -10,37 +10,45 @@ import copy
 import hashlib
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import ValidationError
 
-from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits, makes_data, options_in_name
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.imported import load
+from fedmpi.common.imports import OBJECT, as_written, holds_values, load, object_name, own_text
 from fedmpi.common.options import (
-    REQUIRED,
+    OpenTable,
     Option,
-    WrongOption,
+    Table,
     docstring,
     field_type,
     first_sentence,
+    location,
+    names_with,
     one_line,
     options_of,
+    options_table,
     positional,
+    reason_of,
 )
-from fedmpi.common.own_code import NOT_THEIRS, OBJECT, as_written, holds_values, object_name, own_text
 
 MARKS = "__fedmpi__"
 """Attribute of a decorated object with its kind, its built-in name and its marks."""
 
 SOURCE = "data source"
 """Kind of components that make the data of a run."""
+DIGITS = "digits"
+"""Name of the embedded data set."""
+ARRAYS = "ClientArrays"
+"""Prefix of the names of data given as arrays, which no name can restore."""
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
@@ -87,7 +95,7 @@ KINDS = {
 }
 """All kinds by name."""
 
-SERVICES: dict[str, type[BaseModel]] = {}
+SERVICES: dict[str, type[Table]] = {}
 """Services that a client sampler can request from the server: name → options, keys of the sampler's table."""
 
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
@@ -110,11 +118,6 @@ class Component:
     def foreign(self) -> bool:
         """Check whether it is a custom component."""
         return ":" in self.name
-
-    @property
-    def _installed(self) -> bool:
-        """Check whether it comes from Python itself or from an installed package."""
-        return self.source is not None and any(self.source.is_relative_to(home) for home in NOT_THEIRS)
 
     @property
     def key(self) -> str:
@@ -143,7 +146,7 @@ class Component:
         return next((option for option in (*self.options, *self.service_options) if option.name == name), None)
 
     @property
-    def services(self) -> type[BaseModel] | None:
+    def services(self) -> type[Table] | None:
         """Return the table of options for what the server measures for this sampler."""
         return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
 
@@ -158,34 +161,39 @@ class Component:
             if name not in own
         )
 
-    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options converted to their types."""
-        required = [option.name for option in self.options if option.default is REQUIRED]
+    @cached_property
+    def table(self) -> type[Table]:
+        """Return the table of its options, those in `services` among them."""
+        base = self.services or (OpenTable if self.takes_any else Table)
+        return options_table(self.options, base) if self.options else base
+
+    def read(self, given: Mapping[str, Any]) -> Table:
+        """Return the table of its options with the given values."""
         if self.option("name") is not None:
             raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name: rename it")
-        found = {}
-        for name, value in options.items():
-            option = self.option(name)
-            if option is None and not self.takes_any:
-                raise UserError(self.unknown(name))
-            try:
-                found[name] = value if option is None else option.converted(value)
-            except WrongOption as error:
-                key, reason = ".".join((self._key_of(name), *error.within)), str(error)
-                if error.needs:
-                    needed = f"{self._key_of(name)} = {error.needs}"
-                    raise UserError(
-                        f"{key} has no effect here: it needs {needed}. Remove it, or change that."
-                    ) from None
-                raise UserError(
-                    f"{key} = {shown(error.value, repr)} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
-                ) from None
-        missing = [name for name in required if name not in found]
-        if missing:
-            keys = " and ".join(self._key_of(name) for name in missing)
+        try:
+            return self.table.model_validate(dict(given))
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            first = next((one for one in errors if one["type"] != "missing"), errors[0])
+        within = location(first, given)
+        if first["type"] == "missing" and len(within) == 1:
+            missing = [self._key_of(str(one["loc"][0])) for one in errors]
             advice = "which has no default: set it" if len(missing) == 1 else "which have no defaults: set them"
-            raise UserError(f"{self.key} = {self.name!r} needs {keys}, {advice}")
-        return found
+            raise UserError(f"{self.key} = {self.name!r} needs {' and '.join(missing)}, {advice}")
+        if first["type"] == "extra_forbidden":
+            if len(within) == 1:
+                raise UserError(self.unknown(within[0]))
+            option = self.option(within[0])
+            needed = f"{self._key_of(within[0])} = {names_with(option and option.annotation, within[-1])}"
+            raise UserError(f"{'.'.join((self.key, *within))} has no effect here: it needs {needed}")
+        key, value = self._key_of(".".join(within)), reduce(getitem, within, given)
+        raise UserError(f"{key} = {shown(value, repr)} does not suit {self.name}: {reason_of(first)}")
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given options converted to their types: 1 as 1.0 for a float, a list as a tuple."""
+        found = self.read(given)
+        return {name: getattr(found, name) for name in given}
 
     def make(self, options: Mapping[str, Any]) -> Any:
         """Return the component ready for use: a function with its options bound, or an instance of the class."""
@@ -196,29 +204,23 @@ class Component:
             return partial(made, **bound) if bound else made
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
-            advice = f"write options after a star, def __init__(self, *, {', '.join(unset)})"
-            if self._installed:
-                advice = "write a class of your own that uses it"
             raise UserError(
-                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: {advice}"
+                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: write "
+                f"options after a star, def __init__(self, *, {', '.join(unset)})"
             )
         return self.object(**bound)
 
     def unknown(self, name: str) -> str:
         """Return the error text about an option that this component does not have."""
         names = [option.name for option in (*self.options, *self.service_options)]
-        near = get_close_matches(name, [*names, "name"], n=1, cutoff=0.5)
         if name in positional(self.object):
-            advice = f"put a star before the parameter, (*, {name})"
-            if self._installed:
-                advice = f"write a function that hands it over, with a star before it, (…, *, {name})"
-            return f"{self._key_of(name)} is no option of {self.name}: {advice}"
-        listed = f"its options are {', '.join(names)}" if names else "it has no options"
+            return f"{self._key_of(name)} is no option of {self.name}: put a star before the parameter, (*, {name})"
         others = [f'"{other.name}"' for other in components(self.kind) if other.option(name) is not None]
         if others:
             return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
-        hint = f"did you mean {near[0]}?" if near else listed
-        return f"{self._key_of(name)} is unknown to {self.name}: {hint}"
+        listed = f"its options are {', '.join(names)}" if names else "it has no options"
+        near = _nearest(name, [*names, "name"], 0.5)
+        return f"{self._key_of(name)} is unknown to {self.name}: {f'did you mean {near}?' if near else listed}"
 
     def _key_of(self, option: str) -> str:
         return KINDS[self.kind].option_key(option)
@@ -243,10 +245,9 @@ class Chosen:
             choice = str(choice)
         elif isinstance(choice, partial) and not choice.args:
             bound: partial[Any] = choice
-            if _binds_options(kind, bound):
-                choice, table = bound.func, {**bound.keywords, **table}
+            choice, table = bound.func, {**bound.keywords, **table}
         if kind == SOURCE and is_digits(choice):
-            named = options_in_name(choice)
+            named = _options_in_name(choice)
             if twice := sorted(named.keys() & table.keys()):
                 raise UserError(
                     f"data.source = {choice!r} and data.source.{twice[0]} = {table[twice[0]]!r} say the same in two "
@@ -285,22 +286,18 @@ class Chosen:
         """Return the component's options with their defaults, converted; of a late kind those that were set."""
         if not self.is_component or self.late:
             return dict(self.given)
-        defaults = {option.name: option.default for option in self.component.options if option.default is not REQUIRED}
-        services = {option.name for option in self.component.service_options}
-        return {**defaults, **{name: value for name, value in self._converted.items() if name not in services}}
+        names = [option.name for option in self.component.options]
+        found = {name: getattr(self._table, name) for name in names}
+        return found | (self._table.__pydantic_extra__ or {})
 
-    @cached_property
+    @property
     def services(self) -> Any:
         """Return the table of options for what the server measures for a sampler; None if it needs nothing."""
-        table = self.component.services if self.is_component else None
-        if table is None:
-            return None
-        names = {option.name for option in self.component.service_options}
-        return table.model_validate({name: value for name, value in self._converted.items() if name in names})
+        return None if not self.is_component or self.component.services is None else self._table
 
     @cached_property
-    def _converted(self) -> dict[str, Any]:
-        return self.component.checked(self.given)
+    def _table(self) -> Table:
+        return self.component.read(self.given)
 
     @property
     def has_defaults(self) -> bool:
@@ -314,7 +311,8 @@ class Chosen:
     @property
     def values(self) -> dict[str, Any]:
         """Return all options, those of `services` among them."""
-        return {**self.options, **({} if self.services is None else dict(self.services))}
+        others = self.component.service_options if self.is_component and not self.late else ()
+        return {**self.options, **{option.name: getattr(self._table, option.name) for option in others}}
 
     def without_effect(self, name: str) -> str | None:
         """Return the condition without which an option has no effect here; None if it has one."""
@@ -348,72 +346,25 @@ def resolve(kind: str, choice: Any) -> Component:
 
 
 def describe(choice: Any) -> Component:
-    """Return the component of a choice whose kind follows from the object itself or from its unique built-in name.
-
-    Without a decorator, the names of its parameters determine its kind (`KIND_BY_PARAMETERS`).
-    """
+    """Return the component of a choice whose kind its decorator or its unique built-in name says."""
     if isinstance(choice, str) and ":" not in choice:
         kinds = [kind for kind in KINDS if choice in _built_in(kind)]
         if len(kinds) == 1:
             return resolve(kinds[0], choice)
         if not kinds:
             names = sorted({name for kind in KINDS for name in _built_in(kind)})
-            near = get_close_matches(choice, names, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else "`fedmpi components` lists all"
+            near = _nearest(choice, names)
+            hint = f"did you mean {near!r}?" if near else "`fedmpi components` lists all"
             raise UserError(f"there is no component {choice!r}: {hint}")
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "component") if isinstance(choice, str) else choice
-    kind = getattr(as_written(found), MARKS, {}).get("kind") or _kind_of_call(found)
+    kind = getattr(as_written(found), MARKS, {}).get("kind")
     if kind is None:
         raise UserError(
             f"{choice!r} does not say what kind of component it is: decorate it, e.g. with @fedmpi.client_sampler, or "
             "name the kind, e.g. with --kind availability"
         )
     return resolve(kind, choice)
-
-
-KIND_BY_PARAMETERS = {
-    ("labels", "clients", "generator"): "partition",
-    ("class_counts", "most", "generator", "target"): "scheduling",
-    ("parameters",): "local optimizer",
-    ("params",): "local optimizer",
-    ("description",): "model",
-    ("raw",): "data set",
-    ("clients", "generator"): "feature shift",
-    ("labels", "owners", "classes", "generator"): "label noise",
-}
-"""Names of the positional parameters, or of the first → the only kind with this signature."""
-
-
-def _kind_of_call(found: Any) -> str | None:
-    """Return the kind that fits the signature of a function or object; None if several kinds fit."""
-    called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
-    names, made = _positional(called), _positional(found)
-    returned = inspect.get_annotations(called).get("return")
-    if _name_of(returned) == ARRAYS:
-        return SOURCE
-    if names == ("outputs", "targets"):
-        return "metric" if _is_dictionary(returned) or hasattr(found, "result") else "loss"
-    return KIND_BY_PARAMETERS.get(names) or KIND_BY_PARAMETERS.get(names[:1]) or KIND_BY_PARAMETERS.get(made[:1])
-
-
-def _is_dictionary(annotation: Any) -> bool:
-    return _name_of(annotation).lower() in ("dict", "mapping")
-
-
-def _name_of(annotation: Any) -> str:
-    """Return the name of a type, written as text or not, without its module and brackets."""
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return name.partition("[")[0].rpartition(".")[2]
-
-
-def _positional(found: Any) -> tuple[str, ...]:
-    """Return the names of the positional parameters except `self`."""
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self")
 
 
 def components(kind: str | None = None) -> list[Component]:
@@ -431,8 +382,8 @@ def components(kind: str | None = None) -> list[Component]:
 def known_kind(kind: str) -> str:
     """Return the name of a kind; reject unknown ones."""
     if kind not in KINDS:
-        near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
+        near = _nearest(str(kind), KINDS)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(KINDS)}"
         raise UserError(f"there is no kind of component {kind!r}: {hint}")
     return kind
 
@@ -449,12 +400,6 @@ def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Mark
         return chosen
 
     return mark
-
-
-def custom_component(kind: str, choice: Any) -> Component | None:
-    """Return the chosen component if it is custom, so that failures name it; None if it is built in."""
-    part = resolve(kind, choice)
-    return part if part.foreign else None
 
 
 def built_in_name(chosen: Any) -> str | None:
@@ -495,29 +440,51 @@ def _component(kind: str, name: str, found: Any) -> Component:
     return Component(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 
-def _binds_options(kind: str, found: partial[Any]) -> bool:
-    """Check whether a partial binds options alone; reject one that binds what its function does not accept."""
-    function = _component(kind, built_in_name(found.func) or object_name(found.func), found.func)
-    names = {*positional(found.func), *(option.name for option in function.options)}
-    unknown = [] if function.takes_any else [bound for bound in found.keywords if bound not in names]
-    if unknown:
-        raise UserError(f"{KINDS[kind].key} is given as a partial: {function.unknown(unknown[0])}")
-    return all(function.takes_any or function.option(bound) is not None for bound in found.keywords)
-
-
 def _source(found: Any) -> Path | None:
     module = sys.modules.get(object_name(found).partition(":")[0])
     path = getattr(module, "__file__", None)
     return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
 
 
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.4) -> str:
+    """Return the nearest of the names; "" if none is near."""
+    return next(iter(get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
+
+
 def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
-    near = get_close_matches(choice, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = _nearest(choice, names)
     module, dot, name = choice.rpartition(".")
     if dot and module.isidentifier() and name.isidentifier():
-        hint = f"did you mean {f'{module}:{name}'!r}? "
+        near = f"{module}:{name}"
+    hint = f"did you mean {near!r}? " if near else ""
     return (
         f"{KINDS[kind].key} = {choice!r} is unknown: {hint}choose one of {', '.join(names)}, "
         'or your own "package.module:object"'
     )
+
+
+def is_digits(choice: Any) -> bool:
+    """Check whether a value of `data.source` names the embedded digits: "digits" or "digits:key=value,..."."""
+    return isinstance(choice, str) and choice.partition(":")[0] == DIGITS
+
+
+def _options_in_name(choice: str) -> dict[str, str]:
+    """Return the options in a name such as "digits:clients=50,partition=iid"."""
+    items = [item.strip().partition("=") for item in choice.partition(":")[2].split(",") if item.strip()]
+    if wrong := [key for key, equals, _ in items if not equals]:
+        raise UserError(f"{wrong[0]!r} in data.source = {choice!r} is not key=value: write e.g. digits:clients=50")
+    return {key.strip(): value.strip() for key, _, value in items}
+
+
+def in_memory(where: Any) -> bool:
+    """Check whether `data.source` names data in memory: no text, or "package.module:function" and not a folder."""
+    if not isinstance(where, str):
+        return not isinstance(where, Path)
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.<>-]+(\(\.\.\.\))?", where)) and not Path(where).exists()
+
+
+def makes_data(where: Any) -> bool:
+    """Check whether a value of `data.source` makes data with options: the digits, a function, or the name of one."""
+    if is_digits(where):
+        return True
+    return in_memory(where) and not str(getattr(where, "config_name", where)).startswith(f"{ARRAYS}:")

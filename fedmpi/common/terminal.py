@@ -6,12 +6,10 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 
 def console() -> Console:
@@ -33,41 +31,13 @@ def show_table(
     caption: str = "",
     left: int = 1,
 ) -> None:
-    """Print a table, left-aligned in the first columns and right-aligned in the others, or one line per cell."""
-    headings, *cells = [[" ".join(cell.split()) for cell in row] for row in (headings, *rows)]
-    texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
-    least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
-    whole = [max(1, *map(cell_len, column)) for column in texts]
-    room = screen.width - 3 * len(headings) - 1  # lines and margins
-    if sum(least) > room:
-        for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):
-            screen.print(Text(paragraph(line, "" if line in (title, caption) else "  ")), soft_wrap=True)
-        return
-    table = Table(*headings, title=title or None, caption=caption or None)
-    for number, (column, width) in enumerate(zip(table.columns, _widths(least, whole, room), strict=True)):
-        column.justify = "right" if number >= left else "left"
-        column.width = width  # no word is cut, and no column vanishes
-        column.overflow = "fold"  # else rich counts the blank after a wide character twice, and cuts
-    for row in cells:
-        table.add_row(*row)
+    """Print a table, left-aligned in the first columns and right-aligned in the others; long cells are folded."""
+    table = Table(title=title or None, caption=caption or None)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number >= left else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(" ".join(cell.split()) for cell in row))
     screen.print(table)
-
-
-def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int]:
-    """Return column widths between the minimum and the full width; the rest is shared by columns that need more."""
-    widths, left = list(least), room - sum(least)
-    lacks = [most - fewest for most, fewest in zip(whole, least, strict=True)]
-    for place, number in enumerate(sorted(range(len(least)), key=lacks.__getitem__)):
-        more = min(lacks[number], left // (len(least) - place))
-        widths[number] += more
-        left -= more
-    return widths
-
-
-def _in_lines(headings: Sequence[str], row: Sequence[str]) -> Iterator[str]:
-    yield f"{headings[0]} {row[0]}"
-    for heading, cell in zip(headings[1:], row[1:], strict=True):
-        yield f"  {heading}: {cell}"
 
 
 def paragraph(text: str, first: str = "", further: str | None = None) -> str:

@@ -12,16 +12,14 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    ValidationInfo,
-    field_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
-from fedmpi.common.options import mistaken, names_of, tables_in
-from fedmpi.common.own_code import OBJECT, holds_values, object_name
+from fedmpi.common.imports import OBJECT, holds_values, object_name
+from fedmpi.common.options import Table as Table
+from fedmpi.common.options import names_of, tables_in
 from fedmpi.common.registry import Chosen
 
 Values = dict[str, Any]
@@ -156,19 +154,3 @@ def _is_moment(value: Any) -> bool:
 
 def _written_within(value: Any) -> Any:
     return object_name(value) + OBJECT if value is None else written(value)
-
-
-class Table(BaseModel):
-    """Base of all tables: unknown keys are errors, values are immutable, docstrings describe the fields."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False, arbitrary_types_allowed=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject true for 1, and 1 for true."""
-        if info.field_name is not None and (reason := mistaken(cls.model_fields[info.field_name].annotation, value)):
-            raise ValueError(reason)
-        return value

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.options import OWN, not_with, only_with
-from fedmpi.common.registry import SOURCE, Chosen
+from fedmpi.common.registry import DIGITS, SOURCE, Chosen
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
     PLANNED,

@@ -15,10 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedmpi.common.data_choices import is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
-from fedmpi.common.registry import Chosen
+from fedmpi.common.registry import Chosen, is_digits
 from fedmpi.config.base import ALTERNATIVES, Table, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.presets import preset_named

@@ -107,4 +107,4 @@ def stratification(config: ConfigTables) -> Strata:
     services = config.clients.sampler.services
     if isinstance(services, Strata):
         return services
-    return Strata(**({} if services is None else dict(services)))
+    return Strata(**({} if services is None else {name: getattr(services, name) for name in Norms.model_fields}))

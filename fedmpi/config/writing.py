@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
-from fedmpi.common.own_code import OBJECT, holds_values
+from fedmpi.common.imports import OBJECT, holds_values
 from fedmpi.common.registry import Chosen
 from fedmpi.config.base import Values, storable, written
 from fedmpi.config.keys import components_of, value_of, why_without_effect

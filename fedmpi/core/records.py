@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 import fedmpi
-from fedmpi.common.data_choices import in_memory
 from fedmpi.common.errors import ComponentFailure, RanksDisagree, UserError, raised
 from fedmpi.common.files import writing
-from fedmpi.common.own_code import object_name
+from fedmpi.common.imports import object_name
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import resolve
+from fedmpi.common.registry import in_memory, resolve
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.core.experiment import Experiment, untrained

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.calling import calling, takes
-from fedmpi.common.data_choices import ARRAYS as NAME
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import ARRAYS as NAME
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import IGNORED, TARGETS
 from fedmpi.common.types import AnyArray, Ints

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedmpi.common.data_choices import DIGITS
-from fedmpi.common.registry import register
+from fedmpi.common.registry import DIGITS, register
 
 
 @register("data source", name=DIGITS)

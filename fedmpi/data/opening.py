@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedmpi.common.data_choices import DIGITS, in_memory, is_digits
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import SOURCE, Chosen
+from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.arrays import ArrayShard, arrays_of

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedmpi.common.calling import is_complex
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 
 if TYPE_CHECKING:
     import torch

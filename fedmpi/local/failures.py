@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
-from fedmpi.common.own_code import innermost
+from fedmpi.common.imports import innermost
 
 log = logging.getLogger("fedmpi")
 

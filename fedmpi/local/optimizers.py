@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Chosen, Component, register
 from fedmpi.config import Config
 

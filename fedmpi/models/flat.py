@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Component, custom_component
+from fedmpi.common.registry import Component, resolve
 from fedmpi.models import build
 from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain
 from fedmpi.models.layers import (
@@ -98,8 +98,8 @@ class FlatModel:
         loss: Loss = CROSS_ENTROPY,
     ) -> FlatModel:
         """Build the freshly initialized model of a configuration."""
-        make = partial(build, name, options, description, seed)
-        return cls(make(), device, loss, custom_component("model", name), make)
+        make, part = partial(build, name, options, description, seed), resolve("model", name)
+        return cls(make(), device, loss, part if part.foreign else None, make)
 
     def _hold(self, module: nn.Module) -> None:
         """Make this the current module."""

@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
+from fedmpi.common.registry import in_memory, is_digits
 from fedmpi.config import Config, config_toml
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.config.loading import given_config

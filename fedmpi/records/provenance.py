@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 
 import fedmpi
-from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
-from fedmpi.common.own_code import as_written, found_by_name, own_text
-from fedmpi.common.registry import KINDS, SOURCE, Component, resolve
+from fedmpi.common.imports import as_written, found_by_name, own_text
+from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
 from fedmpi.config import Config
 from fedmpi.config.keys import components_of
 

@@ -18,8 +18,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.registry import ARRAYS, DIGITS
 from fedmpi.config import Config
 from fedmpi.config.base import ALTERNATIVES, Table, Values, written
 from fedmpi.config.keys import all_keys, unknown_key

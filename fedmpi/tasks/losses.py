@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedmpi.common.calling import is_complex, naming, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
-from fedmpi.common.later import Later
+from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
 from fedmpi.data.schema import DataDescription

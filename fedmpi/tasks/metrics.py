@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.later import Later
-from fedmpi.common.own_code import as_written
+from fedmpi.common.imports import Later, as_written
 from fedmpi.common.registry import Component, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 

@@ -144,7 +144,7 @@ def test_names_that_do_not_exist_are_rejected(monkeypatch: pytest.MonkeyPatch) -
         resolve("aggregator", "no_such_module_here:thing")
     with pytest.raises(ValueError, match="give a name"):
         Chosen.read("aggregator", 3, "mean")
-    with pytest.raises(UserError, match="needs = 'los' is no number that can be had: did you mean 'loss'"):
+    with pytest.raises(UserError, match="needs = 'los' is unknown. Choose from loss"):
         client_sampler(needs=("los",))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedmpi
 from data_prep.__main__ import run as data_prep
 from fedmpi import ClientFailure, ComponentFailure, UserError
-from fedmpi.common.imported import load
+from fedmpi.common.imports import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
 from fedmpi.data.opening import open_store

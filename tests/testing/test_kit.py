@@ -318,7 +318,9 @@ NOT_SAVED = [bad_parts.ForgetsOnResume, bad_parts.Remembering, bad_parts.Forgetf
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_started_runs_catch_what_depends_on_ranks_or_is_not_saved_and_failures_leave_other_runs_alone() -> None:
-    subjects = [Subject(part_of(part)) for part in (bad_parts.of_everybody, bad_parts.half, *BY_RANK, *NOT_SAVED)]
+    undecorated = {bad_parts.metric_by_processes: "metric", bad_parts.scaled_by_processes: "loss"}
+    parts = (bad_parts.of_everybody, bad_parts.half, *BY_RANK, *NOT_SAVED)
+    subjects = [Subject(part_of(part, undecorated.get(part))) for part in parts]
     starts = Starts(subjects)
     results = {
         (subject.part.object, result.check.name): result
@@ -368,7 +370,7 @@ def test_the_command_prints_one_line_per_check_and_exits_with_1_if_one_fails(
 
 
 def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
-    [check, *_] = checks(bad_parts.scaled_by_processes, {"task.loss.scale": 1e39}, runs=False)
+    [check, *_] = checks(bad_parts.scaled_by_processes, {"task.loss.scale": 1e39}, "loss", runs=False)
     with pytest.raises(CheckFailed, match="not finite"):
         check()
     for choice, kind, words in (

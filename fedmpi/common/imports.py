@@ -1,0 +1,150 @@
+"""Imports of modules at their first use and of custom components by name; names, source and lines of their code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+from fedmpi.common.errors import UserError, raised
+
+OBJECT = "(...)"
+"""End of the name of an object with values that no file holds."""
+
+NOT_THEIRS = (
+    Path(__file__).resolve().parents[1],
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+)
+"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
+
+
+class Later:
+    """Placeholder for a module until one of its names is used: the commands start without torch, which takes seconds.
+
+    If a type checker also needs the module:
+
+        if TYPE_CHECKING:
+            import torch
+        else:
+            torch = Later("torch")
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, found)  # found directly from now on
+        return found
+
+
+def load(path: str, key: str) -> Any:
+    """Return the object at "package.module:object"; the working directory is searched last."""
+    module_name, _, name = path.partition(":")
+    if name.endswith(OBJECT):
+        raise UserError(
+            f"{key} = {path!r} names an object that Python code gave, with values that no file stores. Give it "
+            f"again in Python, or choose {path.removesuffix(OBJECT)!r} with its options as keys"
+        )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    if not re.fullmatch(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*", module_name) or module_name.endswith(".py"):
+        meant = Path(module_name.removesuffix(".py")).name
+        raise UserError(
+            f"{key} = {path!r}: {module_name!r} is no module: write module:object, without folders and .py, as "
+            f"{f'{meant}:{name}'!r}; searched are the working directory and PYTHONPATH"
+        )
+    try:
+        module = importlib.import_module(module_name)
+        found = _within(module, name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
+        reason = str(error) if isinstance(error, UserError) else raised(error)
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        line = innermost(traceback.extract_tb(error.__traceback__))
+        hint = f" ({line})" if line else ""
+        if missing:
+            hint = f": searched are PYTHONPATH and the working directory, {os.getcwd()}; a run keeps copies in plugins"
+        raise UserError(f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{hint}") from error
+    if not callable(found):
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        near = get_close_matches(name, own, n=1, cutoff=0.5)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        if module_name in sys.stdlib_module_names:
+            hint = ", for it is Python's own, not yours: give your file another name"
+        raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
+    return found
+
+
+def object_name(chosen: Any) -> str:
+    """Return "module:object" of a function or class, of a partial's function, or of an instance's class."""
+    chosen = as_written(chosen)
+    named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def as_written(chosen: Any) -> Any:
+    """Return the function or class as its author wrote it, possibly decorated; of a partial, its function."""
+    return chosen.func if isinstance(chosen, partial) else chosen
+
+
+def own_text(chosen: Any) -> str:
+    """Return the source text of a function, a class or an object's class; "" if it is not available."""
+    written = as_written(chosen)
+    named = written if hasattr(written, "__qualname__") else type(written)
+    try:
+        return inspect.getsource(named)
+    except (OSError, TypeError, SyntaxError):
+        # Before Python 3.13, a class that was typed in, e.g. in a notebook, is found through its functions alone
+        values = [getattr(value, "__func__", value) for value in vars(named).values()] if inspect.isclass(named) else []
+        return "\n".join(filter(None, map(own_text, filter(inspect.isfunction, values))))
+
+
+def innermost(frames: Iterable[traceback.FrameSummary], source: Path | None = None, typed_in: bool = False) -> str:
+    """ "file:line" of the last of the lines that are not in fedmpi, Python or installed packages."""
+    found = ""
+    for frame in frames:
+        path = Path(frame.filename).resolve()
+        if frame.filename.startswith("<"):
+            theirs = typed_in
+        else:
+            there = path.is_file() or (typed_in and bool(frame.line))
+            theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
+        found = f"{frame.filename}:{frame.lineno}" if theirs else found
+    return found
+
+
+def holds_values(chosen: Any) -> bool:
+    """Check whether a choice has values that its name does not restore: an object, a partial, a function in one."""
+    if isinstance(chosen, partial | MethodType):
+        return True
+    if not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
+        return True
+    return bool(getattr(chosen, "__closure__", None)) and not found_by_name(chosen)
+
+
+def found_by_name(chosen: Any) -> bool:
+    """Check whether the name of a function leads to it (that of a lambda does not); for objects, their class counts."""
+    written = as_written(chosen)
+    if not hasattr(written, "__code__"):
+        return True
+    return _within(sys.modules.get(written.__module__), written.__qualname__) is written
+
+
+def _within(module: Any, name: str) -> Any:
+    """Return a module's object of this name or, with dots, one inside a class, as "Outer.inner"; None if missing."""
+    found = module
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    return found
