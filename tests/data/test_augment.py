@@ -14,8 +14,7 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.data.copies.class_copies import rebalance, source_rows
-from fedmpi.data.copies.warps import AugmentedStore, WarpRanges, warp, warps_of
+from fedmpi.data.augmentation import AugmentedStore, WarpRanges, rebalance, source_rows, warp, warps_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.data.source import ClientData
@@ -78,7 +77,7 @@ def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.Monk
     images = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     maps = torch.from_numpy(warps_of(30, 28, 28, WarpRanges(), STREAMS, 3))
     together = warp(images, maps)
-    monkeypatch.setattr("fedmpi.data.copies.warps.IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr("fedmpi.data.augmentation.IMAGES_AT_ONCE", 7)
     assert torch.equal(together, warp(images, maps))
     assert torch.equal(together[11:12], warp(images[11:12], maps[11:12]))
     assert not torch.equal(together, images)
@@ -174,7 +173,7 @@ def test_the_command_reports_the_overhead(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_text_is_rejected() -> None:
-    from fedmpi.data.copies.warps import check_images
+    from fedmpi.data.augmentation import check_images
     from fedmpi.data.schema import DataDescription
 
     with pytest.raises(UserError, match="copies of images.*'text'"):

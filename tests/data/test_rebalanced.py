@@ -18,7 +18,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from fedmpi.data.copies.warps import WarpRanges
+from fedmpi.data.augmentation import WarpRanges
 from fedmpi.data.shards import open_folder
 from fedmpi.data.statistics import kl_divergence
 from tests.end_to_end.astraea_runs import run_here

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.data.copies.class_copies import copies_of, copies_per_sample, rebalance, source_rows
+from fedmpi.data.augmentation import copies_of, copies_per_sample, rebalance, source_rows
 
 READINGS = ("ratio", "ratio-minus-one")
 
@@ -96,7 +96,7 @@ def test_a_client_copies_the_same_rows_whichever_others_are_selected() -> None:
 def test_blocks_of_clients_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = counts_of(population(4, 50, 5), 5)
     whole = rebalance(counts, 0.67, "ratio", Streams(1))
-    monkeypatch.setattr("fedmpi.data.copies.class_copies._CLIENTS_AT_ONCE", 7)
+    monkeypatch.setattr("fedmpi.data.augmentation._CLIENTS_AT_ONCE", 7)
     np.testing.assert_array_equal(rebalance(counts, 0.67, "ratio", Streams(1)).class_counts, whole.class_counts)
 
 
