@@ -22,8 +22,7 @@ from data_prep.raw import RawDataset
 from data_prep.writer import join_team, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance
-from fedmpi.data.copies.warps import AugmentedStore, WarpRanges
+from fedmpi.data.augmentation import MOST_ALPHA, ORIGINAL_COUNTS, AugmentedStore, Rebalancing, WarpRanges, rebalance
 from fedmpi.data.shards import open_folder
 from fedmpi.mpi import Cluster
 from fedmpi.process.exit_codes import run_guarded

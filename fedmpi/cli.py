@@ -406,31 +406,27 @@ def estimate(
     threshold: Annotated[int, typer.Option("--threshold", metavar="M", help="Answers lie in 1 … M - 1.")],
     wanted: Annotated[int | None, typer.Option("--wanted", metavar="K", help="Samples a round [a tenth].")] = None,
     participants: Annotated[int | None, typer.Option("--participants", metavar="m", help="Ask m clients only.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw errors against M and ε.")] = None,
 ) -> None:
     """Show how accurately each private mechanism estimates the total size of your clients: choose M and ε before a run.
 
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
     from fedmpi.data.opening import open_store
-    from fedmpi.describe import estimates as assess
+    from fedmpi.describe.estimates import assess, print_assessments
 
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants
     samples = max(1, round(float(held.mean()) * asked / 10)) if wanted is None else wanted
-    assess.print_assessments(assess.assess(held, epsilon, threshold, samples, participants), samples, console())
-    if plot is not None:
-        assess.plot(held, epsilon, threshold, samples, plot, participants)
-        print(f"drawn to {plot}")
+    print_assessments(assess(held, epsilon, threshold, samples, participants), samples, console())
 
 
 @app.command()
 def submit(
     config: ConfigFile = None,
     settings: Settings = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks-per-node", metavar="R", help="Ranks on each node.")] = 1,
-    gpus: Annotated[int, typer.Option("--gpus-per-node", metavar="G", help="GPUs on each node.")] = 0,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Nodes.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks-per-node", metavar="R", min=1, help="Ranks per node.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus-per-node", metavar="G", min=0, help="GPUs per node.")] = 0,
     limit: Annotated[str, typer.Option("--time", metavar="T", help="Time limit, as sbatch reads it.")] = "01:00:00",
     array: Annotated[str, typer.Option("--array", metavar="SPEC", help="As sbatch's; %a is a task's number.")] = "",
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
@@ -468,14 +464,9 @@ def doctor(
 
     Example: mpiexec -n 3 fedmpi doctor
     """
-    from fedmpi.doctor.advice import Advice, Findings
-    from fedmpi.doctor.findings import as_json, examination_text, examine
-    from fedmpi.jobs.site import site_file
+    from fedmpi.doctor import examine
 
-    def print_findings(found: list[Findings], advice: list[Advice]) -> None:
-        print(as_json(found, advice) if json else examination_text(found, advice, site_file()), flush=True)
-
-    return int(not examine(print_findings))
+    return int(not examine(json))
 
 
 @app.command(

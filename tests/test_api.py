@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import fedmpi
+from fedmpi import cli
 from fedmpi.common.arithmetic import WORKSPACE
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
@@ -81,17 +82,18 @@ def test_a_run_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pyte
     assert not [*tmp_path.iterdir()]
 
 
-def test_records_and_model_are_those_of_the_command_line(plain: fedmpi.Run, tmp_path: Path):
+def test_records_and_model_are_those_of_the_command_line(
+    plain: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # the command does so, since its process ends soon
     settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "fedmpi", "train", "--set", "preset=fedavg", *settings]
-    done = subprocess.run([*command, "--out", str(tmp_path / "cli")], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    there = fedmpi.load_run(tmp_path / "cli")
-    here = small(out=tmp_path / "here")
+    assert (
+        cli.app(["train", "--set", "preset=fedavg", *settings, "--out", str(tmp_path / "cli")], standalone_mode=False)
+        == 0
+    )
+    there, here = fedmpi.load_run(tmp_path / "cli"), small(out=tmp_path / "here")
     assert untimed(there.records) == untimed(here.records) == untimed(plain.records)
     assert same_values(there.model, plain.model) and same_values(here.model, plain.model)
-    assert load_file(tmp_path / "cli" / "model.safetensors").keys() == plain.model.state_dict().keys()
-    assert {path.name for path in (tmp_path / "cli").iterdir()} - {"events"} >= {"config.toml", "summary.json"}
     kept = [json.loads(line) for line in (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()]
     assert here.records == kept and here.summary == json.loads((tmp_path / "here" / "summary.json").read_text())
 
@@ -103,30 +105,20 @@ def test_a_run_is_shown_in_one_line(plain: fedmpi.Run, tmp_path: Path):
     assert repr(none_right) == "<Run of 1 rounds, finished: test_accuracy 0.0000>"
 
 
-@pytest.mark.slow
 def test_the_records_as_a_table(plain: fedmpi.Run):
-    import pandas
-
-    frame = plain.frame()
-    assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
+    assert plain.frame()["round"].tolist() == [0, 1, 2]
 
 
 # Arguments of a run
 
 
-@pytest.mark.slow
-def test_a_preset_a_file_keys_and_a_configuration_say_the_same(plain: fedmpi.Run, tmp_path: Path):
+def test_a_preset_a_file_keys_and_a_configuration_say_the_same(tmp_path: Path):
     (tmp_path / "run.toml").write_text('preset = "fedavg"\nrounds = 2\n[model]\nhidden = [8]\n[clients]\ncount = 5\n')
     nested = {"preset": "fedavg", "rounds": 2, "model": {"hidden": [8]}, "clients": {"count": 5}}
-    given = [
-        fedmpi.Config.load(tmp_path / "run.toml"),
-        fedmpi.Config(**nested),
-        fedmpi.Config(preset="fedavg", rounds=9, model={"hidden": [8]}, clients={"count": 5}),
-    ]
-    wanted = fedmpi.run("fedavg", {"rounds": 2, "model.hidden": [8], "clients.count": 5}).config
-    assert given[0] == wanted and given[1].clients == wanted.clients
-    for config in (tmp_path / "run.toml", str(tmp_path / "run.toml"), nested, given[1]):
-        assert len(fedmpi.run(config, {"rounds": 1}).records) == 1
+    wanted = fedmpi.Config.load(tmp_path / "run.toml")
+    for config in ("fedavg", tmp_path / "run.toml", str(tmp_path / "run.toml"), nested, fedmpi.Config(**nested)):
+        keys = {"rounds": 2, "model.hidden": [8], "clients.count": 5}
+        assert fedmpi.run(config, keys if config == "fedavg" else {}, on_round=lambda record: True).config == wanted
     assert fedmpi.Config.load(tmp_path / "run.toml", {"local.lr": 0.5}).local.lr == 0.5
 
 
@@ -150,45 +142,41 @@ def test_keys_over_a_complete_configuration_replace_its_own():
 
 
 @pytest.mark.parametrize(
-    "call, sentence",
+    ("arguments", "words"),
     [
-        (lambda: fedmpi.run("fedavgg"), "unknown preset 'fedavgg'; did you mean fedavg"),
-        (lambda: fedmpi.run("nowhere.toml"), "cannot read the configuration nowhere.toml"),
-        (
-            lambda: fedmpi.run("fedavg", {"local.lrr": 1}),
-            "unknown key local.lrr in the overrides; did you mean local.lr",
-        ),
-        (
-            lambda: fedmpi.run({"preset": "fedavg", "local.lrr": 1}),
-            "unknown key local.lrr in the configuration; did you",
-        ),
-        (lambda: fedmpi.run("fedavg", {"rounds": 0}), "rounds = 0"),
-        (lambda: fedmpi.run("fedavg", {3: 0}), "the overrides: keys are texts like local.lr, not 3"),
-        (lambda: fedmpi.run({3: 0}), "the configuration: keys are texts like local.lr, not 3"),
-        (lambda: fedmpi.run("fedavg", data="nowhere"), "the shard folder nowhere does not exist"),
-        (lambda: fedmpi.run("fedavg", model="mlpp"), "model = 'mlpp' is unknown: did you mean 'mlp'"),
-        (lambda: fedmpi.run("fedavg", model=7), "model = 7"),
-        (lambda: fedmpi.run("fedavg", resume=True), "resume needs out"),
-        (lambda: fedmpi.run(None), "a TOML file, a dict or a fedmpi.Config, not NoneType"),
-        (lambda: fedmpi.run(["fedavg"]), "a TOML file, a dict or a fedmpi.Config, not list"),
-        (lambda: fedmpi.run("fedavg", "rounds=3"), 'overrides are a dict like {"local.lr": 0.1}, not str'),
-        (lambda: fedmpi.run("fedavg", out=5), "out is the folder of the run, a text or a Path, not int"),
-        (lambda: fedmpi.run("fedavg", data=(1, 2)), "fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function"),
-        (lambda: fedmpi.run("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "the overrides: local.lr is given twice"),
-        (lambda: fedmpi.run("fedavg", {"local": {"lr": 2}, "local.lr": 1}), "the overrides: local.lr is given twice"),
-        (lambda: fedmpi.run("fedavg", on_round=5), "on_round is a function, not int"),
-        (lambda: fedmpi.run("fedavg", stop=5), "stop is a function, not int"),
-        (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
-        (lambda: fedmpi.Config(rounds=0), "rounds = 0"),
-        (lambda: fedmpi.Config(local={"algorithm.lrr": 1}), "lrr"),
-        (lambda: fedmpi.run(fedmpi.Config(preset="fedprox"), {"preset": "fedavg"}), "cannot change its preset"),
-        (lambda: fedmpi.load_run("nowhere"), "nowhere holds no run"),
-        (lambda: fedmpi.load_runs("nowhere*"), "no folder named nowhere"),
+        (("fedavgg",), "did you mean fedavg"),
+        (("nowhere.toml",), "nowhere.toml"),
+        (("fedavg", {"local.lrr": 1}), "did you mean local.lr"),
+        (({"preset": "fedavg", "local.lrr": 1},), "did you mean local.lr"),
+        (("fedavg", {"rounds": 0}), "rounds = 0"),
+        (({3: 0},), "not 3"),
+        ((None,), "not NoneType"),
+        (("fedavg", "rounds=3"), "not str"),
+        (("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "local.lr is given twice"),
+        ((fedmpi.Config(preset="fedprox"), {"preset": "fedavg"}), "cannot change its preset"),
+        (("fedavg", {"data.source": "nowhere"}), "the shard folder nowhere does not exist"),
+        (("fedavg", {"model.name": "mlpp"}), "did you mean 'mlp'"),
     ],
 )
-def test_wrong_input_is_a_user_error(call: Any, sentence: str):
-    with pytest.raises(fedmpi.UserError, match=re.escape(sentence)):
-        call()
+def test_wrong_configurations_are_user_errors(arguments: Any, words: str):
+    with pytest.raises(fedmpi.UserError, match=re.escape(words)):
+        fedmpi.run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "words"),
+    [
+        ("model", 7, "model = 7"),
+        ("data", (1, 2), "fedmpi.ClientArrays(x, y, owner"),
+        ("resume", True, "resume needs out"),
+        ("out", 5, "not int"),
+        ("on_round", 5, "on_round is a function"),
+        ("stop", 5, "stop is a function"),
+    ],
+)
+def test_wrong_arguments_are_user_errors(keyword: str, value: Any, words: str):
+    with pytest.raises(fedmpi.UserError, match=re.escape(words)):
+        fedmpi.run("fedavg", **{keyword: value})
 
 
 # A custom model
@@ -292,30 +280,6 @@ def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     assert "warning: " in shown.err and "round 1/1" in shown.out
 
 
-def test_a_program_that_selects_warnings_of_the_log_gets_no_more_with_a_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    log = logging.getLogger("fedmpi")
-    caplog.set_level(logging.WARNING)
-    caplog.handler.setLevel(logging.NOTSET)
-
-    def nested(record: Record) -> None:
-        small(out=tmp_path / f"nested{record['round']}", more={"rounds": 1})
-
-    saturating = {"samples.budget": 100_000, "samples.size.max_size": 5, "model.hidden": [4]}
-    fedmpi.run("fedsampling", {"rounds": 1, **saturating}, out=tmp_path / "run", on_round=nested)
-    (warning,) = [record for record in caplog.records if "samples.budget" in record.getMessage()]
-    assert {record.levelno for record in caplog.records} == {logging.WARNING}
-    for folder in ("run", "nested0"):
-        assert " INFO placement: " in (tmp_path / folder / "run.log").read_text()
-    assert warning.getMessage() in (tmp_path / "run" / "run.log").read_text()
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        small(out=tmp_path / "heard")
-    assert [message for message in caplog.messages if message.startswith("placement: ")], "once"
-    assert len(caplog.messages) == len(set(caplog.messages)) and log.propagate and not log.level
-
-
 def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedmpi.Run):
     found: list[fedmpi.Run] = []
     threads = [threading.Thread(target=lambda: found.append(small())) for _ in range(2)]
@@ -326,29 +290,12 @@ def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedm
     assert [untimed(run.records) for run in found] == [untimed(plain.records)] * 2
 
 
-def test_records_are_found_from_another_working_directory(
-    plain: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    run = small(out="run")
-    read = fedmpi.load_run("run")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run.folder == read.folder == Path("run")
-    assert untimed(run.records) == untimed(read.records) == untimed(plain.records)
-    assert read.config == run.config and same_values(read.model, plain.model)
-
-
 def test_records_that_are_gone_are_not_taken_for_none(tmp_path: Path):
-    runs = small(out=tmp_path), fedmpi.load_run(tmp_path), fedmpi.load_run(tmp_path)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "metrics.jsonl").write_text("".join(lines[:2]))
-    with pytest.raises(fedmpi.UserError, match=r"metrics.jsonl holds 2 of the 3 records .*: put the file back"):
-        runs[1].records  # noqa: B018
+    small(out=tmp_path)
+    run = fedmpi.load_run(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
-    for run in runs[::2]:
-        with pytest.raises(fedmpi.UserError, match="holds 0 of the 3 records"):
-            run.records  # noqa: B018
+    with pytest.raises(fedmpi.UserError, match="holds 0 of the 3 records"):
+        run.records  # noqa: B018
 
 
 # Hearing of every round
@@ -359,13 +306,6 @@ def test_on_round_gets_every_round_with_its_evaluation_and_changes_nothing(plain
     run = small(on_round=records.append)
     assert records == run.records and untimed(records) == untimed(plain.records)
     assert same_values(run.model, plain.model)
-
-
-def test_evaluation_is_in_the_record_passed_on_where_it_is_due():
-    records: list[Record] = []
-    run = small(on_round=records.append, more={"evaluation.every": 2})
-    assert ["test_accuracy" in record for record in records] == [False, True, True]
-    assert records == run.records
 
 
 def test_a_true_answer_ends_the_run_evaluated_and_summed_up(plain: fedmpi.Run, tmp_path: Path):
@@ -418,11 +358,7 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         assert run.records == one.records and run.summary == one.summary and run.config == one.config
         assert same_values(run.model, one.model)
         assert DataDescription.of(run.summary["data"]) == open_store("digits").description
-    assert [run.folder for run in fedmpi.load_runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
-    assert [run.folder for run in fedmpi.load_runs(tmp_path / "b")] == [tmp_path / "b"]
-    (tmp_path / "a").rename(tmp_path / "a[1]")
-    assert [run.folder for run in fedmpi.load_runs(tmp_path / "a[1]")] == [tmp_path / "a[1]"]
-    with pytest.raises(fedmpi.UserError, match=r"no folder named .*/c holds a run, or folders of runs"):
+    with pytest.raises(fedmpi.UserError, match="no folder named"):
         fedmpi.load_runs(tmp_path / "c")
 
 
@@ -450,42 +386,11 @@ def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
         _ = run.model
 
 
-# Many runs
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_memory_stays_flat_over_two_hundred_runs():
-    """Within 2 % from the twentieth run to the last, in a separate process; pages of libraries' files left out, which
-    the system takes in and gives up as it likes."""
-    script = "\n".join(
-        [
-            "import sys, fedmpi",
-            "def own():",
-            "    lines = [line.split() for line in open('/proc/self/status')]",
-            "    return 1024 * sum(int(line[1]) for line in lines if line[0] in ('RssAnon:', 'RssShmem:'))",
-            "held = []",
-            "for seed in range(200):",
-            "    keys = {'rounds': 2, 'seed': seed, 'cluster.threads': 1, 'clients.count': 4}",
-            "    run = fedmpi.run('fedavg', keys)",
-            "    assert len(run.records) == 2 and run.model is not None",
-            "    held.append(own())",
-            "sys.exit(f'{held[19]} bytes grew to {held[-1]}' if held[-1] > 1.02 * held[19] else 0)",
-        ]
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_importing_fedmpi_leaves_the_global_generator_as_it_is():
-    code = "import random; random.seed(1); import fedmpi; fedmpi.run, fedmpi.ClientArrays; print(random.random())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+def test_importing_fedmpi_is_light_leaves_the_generator_and_its_names_are_available():
+    script = "import random, sys; random.seed(1); import fedmpi; assert not {'torch', 'numpy'} & {*sys.modules}; "
+    script += "fedmpi.UserError, fedmpi.ClientArrays; print(random.random())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, capture_output=True, text=True)
     assert float(done.stdout) == random.Random(1).random()
-
-
-def test_importing_fedmpi_is_light_and_its_names_are_available():
-    script = "import sys, fedmpi; assert 'torch' not in sys.modules and 'numpy' not in sys.modules; fedmpi.UserError"
-    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True)
     for name in fedmpi.__all__:
         assert getattr(fedmpi, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

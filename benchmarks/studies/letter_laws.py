@@ -20,7 +20,7 @@ from data_prep.partitions import Request
 from data_prep.partitions.astraea import draw_astraea
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.data.copies.class_copies import rebalance
+from fedmpi.data.augmentation import rebalance
 from fedmpi.data.statistics import kl_divergence
 
 BYMERGE = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")

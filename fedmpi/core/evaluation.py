@@ -30,7 +30,7 @@ from fedmpi.config import Config
 from fedmpi.config.server_tables import EvaluationTable
 from fedmpi.core.placement import Layout
 from fedmpi.core.worker import Trainer
-from fedmpi.data.copies.class_copies import Rebalancing
+from fedmpi.data.augmentation import Rebalancing
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData

@@ -42,11 +42,11 @@ from fedmpi.core.placement import (
 from fedmpi.core.plan import Decisions, Inquiry, Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
 from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
-from fedmpi.data.copies.client_samples import ClientSamples, client_samples, rebalancing_facts
+from fedmpi.data.augmentation import ClientSamples, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, DataSource, DataWatch
+from fedmpi.data.source import ClientData, DataSource
 from fedmpi.local.client_metrics import ClientMeasures, Reference
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
@@ -76,7 +76,6 @@ class RunData:
     """Data of a run on one rank: as stored, as assigned to clients, and as trained on."""
 
     store: ShardStore  # Stored data
-    watch: DataWatch  # Detects changes of the files
     samples: ClientSamples  # Samples of the clients, including copies of scarce classes
     evaluated: EvaluatedParts  # Samples that rank 0 evaluates the global model on
     attackers: Ints  # (a,): Byzantine clients
@@ -86,7 +85,6 @@ class RunData:
     @classmethod
     def of(cls, config: Config, cluster: Cluster, streams: Streams, store: ShardStore, device: torch.device) -> RunData:
         """Open the data of a configuration; tensors are placed on the device. Collective."""
-        watch = DataWatch(store)
         if config.data.verify:
             on_server(cluster, lambda: open_store(config.data.source.choice, config.data.source.options, verify=True))
         samples = client_samples(config, store, streams, device)
@@ -95,7 +93,7 @@ class RunData:
         attacking = attackers(config, streams, store.clients)
         trained_on = FlippedLabels(samples.data, attacking) if config.attack.name == "label-flip" else samples.data
         augmentation = rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {}
-        return cls(store, watch, samples, evaluated, attacking, trained_on, augmentation)
+        return cls(store, samples, evaluated, attacking, trained_on, augmentation)
 
     @property
     def sizes(self) -> Ints:

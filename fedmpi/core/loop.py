@@ -78,7 +78,6 @@ class Simulation:
     def run(self) -> Ending:
         """Run all remaining rounds; return the reason for the end."""
         first, self.unsettled = self.saved.resume(self.model)
-        facts = self.experiment.data_facts
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(
@@ -91,7 +90,6 @@ class Simulation:
             self.phases = {}
             self.rearm()
             enter_round(t)
-            facts.watch.look()
             plan = self._plan(t)
             work = self._work(plan)
             if self.decisions.inquires:

@@ -200,7 +200,6 @@ class SavedState:
         self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
         self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
         self.optimizer, self.view = experiment.server.optimizer, experiment.view
-        self.watch = self.facts.watch
         self.recorder = recorder
         self._moved_before = BytesMoved()
 
@@ -209,8 +208,7 @@ class SavedState:
         return self._moved_before + self.cluster.share_bytes()
 
     def check(self, model: Tensor, round: int) -> None:
-        """Require unchanged data, and the same model and algorithm vectors on all ranks; collective."""
-        self.watch.check()
+        """Require the same model and algorithm vectors on all ranks; collective."""
         parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
         check_models(self.cluster, model, round, self.local.server_vectors, parts)
 

@@ -20,11 +20,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import DIGITS, SOURCE, Chosen, in_memory, is_digits
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.arrays import ArrayShard, arrays_of
+from fedmpi.data.arrays import arrays_of
 from fedmpi.data.assignment import dirichlet_by_class, even_sizes, iid
 from fedmpi.data.digits_options import DigitsOptions
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
-from fedmpi.data.shards import ShardStore, open_folder
+from fedmpi.data.shards import ShardStore, open_folder, shard_in_memory
 
 CLASSES = 10
 TEST_EVERY = 5
@@ -44,7 +44,8 @@ def open_digits(where: str, options: Mapping[str, Any]) -> ShardStore:
     x, y = np.ascontiguousarray(x[rows]), y[rows]
     x.flags.writeable = y.flags.writeable = False
     manifest = _manifest(chosen, x, y, test_x)
-    return ShardStore(manifest, [ArrayShard(x, y, offsets, manifest.description)], {"test": (test_x, test_y)})
+    described = manifest.description
+    return ShardStore(manifest, [shard_in_memory(x, y, described, offsets)], shard_in_memory(test_x, test_y, described))
 
 
 def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:

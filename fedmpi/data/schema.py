@@ -285,46 +285,33 @@ def without_targets(description: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in description.items() if name not in ("targets", "target_shape")}
 
 
-def is_folder(path: Path) -> bool:
-    """Check whether the folder exists; a name that no file system accepts does not."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a shard folder."""
-    if not is_folder(folder):
-        raise UserError(
-            f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "
-            '"digits"'
-        )
     path = folder / MANIFEST
-    if (folder / PREPARING).exists():
-        raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no file: {folder} is not a shard folder; {REPREPARE}")
     try:
+        if not folder.is_dir():
+            raise UserError(
+                f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "
+                '"digits"'
+            )
+        if (folder / PREPARING).exists():
+            raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
+        if not path.is_file():
+            raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}")
         text = path.read_bytes()
         content = from_json(text)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): {REPREPARE}") from None
-    if not isinstance(content, dict) or content.get("schema") not in (SCHEMA, SCHEMA_OF_TARGETS):
-        found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        known = f"{SCHEMA!r} and {SCHEMA_OF_TARGETS!r}"
-        raise UserError(f"{path} has the schema {shown(found, repr)} but this version reads {known}: {REPREPARE}")
-    try:
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if schema not in (SCHEMA, SCHEMA_OF_TARGETS):
+            raise ValueError(f"its schema {shown(schema, repr)} is neither {SCHEMA!r} nor {SCHEMA_OF_TARGETS!r}")
         manifest = _manifests().validate_json(text, strict=True)
         _check(manifest)
+    except OSError as error:
+        raise UserError(f"{shown(path)} cannot be read ({error.strerror}): check its permissions") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, reason = ".".join(map(str, first["loc"])), f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise UserError(f"{path} is damaged ({where}: {reason}): {REPREPARE}") from None
+        raise UserError(
+            f"{path} is damaged ({'.'.join(map(str, first['loc']))}: {first['msg']}): {REPREPARE}"
+        ) from None
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {REPREPARE}") from None
     return manifest

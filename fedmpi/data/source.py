@@ -2,24 +2,20 @@
 
 A client that was read completely stays in memory, normalized, within a budget, so that later rounds only take views. On
 a CPU, samples that a model receives as they are stored are not copied: the tensors share the memory of the mapped file,
-whose pages the ranks of a node share, or of the user's arrays. A run ends if a file changes, since it would be trained
-on old and new samples.
+whose pages the ranks of a node share, or of the user's arrays.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
@@ -33,8 +29,6 @@ DEVICE_SHARE = 0.5
 """Share of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
 LEAST_SHARED = 1 << 14
 """Bytes of samples from which a tensor over their array pays, since it takes 7 µs longer to make than a copy."""
-SECONDS = 5.0
-"""Time between two checks of the files; before a checkpoint and at the end they are always checked."""
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
@@ -190,7 +184,7 @@ class ClientData:
         if tensors[0].is_floating_point() and not bool(tensors[0].isfinite().all()):
             raise UserError(
                 f"the {part} part of {self.store.folder or self.store.name} holds features that are not finite: "
-                f"`fedmpi inspect --verify` names the first; {REPREPARE}"
+                f"{REPREPARE}"
             )
         return tensors
 
@@ -224,55 +218,3 @@ class Residence:
             return False
         self._left -= nbytes
         return True
-
-
-class DataWatch:
-    """Detects changes of the files that a store reads; data in memory have none."""
-
-    latest: DataWatch | None = None  # The one of the process's latest run
-
-    def __init__(self, store: ShardStore):
-        folder, files = store.folder, store.manifest.files()
-        self._sums = {} if folder is None else {folder / file.name: file.sha256 for file in files}
-        self._marks = {path: _mark(path) for path in self._sums}
-        self._looked = time.monotonic()
-        DataWatch.latest = self
-
-    def look(self) -> None:
-        """Do the same as `check`, at most every few seconds."""
-        if time.monotonic() - self._looked >= SECONDS:
-            self.check()
-
-    def check(self) -> None:
-        """Compare all files with their earlier state.
-
-        A file with another time or inode but the same content, such as one that was copied back, has not changed.
-        """
-        for path, mark in self._marks.items():
-            now = _mark(path)
-            if now != mark and (now[0] != mark[0] or _digest(path) != self._sums[path]):
-                sizes = f" ({now[0]} bytes, {mark[0]} before)" if now[0] != mark[0] else ""
-                raise _changed(path, f"was changed since this run began{sizes}")
-            self._marks[path] = now
-        self._looked = time.monotonic()
-
-
-def _mark(path: Path) -> tuple[int, int, int]:
-    """Return size in bytes, time of modification in ns, and inode: some differ if a file has changed."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise _changed(path, f"can no longer be read ({error.strerror})") from None
-    return found.st_size, found.st_mtime_ns, found.st_ino
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _changed(path: Path, how: str) -> RunFailure:
-    return RunFailure(
-        f"{path} {how}: rounds since the last checkpoint are dropped; put the file back as it was and continue with "
-        "--resume, or start a new run on the new data with another --out"
-    )

@@ -6,9 +6,9 @@ Measures are computed block by block over the clients, so that a million of them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -24,50 +24,41 @@ from fedmpi.data.statistics import Counts, divergences, label_distances
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """Measures of a partition; means are over the clients that hold samples, each counted once.
-
-    Parameters
-    ----------
-    clients, samples, empty_clients : int
-        N, n, clients without a sample.
-    size_quartiles : 5 floats
-        Minimum, lower quartile, median, upper quartile, maximum of the sizes.
-    size_mean : float
-    gini : float
-        Gini coefficient of the sizes: 0 when all are equal, near 1 when one client holds everything.
-    classes_per_client : 3 floats
-        Minimum, mean, maximum number of classes that a client holds.
-    kl_to_global, kl_to_uniform : float
-        Mean Kullback-Leibler divergence of a client's labels from the pooled and from the uniform law, in nats.
-    label_emd : float
-        Mean of sum_c |p_k(c) - p(c)|, in [0, 2]: the earth mover's distance of Zhao et al. (2018), which is twice the
-        Wasserstein distance under the discrete metric.
-    class_totals : int64 (C,)
-        Pooled class counts.
-    """
+    """Measures of a partition; means are over the clients that hold samples, each counted once."""
 
     clients: int
     samples: int
     empty_clients: int
-    size_quartiles: tuple[float, float, float, float, float]
+    size_quartiles: tuple[float, ...]  # minimum, lower quartile, median, upper quartile, maximum
     size_mean: float
-    gini: float
-    classes_per_client: tuple[int, float, int]
-    kl_to_global: float
-    kl_to_uniform: float
-    label_emd: float
-    class_totals: Ints
+    gini: float  # of the sizes: 0 when all are equal, near 1 when one client holds everything
+    classes_per_client: tuple[int, float, int] = (0, 0.0, 0)  # minimum, mean, maximum
+    # Mean Kullback-Leibler divergence of a client's labels from the pooled and from the uniform distribution, in nats
+    kl_to_global: float = 0.0
+    kl_to_uniform: float = 0.0
+    # Mean of sum_c |p_k(c) - p(c)|, in [0, 2]: the earth mover's distance of Zhao et al. (2018), which is twice the
+    # Wasserstein distance under the discrete metric
+    label_emd: float = 0.0
+    class_totals: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # pooled class counts (C,)
 
 
 def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) -> Heterogeneity:
-    """All measures of a partition."""
+    """All measures of a partition; those of the sizes alone without class counts."""
+    found = Heterogeneity(
+        clients=len(sizes),
+        samples=int(sizes.sum()),
+        empty_clients=int(np.count_nonzero(sizes == 0)),
+        size_quartiles=tuple(np.percentile(sizes, (0, 25, 50, 75, 100)).tolist()),
+        size_mean=float(sizes.mean()),
+        gini=gini(sizes),
+    )
     if count_blocks is None:
-        nothing = np.zeros(0, np.int64)
-        return Heterogeneity(*_of_sizes(sizes), (0, 0.0, 0), 0.0, 0.0, 0.0, nothing)
+        return found
     totals = np.asarray(sum(block.sum(axis=0, dtype=np.int64) for block in count_blocks()), np.int64)
     pooled, uniform = totals / totals.sum(), np.full(len(totals), 1 / len(totals))
     sums = np.zeros(3)
@@ -81,22 +72,14 @@ def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) ->
         measures = divergences(block, pooled), divergences(block, uniform), label_distances(block, pooled)
         sums += [values.sum() for values in measures]
     kl_to_global, kl_to_uniform, label_emd = (sums / seen).tolist()
-    return Heterogeneity(
-        *_of_sizes(sizes),
+    return replace(
+        found,
         classes_per_client=(fewest, held_sum / seen, most),
         kl_to_global=kl_to_global,
         kl_to_uniform=kl_to_uniform,
         label_emd=label_emd,
         class_totals=totals,
     )
-
-
-def _of_sizes(sizes: Ints) -> tuple[int, int, int, tuple[float, float, float, float, float], float, float]:
-    """The first fields of `Heterogeneity`, which follow from the sizes."""
-    low, first, median, third, high = (float(value) for value in np.percentile(sizes, (0, 25, 50, 75, 100)))
-    quartiles = low, first, median, third, high
-    empty = int(np.count_nonzero(sizes == 0))
-    return len(sizes), int(sizes.sum()), empty, quartiles, float(sizes.mean()), gini(sizes)
 
 
 @dataclass(frozen=True)
@@ -120,12 +103,14 @@ class Inspection:
         options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
         low, first, median, third, high = found.size_quartiles
         fewest, mean_classes, most = found.classes_per_client
+        held_out = self.store.validation_offsets
+        owners = "" if held_out is None else f" of {np.count_nonzero(np.diff(held_out)):,} clients"
         lines = [
             ("data set", manifest.dataset),
             *manifest.facts(),
             ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
             ("clients", f"{found.clients:,} in {len(manifest.train):,} shards; {found.empty_clients:,} hold no sample"),
-            ("samples", manifest.parts + self._owners()),
+            ("samples", manifest.parts + owners),
             ("left out", f"{manifest.dropped:,} by the partition, {manifest.skipped:,} could not be read"),
             (
                 "sizes",
@@ -141,22 +126,29 @@ class Inspection:
                 ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
                 ("EMD of labels", f"mean {found.label_emd:.4f} (sum of |p_k - p|, at most 2)"),
             ]
-        lines += [("files", self._files())]
+        state = "checksums agree" if self.verified else "sizes and shapes agree (checksums: --verify)"
+        size = sum(file.bytes for file in manifest.files()) / 1e6
+        lines.append(("files", f"{size:,.1f} MB; {state}" if self.store.folder else "in memory"))
         return lines + [("note", note) for note in manifest.notes]
 
-    def plot(self, path: Path | str) -> None:
-        """Draw the client x class bubble chart and the size histogram."""
-        write_plot(self.store, Path(path))
+    def plot(self, path: Path) -> None:
+        """Draw the client x class bubble chart and the size histogram; the name's ending chooses the format.
 
-    def _owners(self) -> str:
-        offsets = self.store.validation_offsets
-        return "" if offsets is None else f" of {np.count_nonzero(np.diff(offsets)):,} clients"
+        Above `CLIENTS_SHOWN` clients the bubbles show as many, evenly spaced over the clients; the histogram shows all.
+        """
+        check_picture(path)
+        from matplotlib.figure import Figure  # slow to import
 
-    def _files(self) -> str:
-        manifest = self.store.manifest
-        total = sum(file.bytes for file in manifest.files())
-        state = "checksums agree" if self.verified else "sizes and shapes agree (checksums: --verify)"
-        return f"{total / 1e6:,.1f} MB; {state}" if self.store.folder else "in memory"
+        store, figure = self.store, Figure(figsize=_INCHES, layout="constrained")
+        if store.description.labeled:
+            bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
+            _draw_bubbles(bubbles, store)
+        else:
+            histogram = figure.subplots()
+        _draw_sizes(histogram, store.sizes)
+        scheme = store.manifest.partition
+        figure.suptitle(f"{store.name}, {scheme}: {store.clients:,} clients, {store.samples:,} samples")
+        save_picture(figure, path)
 
 
 def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
@@ -177,7 +169,7 @@ NAMES_SHOWN = 64
 """Classes up to which every one is named on the axis."""
 LINEAR_UP_TO = 50
 """Clients in the fullest bin up to which the histogram's axis is linear."""
-_INCHES, _POINTS_PER_INCH = (12.0, 4.8), 72
+_INCHES = (12.0, 4.8)
 _COLOR = "#2a6f97"
 _SMALLEST = 2.0  # square points: one sample among thousands is still seen
 
@@ -195,23 +187,8 @@ def check_picture(path: Path) -> None:
         raise UserError(f"the picture {path} cannot be written: the folder {path.parent} does not exist; make it first")
 
 
-def write_plot(store: ShardStore, path: Path) -> None:
-    """Write the picture in the format that the file name's ending asks for.
-
-    Above `CLIENTS_SHOWN` clients the bubbles show as many, evenly spaced over the clients; the histogram shows all.
-    """
-    check_picture(path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    if store.description.labeled:
-        bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
-        _draw_bubbles(bubbles, store)
-    else:
-        histogram = figure.subplots()
-    _draw_sizes(histogram, store.sizes)
-    law = store.manifest.partition
-    figure.suptitle(f"{store.name}, {law}: {store.clients:,} clients, {store.samples:,} samples")
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file name's ending asks for."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -219,7 +196,7 @@ def write_plot(store: ShardStore, path: Path) -> None:
 
 
 def _draw_bubbles(axes: Axes, store: ShardStore) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     classes = store.description.classes
     shown = np.unique(np.linspace(0, store.clients - 1, min(store.clients, CLIENTS_SHOWN)).astype(np.int64))
@@ -227,34 +204,21 @@ def _draw_bubbles(axes: Axes, store: ShardStore) -> None:
     place, label = np.nonzero(counts)
     held = counts[place, label]
     most = int(held.max(initial=1))
-    areas = _bubble_area(len(shown), classes)
-    axes.scatter(place, label, s=areas * held / most + _SMALLEST, color=_COLOR, alpha=0.75, linewidths=0)
-    axes.set_xlim(-1, len(shown))
-    axes.set_ylim(-1, classes)
+    # The largest bubble is 1.6 times as wide as the distance of its neighbors.
+    width, height = 0.5 * _INCHES[0] * 72 / len(shown), 0.75 * _INCHES[1] * 72 / classes
+    largest = np.pi / 4 * (1.6 * min(max(width, 10.0), max(height, 5.0), 18.0)) ** 2
+    look: dict[str, Any] = {"color": _COLOR, "alpha": 0.75, "linewidths": 0}
+    axes.scatter(shown[place], label, s=largest * held / most + _SMALLEST, **look)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
-    if len(shown) < store.clients:
-        axes.xaxis.set_major_formatter(
-            FuncFormatter(lambda at, _: f"{shown[int(at)]:,}" if 0 <= at < len(shown) else "")
-        )
     if classes <= NAMES_SHOWN:
         axes.set_yticks(range(classes), store.manifest.class_names, fontsize=min(9.0, 260 / classes))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     axes.set_axisbelow(True)
     axes.grid(color="0.92")
     note = "" if len(shown) == store.clients else f", {len(shown)} of {store.clients:,}"
-    axes.set(xlabel=f"client{note}", ylabel="class", title="Samples of each class")
+    axes.set(xlabel=f"client{note}", ylabel="class", title="Samples of each class", ylim=(-1, classes))
     for examples in sorted({1, max(1, round(most / 4)), most}):
-        area = areas * examples / most + _SMALLEST
-        axes.scatter([], [], s=area, color=_COLOR, alpha=0.75, linewidths=0, label=f"{examples:,}")
+        axes.scatter([], [], s=largest * examples / most + _SMALLEST, label=f"{examples:,}", **look)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, title="samples", labelspacing=1.2)
-
-
-def _bubble_area(clients: int, classes: int) -> float:
-    """Area in square points of the largest bubble: 1.6 times the distance of its neighbors wide."""
-    width, height = (0.5 * _INCHES[0] * _POINTS_PER_INCH / clients, 0.75 * _INCHES[1] * _POINTS_PER_INCH / classes)
-    diameter = 1.6 * min(max(width, 10.0), max(height, 5.0), 18.0)
-    return float(np.pi / 4 * diameter**2)
 
 
 def _draw_sizes(axes: Axes, sizes: Ints) -> None:
@@ -267,9 +231,7 @@ def _draw_sizes(axes: Axes, sizes: Ints) -> None:
     if np.max(clients) > LINEAR_UP_TO:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.7)
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set(xlabel="samples of a client", ylabel="clients", title="Sizes")

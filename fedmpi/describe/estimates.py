@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -16,11 +15,7 @@ from rich.console import Console
 from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import Floats, Ints
-from fedmpi.describe.data import check_picture
-from fedmpi.privacy.sizes import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, clip_sizes, make_mechanism
-
-SMALLEST_DRAWN = 1e-6
-"""Smallest relative error on the axis of a plot: a total known better than that is known."""
+from fedmpi.privacy.sizes import MECHANISMS, clip_sizes, make_mechanism
 
 
 @dataclass(frozen=True)
@@ -130,32 +125,3 @@ def advice(assessments: list[Assessment]) -> str:
             "towards the largest client, or query more clients."
         )
     return f'Set samples.size.estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
-
-
-def plot(sizes: Ints, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None) -> None:
-    """Draw the relative error of every mechanism against M and against ε, around the given values."""
-    check_picture(path)
-    from matplotlib.figure import Figure  # slow to import
-
-    thresholds = np.unique(np.geomspace(3, max(4 * threshold, 12), 60).astype(int)).tolist()
-    lowest, highest = max(epsilon / 8, SMALLEST_EPSILON), min(epsilon * 8, LARGEST_EPSILON)
-    epsilons = np.geomspace(lowest, highest, 60).tolist()
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    by_threshold = [assess(sizes, epsilon, value, wanted, participants) for value in thresholds]
-    by_epsilon = [assess(sizes, value, threshold, wanted, participants) for value in epsilons]
-    for axes, values, runs, chosen, label in (
-        (left, thresholds, by_threshold, threshold, "threshold M"),
-        (right, epsilons, by_epsilon, epsilon, "ε of one answer"),
-    ):
-        for name in MECHANISMS:
-            axes.plot(values, [next(a.relative_error for a in run if a.mechanism == name) for run in runs], label=name)
-        axes.axvline(chosen, color="grey", linestyle=":")
-        axes.set(xlabel=label, xscale="log", yscale="log")
-    left.set_ylim(bottom=max(left.get_ylim()[0], SMALLEST_DRAWN))
-    left.set_ylabel("error of the total / n")
-    left.legend()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UserError(f"the picture {path} cannot be written ({error.strerror}): choose another place") from None

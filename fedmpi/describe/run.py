@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.fairness import spread_over_clients
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import AnyArray
-from fedmpi.describe.data import check_picture
+from fedmpi.describe.data import check_picture, save_picture
 from fedmpi.records.client_table import Columns, last_evaluation, read_clients
 from fedmpi.records.confusion import Confusion, read_confusion
 from fedmpi.records.history import read_summary
@@ -154,10 +154,7 @@ class ClientsOfRun:
         figure.suptitle(
             f"{self.folder.resolve().name}: {len(self.last['client']):,} clients, {self.rows or 'own rows'}"
         )
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise UserError(f"the picture {path} cannot be written ({error.strerror}): choose another place") from None
+        save_picture(figure, path)
 
     def _spread(self, score: str) -> list[str]:
         values, weights = self.last[score], self.last["samples"].astype(np.float64)

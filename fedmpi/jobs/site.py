@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, shown
 from fedmpi.config.layers import read_toml
-from fedmpi.config.loading import sentence
 
 SRUN_MPI = {"mpich": "pmi2", "openmpi": "pmix", "cray": "cray_shasta"}
 """Argument of `srun --mpi` for each MPI; cray_shasta is for Cray EX systems."""
@@ -53,32 +51,22 @@ class Site(BaseModel):
     warning_seconds: int = Field(default=120, ge=1, le=65535)
     """Seconds before the time limit at which the run saves: longer than a round (SLURM may be a minute early)."""
 
-    @field_validator("*")
+    @field_validator("launcher", "gpu_request")
     @classmethod
-    def _usable(cls, value: Any, info: ValidationInfo) -> Any:
-        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if any("\n" in text or "\0" in text for text in texts):
-            raise ValueError("give one line")
-        if info.field_name == "sbatch" and (wrong := [text for text in texts if not text.startswith("-")]):
-            raise ValueError(f"{wrong[0]!r} is not an option of sbatch, which start with -")
-        if info.field_name in ("launcher", "gpu_request"):
-            try:
-                filled = value.format_map(dict.fromkeys(NUMBERS, 1))
-            except (KeyError, IndexError, ValueError, AttributeError):
-                raise ValueError(f"the placeholders are {', '.join(f'{{{name}}}' for name in NUMBERS)}") from None
-            if not filled.strip():
-                raise ValueError("give at least one word")
-        return value
+    def _fits(cls, value: str) -> str:
+        try:
+            if value.format_map(dict.fromkeys(NUMBERS, 1)).strip():
+                return value
+        except (KeyError, IndexError, ValueError, AttributeError):
+            pass
+        placeholders = ", ".join(f"{{{name}}}" for name in NUMBERS)
+        raise ValueError(f"give at least one word; the placeholders are {placeholders}")
 
 
 def site_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `fedmpi/site.toml` in $XDG_CONFIG_HOME, else in ~/.config ("/.config" for users without a home)."""
+    """Return `fedmpi/site.toml` in $XDG_CONFIG_HOME, else in ~/.config."""
     folder = Path(environ.get("XDG_CONFIG_HOME", ""))
-    try:
-        home = Path(environ.get("HOME") or Path.home())
-    except RuntimeError:
-        home = Path("/")
-    return (folder if folder.is_absolute() else home / ".config") / "fedmpi" / "site.toml"
+    return (folder if folder.is_absolute() else Path(environ.get("HOME", "/")) / ".config") / "fedmpi" / "site.toml"
 
 
 def load_site(path: Path, gpus: bool = False) -> Site:
@@ -89,16 +77,13 @@ def load_site(path: Path, gpus: bool = False) -> Site:
     own = table.pop("gpu", {})
     if not isinstance(own, dict):
         raise UserError(f"gpu in {path} is not a table. Write [gpu] and its keys below it")
-    known = list(Site.model_fields)
-    for key in (*table, *(f"gpu.{key}" for key in own)):
-        if key.removeprefix("gpu.") not in known:
-            near = get_close_matches(key.removeprefix("gpu."), known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(known)}, and the table gpu"
-            raise UserError(f"unknown key {key} in {path}. {hint}")
     found = []
     for keys, prefix in ((table, ""), (table | own, "gpu.")):
         try:
             found.append(Site.model_validate(keys))
         except ValidationError as error:
-            raise UserError(f"{path}: {prefix}{sentence(error, keys, {})}") from None
+            first = error.errors(include_url=False)[0]
+            known = f". The keys are {', '.join(Site.model_fields)}" if first["type"] == "extra_forbidden" else ""
+            key = f"{prefix}{first['loc'][0]} = {shown(first['input'], repr)}"
+            raise UserError(f"{path}: {key}: {first['msg']}{known}") from None
     return found[gpus]

@@ -28,7 +28,6 @@ MARK = "# ---"
 TASK = "%a"
 """Placeholder for the number of an array's task."""
 MOST_TASKS = 100_000
-YEAR = 366 * 86400
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,10 @@ def prepare_submission(
     array: str = "",
 ) -> Submission:
     """Check a job as `fedmpi train` and SLURM would, and write the text of its script."""
-    for option, number, least in (
-        ("--nodes", nodes, 1),
-        ("--ranks-per-node", ranks_per_node, 1),
-        ("--gpus-per-node", gpus_per_node, 0),
-    ):
-        if number < least:
-            raise UserError(f"{option} {number} is too small. Give {least} or more")
-    seconds, where = seconds_of(time), site_file()
+    where = site_file()
     site = load_site(where, gpus=gpus_per_node > 0)
     _check_tasks(config, settings, out, array)
     folder = Path(os.path.abspath(str(out).partition(TASK)[0] if TASK in str(out) else out))  # the script adds /%a
-    if seconds <= site.warning_seconds + 60:
-        raise UserError(
-            f"--time {time} is too short. The run saves {site.warning_seconds} s before the end, and SLURM may be a "
-            f"minute early: give more than {site.warning_seconds + 60} s, or lower warning_seconds in {where}"
-        )
     ranks = nodes * ranks_per_node
     numbers = {"ranks": ranks, "ranks_per_node": ranks_per_node, "nodes": nodes, "gpus": gpus_per_node}
     options = {
@@ -150,21 +137,6 @@ def _write(folder: Path, contents: dict[str, bytes], other: str) -> None:
         raise UserError(f"cannot write to {folder} ({error.strerror}). Choose another {other}") from error
 
 
-def seconds_of(time: str) -> int:
-    """Return the seconds of a time limit of sbatch: m[:s], h:m:s or days-h[:m[:s]]."""
-    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", time.strip(), re.ASCII)
-    days, *clock = found.groups() if found else (None, "0")
-    numbers = [int(number) for number in clock if number]
-    units = (3600, 60, 1) if days or len(numbers) == 3 else (60, 1)
-    total = 86400 * int(days or 0) + sum(unit * number for unit, number in zip(units, numbers, strict=False))
-    if not 0 < total <= YEAR:
-        raise UserError(
-            f"--time {time} is not a time up to a year. Give minutes, hours:minutes:seconds or "
-            "days-hours:minutes:seconds, such as 12:00:00"
-        )
-    return total
-
-
 def tasks_of(array: str) -> list[int]:
     """Return the numbers of an array's tasks: "0-3", "1,5,7", "0-10:2", each with "%2" at its end for two at a time."""
     wrong = UserError(f"--array {array} is not a list of tasks. Give 0-3, 1,5,7 or 0-99%10 (ten at a time)")
@@ -226,6 +198,4 @@ def _launcher(site: Site, where: Path, numbers: dict[str, int]) -> list[str]:
 
 def _value(text: str) -> str:
     """Return the text of an option on a line of #SBATCH, quoted if needed."""
-    if not text.isprintable():
-        raise UserError(f"{text!r} has a line break or another character that a job script cannot contain. Rename it")
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -12,7 +12,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.server_tables import Mediators
-from fedmpi.data.copies.class_copies import Rebalancing
+from fedmpi.data.augmentation import Rebalancing
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import kl_divergence, pooled_counts, summarize, target_distribution
 from fedmpi.mpi import Cluster

@@ -28,6 +28,7 @@ def test_pixels_and_labels_are_those_that_scikit_learn_loads() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_needs_no_strata_waits_neither_for_scikit_learn_nor_for_torchs_compiler() -> None:
     code = "import sys, fedmpi; fedmpi.run('fedavg', {'rounds': 1}); print([name for name in "
     code += "('sklearn', 'scipy.stats', 'matplotlib', 'torch._dynamo') if name in sys.modules])"

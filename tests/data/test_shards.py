@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 
 from fedmpi import UserError
-from fedmpi.data import shards
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
 Write = Callable[..., Path]
 SIZES = [3, 1, 7, 4, 5]
@@ -95,42 +93,41 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES: list[tuple[Callable[[Path], object], tuple[str, ...]]] = [
-    (shutil.rmtree, ("shards", "does not exist", "data_prep")),
-    (lambda folder: (folder / MANIFEST).unlink(), (MANIFEST, "missing")),
-    (lambda folder: (folder / PREPARING).touch(), ("interrupted",)),
-    (lambda folder: (folder / MANIFEST).write_text("{ not json"), (MANIFEST, "not valid JSON")),
-    (lambda folder: alter_manifest(folder, schema="fedmpi-shards/9"), ("fedmpi-shards/9", "fedmpi-shards/1")),
-    (lambda folder: alter_manifest(folder, clients=0, samples=0, train=[]), ("no client",)),
-    (lambda folder: alter_manifest(folder, clients=6), ("do not add up",)),
-    (lambda folder: alter_manifest(folder, samples=21), ("do not add up",)),
-    (lambda folder: alter_manifest(folder, train=None), ("damaged",)),
-    (lambda folder: alter_manifest(folder, empty_clients=1), ("0 clients", "hold no sample")),
-    (lambda folder: (folder / "train-00001.h5").unlink(), ("train-00001.h5", "missing")),
-    (lambda folder: os.truncate(folder / "train-00000.h5", 900), ("train-00000.h5", "truncated")),
-    (lambda folder: (folder / "test.h5").write_bytes(b"x" * (folder / "test.h5").stat().st_size), ("test.h5", "HDF5")),
-    (lambda folder: alter(folder, compressed), ("train-00000.h5", "contiguous")),
-    (lambda folder: alter(folder, elsewhere), ("train-00000.h5", "link")),
-    (lambda folder: alter(folder, lambda h5: h5.pop("y")), ("train-00000.h5", "'y'")),
-    (lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99)), ("train-00000.h5", "offsets")),
-    (lambda folder: alter(folder, swapped), ("client_ids", "manifest says")),
-    (lambda folder: flipped(folder / "train-00001.h5"), ("train-00001.h5", "checksum")),
-]  # fmt: skip
+DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
+    ("does not exist", shutil.rmtree),
+    (MANIFEST, lambda folder: (folder / MANIFEST).unlink()),
+    ("interrupted", lambda folder: (folder / PREPARING).touch()),
+    (MANIFEST, lambda folder: (folder / MANIFEST).write_text("{ not json")),
+    ("fedmpi-shards/9", lambda folder: alter_manifest(folder, schema="fedmpi-shards/9")),
+    ("no client", lambda folder: alter_manifest(folder, clients=0, samples=0, train=[])),
+    ("do not add up", lambda folder: alter_manifest(folder, clients=6)),
+    ("do not add up", lambda folder: alter_manifest(folder, samples=21)),
+    (MANIFEST, lambda folder: alter_manifest(folder, train=None)),
+    ("train-00001.h5", lambda folder: (folder / "train-00001.h5").unlink()),
+    ("train-00000.h5", lambda folder: os.truncate(folder / "train-00000.h5", 900)),
+    ("test.h5", lambda folder: (folder / "test.h5").write_bytes(b"x" * (folder / "test.h5").stat().st_size)),
+    ("train-00000.h5", lambda folder: alter(folder, compressed)),
+    ("train-00000.h5", lambda folder: alter(folder, elsewhere)),
+    ("'y'", lambda folder: alter(folder, lambda h5: h5.pop("y"))),
+    ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99))),
+    ("'client_ids'", lambda folder: alter(folder, swapped)),
+    ("checksum", lambda folder: flipped(folder / "train-00001.h5")),
+]
 
 
-@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+@pytest.mark.parametrize(("named", "damage"), DAMAGES)
 def test_a_damaged_folder_is_rejected_with_what_is_wrong(
-    write: Write, damage: Callable[[Path], object], words: tuple[str, ...]
+    write: Write, named: str, damage: Callable[[Path], object]
 ) -> None:
     folder = write(SIZES)
     assert open_store(folder, verify=True).samples == 20
     damage(folder)
-    if words[-1] == "checksum":
+    if named == "checksum":
         assert open_store(folder).samples == 20
     with pytest.raises(UserError) as failure:
-        open_store(folder, verify=words[-1] == "checksum")
+        open_store(folder, verify=named == "checksum")
     message = str(failure.value)
-    assert all(word in message for word in words) and "\n" not in message, message
+    assert named in message and "data_prep" in message and "\n" not in message, message
 
 
 def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: Write) -> None:
@@ -145,34 +142,3 @@ def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: W
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(store.client(0)[0]) == SIZES[0]
-
-
-def test_a_client_without_samples_needs_the_manifests_word(write: Write) -> None:
-    folder = write([3, 0, 2])
-    assert open_store(folder).sizes.tolist() == [3, 0, 2]
-    alter_manifest(folder, empty_clients=0)
-    with pytest.raises(UserError, match="hold no sample.*client 1"):
-        open_store(folder)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("at_once", [1, 100])
-def test_one_feature_that_is_not_finite_is_named_by_its_row(
-    at_once: int, bad: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "_VALUES_AT_ONCE", at_once)
-    x = np.ones((9, 1, 6, 6), np.float32)
-    shards.check_features(Path("train.h5"), x, SMALL_IMAGES)
-    x[7, 0, 2, 3] = bad
-    with pytest.raises(UserError, match=f"row 7 of train.h5 holds {bad}, which is not a finite number"):
-        shards.check_features(Path("train.h5"), x, SMALL_IMAGES)
-
-
-@pytest.mark.parametrize("bad", [-1, 60])
-def test_one_token_outside_the_vocabulary_is_named_by_its_row(bad: int) -> None:
-    x = np.tile(np.arange(12, dtype=np.int32), (5, 1))
-    x[1, 4], x[2, 3] = 59, 0
-    shards.check_features(Path("train.h5"), x, TEXTS)
-    x[3, 11] = bad
-    with pytest.raises(UserError, match=f"row 3 of train.h5 holds {bad}, which is no word of the 60"):
-        shards.check_features(Path("train.h5"), x, TEXTS)

@@ -17,8 +17,7 @@ from fedmpi import ClientArrays
 from fedmpi.data import shards
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.shardfile import Section
-from fedmpi.data.shards import ShardStore
+from fedmpi.data.shards import Section, ShardStore
 from fedmpi.data.source import LEAST_SHARED, ClientData, Normalizer, Residence
 
 SIZES = [3, 1, 7, 4, 5]

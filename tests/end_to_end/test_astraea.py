@@ -99,6 +99,7 @@ def test_the_summary_has_rounds_and_megabytes_to_the_target(tmp_path: Path) -> N
     assert never.summary["rounds_to_target"] is None and never.summary["megabytes_to_target"] is None
 
 
+@pytest.mark.slow
 def test_what_travels_with_a_model_is_what_mpi_moves(tmp_path: Path) -> None:
     """A model with buffers: d values and Adam's two moments of the trainable ones; in MPI, weight and steps besides.
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedmpi import api, presets
+from fedmpi.cli import app
 from fedmpi.config import Preset
 from fedmpi.config.layers import dotted
-from tests.end_to_end.runs import SECONDS, records
+from tests.end_to_end.runs import records
 from tests.mpi.launch import run_alone
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
@@ -37,8 +39,11 @@ print(json.dumps(codes))
 """
 
 
-def fedmpi(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return run_alone(["-m", "fedmpi", *arguments], timeout=SECONDS)
+def shown(*arguments: str | Path) -> str:
+    """Run a command in this process and return its output."""
+    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "160"}, catch_exceptions=False)
+    assert done.exit_code == 0 and not done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -78,30 +83,35 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
     assert len(messages) == bool(keys) and all(key in messages[0] for key in keys)
 
 
-def test_show_prints_the_complete_configuration_as_toml(tmp_path: Path):
+def test_config_prints_the_complete_configuration_as_toml(tmp_path: Path):
     (tmp_path / "run.toml").write_text('preset = "fedsampling"\nrounds = 7\n[samples]\nbudget = 100\n')
-    shown = fedmpi("config", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    table = tomllib.loads(shown.stdout)
+    text = shown("config", tmp_path / "run.toml", "--set", "samples.size.epsilon=1.5")
+    table = tomllib.loads(text)
     assert (table["preset"], table["rounds"]) == ("fedsampling", 7)
     assert (table["samples"]["budget"], table["samples"]["size"]["epsilon"]) == (100, 1.5)
     assert table["server"]["weights"] == "gradient-sum"
-    (tmp_path / "again.toml").write_text(shown.stdout)
-    assert fedmpi("config", tmp_path / "again.toml").stdout == shown.stdout
+    (tmp_path / "again.toml").write_text(text)
+    assert shown("config", tmp_path / "again.toml") == text
 
 
 def test_inspect_describes_the_embedded_digits():
-    shown = fedmpi("inspect", "digits")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    rows = {cells[1].strip(): cells[2] for line in shown.stdout.splitlines() if len(cells := line.split("│")) == 4}
+    rows = {
+        cells[1].strip(): cells[2]
+        for line in shown("inspect", "digits").splitlines()
+        if len(cells := line.split("│")) == 4
+    }
     assert "digits" in rows["data set"] and "dirichlet" in rows["partition"]
-    assert rows["clients"].split()[0] == "20"
-    assert rows["samples"].split()[0] == "1,442"
+    assert rows["clients"].split()[0] == "20" and rows["samples"].split()[0] == "1,442"
     assert {"sizes", "classes per client", "KL to pooled labels"} <= rows.keys()
 
 
-@pytest.mark.parametrize("command", ["train", "presets", "config", "inspect"])
+@pytest.mark.parametrize(
+    "command", sorted(command.name or command.callback.__name__ for command in app.registered_commands)
+)
 def test_help_of_every_command_has_an_example(command: str):
-    shown = fedmpi(command, "--help")
-    assert shown.returncode == 0
-    assert f"fedmpi {command}" in shown.stdout.split("Example:")[1]
+    if command != "prepare":  # data_prep's own help
+        assert f"fedmpi {command}" in shown(command, "--help").split("Example:")[1]
+
+
+def test_the_version_is_printed():
+    assert re.fullmatch(r"fedmpi \d+\.\d+\.\d+\n", shown("--version"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.updates.attacks import FlippedLabels
 from tests.end_to_end import own_sums
-from tests.end_to_end.in_process import QUIET, run, run_into
-from tests.mpi.launch import run_mpi
+from tests.end_to_end.in_process import QUIET, run
 from tests.reference.program import traced
 
 OWN = "tests.end_to_end.own_sums:"
@@ -89,16 +86,6 @@ def test_clients_keep_vectors_beside_an_aggregator_as_beside_the_mean(attack: li
     assert float((plain.model - mean.model).norm()) > 1e-2 * moved
 
 
-def test_a_server_step_that_fails_after_a_resume_names_the_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*ALL, "rounds=3", f"server.optimizer={OWN}fragile"]
-    run_into(tmp_path / "run", *settings, stop_after=2)
-    monkeypatch.setattr(own_sums, "BROKEN", ["yes"])
-    with pytest.raises(fedmpi.ComponentFailure, match="fragile .*failed in round 2: ArithmeticError"):
-        run_into(tmp_path / "run", *settings, resume=True)
-
-
 def test_the_same_clients_attack_in_every_round_and_are_recorded(tmp_path: Path) -> None:
     settings = {"clients.sampler": "uniform", "clients.count": 4, "rounds": 6, "attack": "sign-flip"}
     settings |= {"clients.attack_fraction": 0.3, "model.hidden": [8]}
@@ -122,30 +109,6 @@ def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
     assert flipped.load_positions(np.arange(data.sizes.sum()))[1].tolist() == torch.cat(alone).tolist()
 
 
-def test_krum_ends_a_run_whose_rounds_have_too_few_participants() -> None:
-    with pytest.raises(UserError, match="more than 8 clients"):
-        run(*FEW, "clients.count=4", "server.aggregator=krum", "server.aggregator.byzantine=3")
-
-
-FAILING = """
-import numpy as np
-from fedmpi import data_sampler
-
-@data_sampler
-def draws(client):
-    return np.arange(2)[::0] if client.index == 4 else np.arange(len(client.labels))  # on one rank only
-"""
-
-
-@pytest.mark.slow
-def test_a_failing_component_ends_three_ranks_with_one_and_its_name(tmp_path: Path) -> None:
-    (tmp_path / "failing.py").write_text(FAILING)
-    words: list[Any] = [word for setting in [*ALL, "samples.sampler=failing:draws"] for word in ("--set", setting)]
-    done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"], cwd=tmp_path)
-    assert done.returncode == 1
-    assert re.search(r"failing:draws \(.*failing.py:7\) failed in round 0, client 4: Val", done.stderr), done.stderr
-
-
 class KeepsTotals(fedmpi.LocalAlgorithm):
     """Plain steps; keeps the totals of every round."""
 
@@ -158,7 +121,7 @@ RECEIVED_TOTALS: list[Any] = []
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("unit", [3e-3, 40.0, 2.0**-300])
+@pytest.mark.parametrize("unit", [3e-3, 2.0**-300])
 def test_weights_computed_after_the_work_are_divided_by_as_they_are(normalized: bool, unit: float) -> None:
     class Judging:
         def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Output and files of a run under MPI; its own configuration repeats it, with or without MPI."""
+"""Output and files of a run on three ranks; its own configuration repeats it in one process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.runs import ROUNDS, TRAIN, Done, assert_same_curve_to_rounding, curve, records, run_on_terminal
-from tests.mpi.launch import REPOSITORY
+import fedmpi
+from tests.end_to_end.runs import ROUNDS, Done, assert_same_curve_to_rounding, curve, records
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 ALWAYS = {
@@ -20,17 +20,6 @@ OF_THIS_RUN = {
     "size_estimate", "size_true", "sampling_probability", "clipped_fraction", "strata", "allocation", "virtual_seconds",
 }  # fmt: skip
 PHASES = {"plan", "load", "train", "reduce", "apply", "evaluate"}
-
-WITHOUT_MPI4PY = """
-import sys
-
-class NoMpi:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "mpi4py":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NoMpi())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +83,7 @@ def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
     assert "\x1b" not in run.job.stdout
 
 
-@pytest.fixture(scope="module")
-def repeated(run: Done, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The same run from its own config.toml: one process on a terminal, and no mpi4py to be found."""
-    folder = tmp_path_factory.mktemp("repeated")
-    (folder / "sitecustomize.py").write_text(WITHOUT_MPI4PY)
-    config = folder / "config.toml"
-    config.write_bytes((run.folder / "config.toml").read_bytes())
-    code, printed = run_on_terminal(
-        [*TRAIN, config, "--out", folder / "RUN"], env={"PYTHONPATH": f"{folder}:{REPOSITORY}"}
-    )
-    assert code == 0, printed
-    return folder / "RUN", printed
-
-
-def test_the_configuration_of_a_run_repeats_it(run: Done, repeated: tuple[Path, str]):
-    folder, _ = repeated
-    assert (folder / "config.toml").read_bytes() == (run.folder / "config.toml").read_bytes()
-    assert_same_curve_to_rounding(curve(run.folder), curve(folder))
-
-
-def test_without_mpi4py_one_process_trains_and_says_so(repeated: tuple[Path, str]):
-    folder, printed = repeated
-    assert "one process: no MPI is installed" in printed
-    assert json.loads((folder / "summary.json").read_text())["versions"]["mpi"] == "none"
-    assert "MPI none" in (folder / "run.log").read_text()
+def test_the_configuration_of_a_run_repeats_it_in_one_process(run: Done, tmp_path: Path):
+    fedmpi.run(run.folder / "config.toml", out=tmp_path / "RUN")
+    assert (tmp_path / "RUN" / "config.toml").read_bytes() == (run.folder / "config.toml").read_bytes()
+    assert_same_curve_to_rounding(curve(run.folder), curve(tmp_path / "RUN"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -108,11 +107,3 @@ def test_light_commands_do_not_import_torch(tmp_path: Path) -> None:
         assert done.returncode == 0 and done.stdout
         loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
         assert "fedmpi.cli" in loaded and not loaded & {"torch", "scipy", "sklearn", "h5py"}, command
-
-
-def test_the_version_and_the_shells_completion_are_there() -> None:
-    assert re.fullmatch(r"fedmpi \d+\.\d+\.\d+\n", run_alone(["-m", "fedmpi", "--version"], timeout=SECONDS).stdout)
-    if shutil.which("bash"):
-        env = {"_FEDMPI_COMPLETE": "complete_bash", "COMP_WORDS": "fedmpi pre", "COMP_CWORD": "1"}
-        program = "import sys; sys.argv = ['fedmpi']; from fedmpi.__main__ import main; main()"
-        assert run_alone(["-c", program], timeout=SECONDS, env=env).stdout.split() == ["presets", "prepare"]

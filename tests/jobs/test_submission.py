@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal as signals
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.jobs.site import Site, load_site, site_file
-from fedmpi.jobs.submission import Submission, prepare_submission, seconds_of, submit, tasks_of, write_scripts
+from fedmpi.jobs.submission import Submission, prepare_submission, submit, tasks_of, write_scripts
 
 REPOSITORY = Path(__file__).parents[2]
 FEDAVG = ("preset=fedavg",)
@@ -149,29 +150,25 @@ def test_names_with_blanks_and_signs_arrive_unchanged_and_the_job_keeps_its_file
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "key"),
     [
-        ("lancher = 1", "unknown key lancher in {}. Did you mean launcher?"),
-        ("zzzz = 1", "unknown key zzzz in {}. The keys are launcher, mpi,"),
-        ("[gpu]\npartitoin = 'x'", "unknown key gpu.partitoin in {}. Did you mean partition?"),
-        ("modules = 'gcc'", "modules = 'gcc'"),
-        ("mpi = 'mvapich'", "mpi = 'mvapich'"),
-        ("cpus_per_rank = 0", "cpus_per_rank = 0"),
-        ("[gpu]\ncpus_per_rank = 0", "gpu.cpus_per_rank = 0"),
-        ("launcher = 'x {rank}'", "{{ranks_per_node}}"),
-        ("launcher = ' '", "at least one word"),
-        ('account = "a\\nb"', "give one line"),
-        ('modules = ["a\\nb"]', "give one line"),
-        ("sbatch = ['qos=long']", "not an option of sbatch"),
-        ("gpu = 3", "gpu in {} is not a table"),
-        ("launcher =", "is not valid TOML"),
+        ("lancher = 1", "lancher"),
+        ("[gpu]\npartitoin = 'x'", "gpu.partitoin"),
+        ("modules = 'gcc'", "modules"),
+        ("mpi = 'mvapich'", "mpi"),
+        ("cpus_per_rank = 0", "cpus_per_rank"),
+        ("[gpu]\ncpus_per_rank = 0", "gpu.cpus_per_rank"),
+        ("launcher = 'x {rank}'", "launcher"),
+        ("launcher = ' '", "launcher"),
+        ("gpu = 3", "gpu"),
+        ("launcher =", "TOML"),
     ],
 )
-def test_wrong_settings_of_the_site_are_rejected(text: str, said: str, site: Path) -> None:
+def test_wrong_settings_of_the_site_are_rejected(text: str, key: str, site: Path) -> None:
     site.write_text(text)
-    with pytest.raises(UserError) as rejected:
+    with pytest.raises(UserError, match=re.escape(key)) as rejected:
         ready()
-    assert said.format(site) in str(rejected.value) and str(site) in str(rejected.value)
+    assert str(site) in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -181,31 +178,16 @@ def test_wrong_settings_of_the_site_are_rejected(text: str, said: str, site: Pat
         ({"settings": ["preset=fedavg", "seed=%a"]}, "--array 0-3"),
         ({"array": "0-3"}, "the 4 tasks are all the same run"),
         ({"settings": ["rounds=%a"], "array": "0-2"}, "rounds = 0"),
-        ({"array": "3-1"}, "--array 3-1"),
-        ({"array": "1%0"}, "--array 1%0"),
-        ({"array": "1%x"}, "--array 1%x"),
-        ({"array": "0-4:0"}, "--array 0-4:0"),
-        ({"array": "1,x"}, "--array 1,x"),
-        ({"time": "soon"}, "--time soon"),
-        ({"time": "0"}, "--time 0"),
-        ({"time": "367-0"}, "--time 367-0"),
-        ({"time": "3"}, "more than 180 s"),
-        ({"nodes": 0}, "--nodes 0"),
-        ({"ranks_per_node": 0}, "--ranks-per-node 0"),
-        ({"gpus_per_node": -1}, "--gpus-per-node -1"),
-        ({"out": "a\nb"}, "line break"),
+        *(({"array": array}, f"--array {array}") for array in ("3-1", "1%0", "1%x", "0-4:0", "1,x")),
         ({"settings": ["preset=fedavg", "data.source=shards/none"]}, "shards/none"),
     ],
 )
 def test_wrong_jobs_are_rejected(job: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as rejected:
+    with pytest.raises(UserError, match=re.escape(said)):
         ready(**job)
-    assert said in str(rejected.value)
 
 
-def test_times_and_arrays_are_read_as_sbatch_does() -> None:
-    times = {"90": 5400, "90:30": 5430, "2:00:00": 7200, "1-12": 129600, "1-12:30": 131400, "1-00:00:01": 86401}
-    assert {time: seconds_of(time) for time in times} == times
+def test_arrays_are_read_as_sbatch_does() -> None:
     assert tasks_of("0-6:3,2,2%5") == [0, 2, 3, 6]
 
 
@@ -233,16 +215,11 @@ def test_the_script_for_jobs_by_hand_starts_the_command(given: str, started: str
     assert not given.startswith("sweep") or (tmp_path / "prepared").read_text() == f"{started} --prepare\n"
 
 
-def test_the_site_file_is_where_xdg_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
+def test_the_site_file_is_where_xdg_says() -> None:
     assert site_file({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/fedmpi/site.toml")
     assert site_file({"HOME": "/h"}) == site_file({"XDG_CONFIG_HOME": "relative", "HOME": "/h"})
     assert site_file({"HOME": "/h"}) == Path("/h/.config/fedmpi/site.toml")
     assert load_site(Path("/nowhere/site.toml")) == Site()
-    monkeypatch.setattr(Path, "home", homeless)
-    assert site_file({}) == Path("/.config/fedmpi/site.toml")
 
 
 RANKS = """trap "exit ${CODE:-75}" USR1
@@ -327,9 +304,9 @@ def test_a_job_that_never_finishes_a_round_is_not_queued_again_forever(tmp_path:
 
     assert [ends(restarts) for restarts in range(6)] == [False] * 5 + [True]
     assert not ends(0)
-    assert [ends(restarts) for restarts in (1, 2, 3, 4)] == [False] * 4
-    assert not ends(5, ROUND=str(tmp_path / "RUN" / "metrics.jsonl"))
-    assert [ends(restarts) for restarts in range(6, 12)] == [False] * 5 + [True]
+    (tmp_path / "RUN" / "restarts").write_text("5")
+    assert not ends(6, ROUND=str(tmp_path / "RUN" / "metrics.jsonl"))
+    assert (tmp_path / "RUN" / "restarts").read_text() == "0\n"
 
 
 @pytest.mark.parametrize("sign", ["76", "143 and a mark"])

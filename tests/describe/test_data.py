@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,9 @@ from rich.console import Console
 
 from fedmpi import UserError
 from fedmpi.common.fairness import gini
-from fedmpi.describe.data import divergences, inspect_folder, label_distances, measure
+from fedmpi.data.statistics import divergences, label_distances
+from fedmpi.describe.data import inspect_folder, measure
+from tests.data.conftest import written
 
 
 def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:
@@ -37,8 +38,8 @@ def test_one_class_a_client_is_log_classes_from_uniform() -> None:
     assert found.label_emd == pytest.approx(1.5) and found.classes_per_client == (1, 1.0, 1) and found.gini == 0
 
 
-def test_an_inspection_reports_sizes_and_draws_a_figure(write: Callable[..., Path], tmp_path: Path) -> None:
-    inspection = inspect_folder(write([3, 1, 7, 4, 5]), verify=True)
+def test_an_inspection_reports_sizes_and_draws_a_figure(tmp_path: Path) -> None:
+    inspection = inspect_folder(written([3, 1, 7, 4, 5], tmp_path / "shards"), verify=True)
     console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
     inspection.render(console)
     text = console.export_text()

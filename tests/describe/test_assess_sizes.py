@@ -1,17 +1,16 @@
 """The assessment before a run agrees with what the mechanisms then do."""
 
-import io
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats
+from typer.testing import CliRunner
 
 from fedmpi import UserError
+from fedmpi.cli import app
 from fedmpi.common.streams import Streams
-from fedmpi.describe.estimates import advice, assess, plot, print_assessments
+from fedmpi.describe.estimates import advice, assess
 from fedmpi.privacy.sizes import answer_stream, estimate_total, sampling_probability
 
 SIZES = np.concatenate([np.resize([1, 2, 3], 500), np.full(20, 60)]).astype(np.int64)
@@ -54,58 +53,30 @@ def test_answers_with_little_noise_are_assessed_too(epsilon: float):
     assert [one.saturation_probability for one in sure] == pytest.approx([1, 1])
 
 
-@pytest.mark.parametrize(("epsilon", "threshold"), [(5.5, 300), (1e-6, 5)])
-def test_a_plot_is_drawn_around_any_epsilon(tmp_path: Path, epsilon: float, threshold: int):
-    plot(SIZES, epsilon, threshold, 1000, tmp_path / "errors.png")
-    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_empty_clients_are_a_bias_and_the_advice_names_them():
-    sizes = np.concatenate([np.zeros(5000, np.int64), np.full(50, 20)])
-    found = assess(sizes, 6.0, 30, 100)
-    assert found[0].bias == 5000
-    assert "without samples" in advice(found)
-
-
-def test_the_bias_is_what_clipping_hides():
-    one = assess(SIZES, 2.0, 40, 1000)[0]
-    assert one.bias == 20 * (39 - 60)
-    assert one.clipped_fraction == pytest.approx(20 / 520)
-
-
-def test_the_best_mechanism_comes_first():
-    errors = [one.relative_error for one in assess(SIZES, 3.0, 300, 1000)]
+@pytest.mark.parametrize(
+    ("sizes", "epsilon", "threshold", "wanted", "said"),
+    [
+        (np.full(10, 600), 3.0, 100, 2048, "samples.size.max_size above 100"),
+        (np.full(20, 2), 0.1, 300, 10, "epsilon"),
+        (np.resize([1, 2, 3], 100_000), 3.0, 300, 2048, "duchi"),
+        (np.repeat([0, 20], [5000, 50]), 6.0, 30, 100, "without samples"),
+    ],
+)
+def test_the_advice_names_what_goes_wrong(sizes: np.ndarray, epsilon: float, threshold: int, wanted: int, said: str):
+    found = assess(sizes, epsilon, threshold, wanted)
+    assert said in advice(found)
+    errors = [one.relative_error for one in found]
     assert errors == sorted(errors)
+
+
+def test_bias_is_what_clipping_hides_and_one_for_each_empty_client():
+    one = assess(SIZES, 2.0, 40, 1000)[0]
+    assert one.bias == 20 * (39 - 60) and one.clipped_fraction == pytest.approx(20 / 520)
+    assert assess(np.repeat([0, 20], [5000, 50]), 6.0, 30, 100)[0].bias == 5000
 
 
 def test_fewer_samples_requested_than_clients_can_never_saturate():
     assert all(one.saturation_probability == 0 for one in assess(SIZES, 1.0, 300, 519))
-
-
-def test_the_table_names_every_mechanism_and_ends_with_advice():
-    out = io.StringIO()
-    found = assess(SIZES, 3.0, 100, 1000)
-    print_assessments(found, 1000, Console(file=out, width=140))
-    for name in ("randomized-response", "duchi", "piecewise"):
-        assert name in out.getvalue()
-    assert "samples." in out.getvalue()
-
-
-def test_the_advice_names_what_goes_wrong():
-    assert "samples.size.max_size above 100" in advice(assess(np.full(10, 600), 3.0, 100, 2048))
-    assert "epsilon" in advice(assess(np.full(20, 2), 0.1, 300, 10))
-    assert "duchi" in advice(assess(np.resize([1, 2, 3], 100_000), 3.0, 300, 2048))
-
-
-def test_the_plot_is_written(tmp_path: Path):
-    pytest.importorskip("matplotlib")
-    plot(SIZES, 3.0, 100, 1000, tmp_path / "estimate.png")
-    assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_no_client_to_query_is_the_users_error():
-    with pytest.raises(UserError, match="nothing to estimate"):
-        assess(np.zeros(0, np.int64), 1.0, 10, 5)
 
 
 def test_fewer_clients_asked_leave_a_larger_relative_error():
@@ -116,8 +87,6 @@ def test_fewer_clients_asked_leave_a_larger_relative_error():
         assert (one.clients, one.samples) == (9, 18)
         assert one.standard_deviation == pytest.approx(whole.standard_deviation / 10)
         assert one.relative_error == pytest.approx(10 * whole.relative_error)
-    with pytest.raises(UserError, match="901 of 900"):
-        assess(sizes, 3.0, 10, 50, participants=901)
 
 
 @pytest.mark.parametrize(("sizes", "participants"), [([1, 1, 2], 1), ([3] * 10 + [4] * 3, 7)])
@@ -128,3 +97,27 @@ def test_participants_whose_mean_total_is_no_whole_number_are_not_taken_for_clip
     assert [one.bias for one in found] == [0, 0, 0]
     assert found[0].relative_error < 1e-6
     assert "samples.size.estimate" in advice(found)
+
+
+COMMAND = ["estimate", "--sizes", "digits:clients=30", "--epsilon", "3", "--threshold"]
+
+
+def test_the_command_assesses_every_mechanism_on_the_users_clients():
+    done = CliRunner().invoke(app, [*COMMAND, "20", "--participants", "5"], env={"COLUMNS": "160"})
+    assert done.exit_code == 0
+    for words in ("5 clients, 240 samples: ε = 3, M = 20, K = 24", "randomized-response", "duchi", "piecewise"):
+        assert words in done.stdout
+    assert "clipped clients: 96.7%" in done.stdout and "max_size above 20" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--wanted=0", "budget per round is 0"),
+        ("--participants=31", "choose 1 to 30"),
+        ("--epsilon=0", "samples.size.epsilon"),
+    ],
+)
+def test_wrong_settings_are_user_errors(option: str, words: str):
+    with pytest.raises(UserError, match=words):
+        app([*COMMAND, "300", option], standalone_mode=False)

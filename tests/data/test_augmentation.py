@@ -1,0 +1,423 @@
+"""Astraea's augmentation (Algorithm 2): numbers of copies, their warps, and runs on stored and virtual copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as drawn_by
+from hypothesis import strategies as st
+
+from data_prep.augment import augment, write_augmented
+from data_prep.partitions import Partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
+from fedmpi import UserError
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import load_config
+from fedmpi.core.experiment import Experiment
+from fedmpi.core.loop import Simulation
+from fedmpi.data.augmentation import (
+    AugmentedStore,
+    WarpRanges,
+    check_images,
+    copies_of,
+    copies_per_sample,
+    rebalance,
+    source_rows,
+    warp,
+    warps_of,
+)
+from fedmpi.data.opening import open_store
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.shards import ShardStore, open_folder
+from fedmpi.data.source import ClientData
+from fedmpi.data.statistics import kl_divergence
+from tests.end_to_end.astraea_runs import run_here
+
+READINGS = ("ratio", "ratio-minus-one")
+STREAMS = Streams(5)
+ALPHA = 0.67
+
+
+# How many copies
+
+
+def population(seed: int, clients: int, classes: int) -> list[np.ndarray]:
+    """Labels of some clients with skewed class totals; the last class may be missing altogether."""
+    generator = np.random.default_rng(seed)
+    law = generator.dirichlet(np.full(classes, 0.5))
+    return [generator.choice(classes, generator.integers(1, 30), p=law) for _ in range(clients)]
+
+
+def counts_of(labels: list[np.ndarray], classes: int) -> np.ndarray:
+    return np.array([np.bincount(y, minlength=classes) for y in labels])
+
+
+def test_a_class_below_the_mean_gets_the_ratio_to_the_mean_and_the_others_get_nothing() -> None:
+    totals = np.array([2, 8, 20])  # mean 10
+    np.testing.assert_allclose(copies_per_sample(totals, 1.0, "ratio"), [5.0, 1.25, 0.0])
+    np.testing.assert_allclose(copies_per_sample(totals, 1.0, "ratio-minus-one"), [4.0, 0.25, 0.0])
+    np.testing.assert_allclose(copies_per_sample(totals, 0.5, "ratio"), [np.sqrt(5), np.sqrt(1.25), 0.0])
+    np.testing.assert_array_equal(copies_per_sample(totals, 0.0, "ratio"), [1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(copies_per_sample(totals, 0.0, "ratio-minus-one"), [0.0, 0.0, 0.0])
+
+
+def test_a_missing_class_counts_in_the_mean_but_gets_no_copies() -> None:
+    # Mean of (0, 6, 6, 12) is 6, not the 8 of the three classes that exist: the classes with 6 samples are not scarce.
+    np.testing.assert_array_equal(copies_per_sample(np.array([0, 6, 6, 12]), 1.0, "ratio"), [0, 0, 0, 0])
+    np.testing.assert_allclose(copies_per_sample(np.array([0, 4, 8, 12]), 1.0, "ratio"), [0, 1.5, 0, 0])
+
+
+def test_whole_numbers_of_copies_need_no_luck() -> None:
+    # Totals (2, 8, 20): class 0 gets exactly 5 copies a sample. Class 1 is made whole too by totals (2, 5, 23).
+    counts = np.array([[1, 0, 13], [1, 5, 10]])
+    result = rebalance(counts, 1.0, "ratio", Streams(3))
+    np.testing.assert_array_equal(result.copies, [5, 2, 0])
+    np.testing.assert_array_equal(result.class_counts, [[6, 0, 13], [6, 15, 10]])
+    np.testing.assert_array_equal(result.added, [5, 15])
+    np.testing.assert_array_equal(result.sizes, [19, 31])
+    np.testing.assert_array_equal(result.original_sizes, [14, 16])
+    assert result.overhead == 20 / 30
+
+
+def test_the_fractional_part_is_a_bernoulli_draw_of_every_sample() -> None:
+    """Frequency of the extra copy over 20,000 samples. False-alarm rate 6e-7 (five standard deviations)."""
+    copies = np.array([2.3, 0.0])
+    numbers = copies_of(np.zeros(20_000, np.int64), copies, Streams(5), client=4)
+    assert set(np.unique(numbers)) == {2, 3}
+    assert abs((numbers == 3).mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 20_000)
+
+
+@drawn_by(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.floats(0, 2),
+    st.sampled_from(READINGS),
+)
+def test_the_counts_of_the_server_are_those_of_the_clients_copies(
+    seed: int, clients: int, classes: int, alpha: float, reading: str
+) -> None:
+    labels, streams = population(seed, clients, classes), Streams(seed)
+    result = rebalance(counts_of(labels, classes), alpha, reading, streams)
+    for client, y in enumerate(labels):
+        rows = source_rows(y, result.copies, streams, client)
+        made = np.concatenate([y, y[rows]])
+        np.testing.assert_array_equal(np.bincount(made, minlength=classes), result.class_counts[client])
+        assert len(made) == result.sizes[client]
+        assert len(rows) == result.added[client]
+
+
+def test_a_clients_copies_are_its_own() -> None:
+    labels, copies = np.zeros(64, np.int64), np.array([0.5])
+    assert not np.array_equal(copies_of(labels, copies, Streams(9), 1), copies_of(labels, copies, Streams(9), 2))
+
+
+def test_blocks_of_clients_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = counts_of(population(4, 50, 5), 5)
+    whole = rebalance(counts, 0.67, "ratio", Streams(1))
+    monkeypatch.setattr("fedmpi.data.augmentation._CLIENTS_AT_ONCE", 7)
+    np.testing.assert_array_equal(rebalance(counts, 0.67, "ratio", Streams(1)).class_counts, whole.class_counts)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 2.001, 12.0, float("nan"), float("inf")])
+def test_alpha_outside_its_range_is_rejected_everywhere(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha must be a number from 0 to 2"):
+        copies_per_sample(np.array([1, 2]), alpha, "ratio")
+    with pytest.raises(UserError, match=r"rebalance\.alpha"):
+        load_config(None, ["preset=astraea", f"rebalance.alpha={alpha}"])
+
+
+def test_more_copies_than_can_be_handled_are_rejected_by_the_class_that_asks_for_them() -> None:
+    # C̄ = 10⁵ with class 1 held once: (10⁵)² = 10¹⁰ copies of it, α = 1.9 leaves 3 · 10⁹ (below 2³²).
+    counts = np.array([[200_000 - 1, 1]])
+    with pytest.raises(
+        UserError, match=r"rebalance.alpha = 2 asks for 1e\+10 copies .* class 1\), more than .*4,294,967"
+    ):
+        rebalance(counts, 2.0, "ratio", Streams(0))
+    assert rebalance(counts, 1.9, "ratio", Streams(0)).added.sum() == pytest.approx(1e5**1.9, rel=1e-6)
+    with pytest.raises(UserError, match=r"5e\+09 copies \(2.5e\+09 of each"):  # few enough of one sample, not of two
+        rebalance(np.array([[200_000 - 2, 2]]), 2.0, "ratio", Streams(0))
+
+
+# How a copy is warped
+
+
+def one_map(**ranges: float) -> np.ndarray:
+    """The first map of a client whose ranges are all zero but the given ones, for images of 10 x 20 pixels."""
+    zero = {"rotation": 0.0, "shear": 0.0, "shift": 0.0, "zoom": 0.0}
+    return warps_of(1, 10, 20, WarpRanges(**{**zero, **ranges}), STREAMS, 0)[0]
+
+
+def drawn() -> np.ndarray:
+    """The six numbers in [-1, 1) behind `one_map`: rotation, shear, two zooms, two shifts."""
+    return STREAMS.generator(Purpose.AUGMENT_WARP, 0, 0).random(6) * 2 - 1
+
+
+def test_a_quarter_turn_turns_the_image() -> None:
+    # The upper left corner (-1, -1) reads (1, -1), the upper right one: counter-clockwise.
+    images = torch.arange(2 * 16, dtype=torch.float32).reshape(2, 1, 4, 4)
+    quarter = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]).expand(2, 2, 3)
+    torch.testing.assert_close(warp(images, quarter), torch.rot90(images, 1, (2, 3)))
+
+
+def test_rotation_keeps_lengths_in_pixels_even_if_the_image_is_no_square() -> None:
+    # Output pixels one step apart to the right are read one step apart along the turned axis. From -1 to 1 there are
+    # 20 pixels along x, 10 along y.
+    matrix, angle = one_map(rotation=40), np.deg2rad(40 * drawn()[0])
+    to_pixels = np.diag([10, 5]) @ matrix[:, :2] @ np.diag([1 / 10, 1 / 5])
+    np.testing.assert_allclose(to_pixels, [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+
+
+def test_shift_is_a_share_of_each_side_zoom_scales_both_axes_and_shear_slants_the_vertical_one() -> None:
+    amount, slant = 0.25 * drawn()[4:], np.deg2rad(30 * drawn()[1])
+    np.testing.assert_allclose(one_map(shift=0.25), [[1, 0, 2 * amount[0]], [0, 1, 2 * amount[1]]])
+    np.testing.assert_allclose(one_map(zoom=0.5), [[1 + 0.5 * drawn()[2], 0, 0], [0, 1 + 0.5 * drawn()[3], 0]])
+    np.testing.assert_allclose(one_map(shear=30), [[1, -np.sin(slant) / 2, 0], [0, np.cos(slant), 0]])
+
+
+def test_outside_an_image_its_border_is_repeated() -> None:
+    images = torch.full((1, 1, 6, 6), 77, dtype=torch.uint8)
+    assert torch.equal(warp(images, torch.tensor([[[3.0, 0, 1.5], [0, 3.0, -1.5]]])), images)
+
+
+def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    maps = torch.from_numpy(warps_of(30, 28, 28, WarpRanges(), STREAMS, 3))
+    together = warp(images, maps)
+    monkeypatch.setattr("fedmpi.data.augmentation.IMAGES_AT_ONCE", 7)
+    assert torch.equal(together, warp(images, maps))
+    assert torch.equal(together[11:12], warp(images[11:12], maps[11:12]))
+    assert not torch.equal(together, images)
+
+
+@pytest.mark.parametrize("wrong", [{"zoom": 1.0}, {"rotation": -1.0}, {"shear": 90.0}])
+def test_impossible_ranges_are_rejected(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="warp ranges"):
+        WarpRanges(**wrong)
+
+
+def test_text_is_rejected() -> None:
+    with pytest.raises(UserError, match="copies of images.*'text'"):
+        check_images(DataDescription((30,), "int32", 4, "text", 1000, (), ()))
+
+
+# Samples and their copies
+
+
+@pytest.fixture(scope="module")
+def digits() -> ShardStore:
+    return open_store("digits:clients=30,alpha=0.3")
+
+
+def augmented(store: ShardStore, resident_bytes: int = 0, ranges: WarpRanges | None = None) -> ClientData:
+    rebalancing = rebalance(store.class_counts(), 0.67, "ratio", STREAMS)
+    return ClientData(AugmentedStore(store, rebalancing, STREAMS, ranges), resident_bytes=resident_bytes)
+
+
+def test_stored_samples_come_first_and_copies_keep_their_label(digits: ShardStore) -> None:
+    data, plain = augmented(digits), ClientData(digits)
+    result = rebalance(digits.class_counts(), 0.67, "ratio", STREAMS)
+    assert result.added.sum() > 0
+    for client in range(digits.clients):
+        x, y = data.load(client)
+        own_x, own_y = plain.load(client)
+        assert torch.equal(x[: len(own_y)], own_x) and torch.equal(y[: len(own_y)], own_y)
+        assert len(y) == data.sizes[client]
+        np.testing.assert_array_equal(np.bincount(y.numpy(), minlength=10), result.class_counts[client])
+
+
+def test_unwarped_copies_are_their_originals(digits: ShardStore) -> None:
+    data, result = (
+        augmented(digits, ranges=WarpRanges(0, 0, 0, 0)),
+        rebalance(digits.class_counts(), 0.67, "ratio", STREAMS),
+    )
+    client = int(result.added.argmax())
+    x, y = data.load(client)
+    n = int(digits.sizes[client])
+    rows = torch.from_numpy(source_rows(y[:n].numpy(), result.copies, STREAMS, client))
+    assert torch.equal(x[n:], x[rows])
+
+
+@pytest.mark.parametrize("resident_bytes", [0, 1 << 20])
+def test_rows_are_the_same_however_they_are_read(digits: ShardStore, resident_bytes: int) -> None:
+    data, reference = augmented(digits, resident_bytes), augmented(digits)
+    data.load(4)
+    generator = np.random.default_rng(0)
+    rows = [generator.permutation(int(data.sizes[client]))[:7] for client in (4, 2, 9)]
+    offsets = np.cumsum(np.concatenate(([0], data.sizes)))
+    every = np.arange(offsets[2], offsets[3])
+    x, y = data.load_positions(np.concatenate((offsets[4] + rows[0], every, offsets[9] + rows[2])))
+    parts = [data.load(4, rows[0]), data.load(2), data.load(9, rows[2])]
+    assert torch.equal(x, torch.cat([part[0] for part in parts]))
+    assert torch.equal(y, torch.cat([part[1] for part in parts]))
+    assert torch.equal(data.load_positions(offsets[9] + rows[2])[0], reference.load(9, rows[2])[0])
+    assert torch.equal(reference.load(4)[0][torch.from_numpy(rows[0])], parts[0][0])
+
+
+def image_folder(folder: Path, val: float = 0.0) -> Path:
+    """Eight named clients with random images of 3 x 6 x 7 in four unequal classes, two shards."""
+    generator = np.random.default_rng(2)
+    labels = generator.choice(4, 160, p=[0.05, 0.15, 0.3, 0.5])
+    images = generator.integers(0, 256, (160, 3, 6, 7)).astype(np.uint8)
+    raw = RawDataset(
+        name="noise", task="image", classes=4, class_names=tuple("abcd"), feature_shape=(3, 6, 7), dtype="uint8",
+        mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.2), labels=labels, users=None, user_names=tuple("hgfedcba"),
+        read=lambda rows: images[rows], test_x=images[:9], test_y=labels[:9], skipped=0, licence="none",
+        citation="none",
+    )  # fmt: skip
+    offsets = np.array([0, 5, 30, 50, 70, 90, 120, 125, 160])
+    partition = Partition(np.arange(160), offsets, "given", {}, users=np.arange(8))
+    write_shards(raw, partition, folder, 2, 0, "made by a test", val_fraction=val)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Such a folder, and the same with copies (seed 0)."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_augmented(image_folder(folder / "plain"), folder / "augmented", ALPHA)
+    return folder / "plain", folder / "augmented"
+
+
+def test_stored_copies_are_those_made_on_the_fly(folders: tuple[Path, Path]) -> None:
+    plain, stored_store = (open_folder(folder) for folder in folders)
+    result = rebalance(plain.class_counts(), ALPHA, "ratio", Streams(0))
+    virtual, stored = ClientData(AugmentedStore(plain, result, Streams(0))), ClientData(stored_store)
+    np.testing.assert_array_equal(stored_store.class_counts(), result.class_counts)
+    assert result.overhead == pytest.approx(result.added.sum() / plain.samples)
+    assert stored_store.samples == plain.samples + result.added.sum() > plain.samples
+    assert stored_store.client_ids.tolist() == plain.client_ids.tolist()
+    for client in range(8):
+        for ours, theirs in zip(stored.load(client), virtual.load(client), strict=True):
+            assert torch.equal(ours, theirs)
+    assert torch.equal(stored.test()[0], virtual.test()[0])
+
+
+def test_the_command_reports_the_overhead_and_what_it_cannot_augment(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    augment(folders[0], tmp_path / "augmented", alpha=1.0, copies="ratio-minus-one")
+    copies = open_folder(tmp_path / "augmented").samples - 160
+    assert f"160 samples and {copies} copies, storage overhead {copies / 160:.1%}" in capsys.readouterr().out
+    with pytest.raises(UserError, match="another --out"):
+        write_augmented(folders[0], folders[0].parent / "." / "plain", ALPHA, overwrite=True)
+    with pytest.raises(UserError, match="validation part"):
+        write_augmented(image_folder(tmp_path / "held out", val=0.1), tmp_path / "other", ALPHA)
+
+
+# Runs
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    return ["preset=astraea", "clients.count=4", "topology.clients_per_mediator=2", f"data.source={folder}", *more]
+
+
+@pytest.mark.parametrize("weights", ["augmented", "original"])
+def test_a_run_on_stored_copies_is_the_run_on_virtual_ones(
+    tmp_path: Path, folders: tuple[Path, Path], weights: str
+) -> None:
+    plain, augmented = folders
+    more = f"rebalance.weights={weights}"
+    virtual = run_here(tmp_path / "virtual", *settings(plain, more))
+    stored = run_here(tmp_path / "stored", *settings(augmented, more, "rebalance.mode=stored"))
+    assert torch.equal(virtual.model, stored.model)
+    same = ("train_loss", "samples", "kl_mediators", "kl_client_mean", "kl_client_before_mean", "bytes_client_up")
+    for one, other in zip(virtual.records, stored.records, strict=True):
+        assert [one[key] for key in same] == [other[key] for key in same]
+    one, other = virtual.summary["rebalancing"], stored.summary["rebalancing"]
+    assert one["stored_bytes"] == 0 and other["stored_bytes"] == one["bytes"] == one["copies"] * (3 * 6 * 7 + 8) > 0
+    before, after = (open_folder(folder).class_counts().sum(axis=0) for folder in folders)
+    assert one["class_totals_before"] == before.tolist() and one["class_totals"] == after.tolist()
+    assert one["kl_global_before"] == pytest.approx(kl_divergence(before))
+    assert one["kl_global"] == pytest.approx(kl_divergence(after)) and one["kl_global"] < one["kl_global_before"]
+    assert one["copies"] == after.sum() - before.sum()
+    different = ("mode", "stored_bytes")
+    assert {k: v for k, v in one.items() if k not in different} == {
+        k: v for k, v in other.items() if k not in different
+    }
+
+
+@pytest.mark.parametrize(
+    "which, more, reason",
+    [
+        (0, ["rebalance.mode=stored"], "data.source holds none"),
+        (1, [], "would be augmented twice"),
+        (1, ["rebalance.mode=stored", "rebalance.alpha=1.0"], "augmented with alpha = 0.67, but rebalance.alpha = 1.0"),
+        (1, ["rebalance.mode=stored", "rebalance.copies=ratio-minus-one"], "augmented with copies = ratio"),
+    ],
+)
+def test_what_does_not_fit_the_shards_is_rejected(
+    folders: tuple[Path, Path], which: int, more: list[str], reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        Experiment.connect(load_config(None, settings(folders[which], *more)))
+
+
+def test_the_ranges_of_the_configuration_reach_the_copies(folders: tuple[Path, Path]) -> None:
+    names = ("rotation", "shear", "shift", "zoom")
+    still = experiment(folders[0], *(f"rebalance.{name}=0" for name in names))
+    moved, default = experiment(folders[0], "rebalance.shift=0.3"), experiment(folders[0])
+    client = int(np.argmax(default.data.sizes - open_folder(folders[0]).sizes))
+    images = [one.data.load(client)[0] for one in (still, moved, default)]
+    originals = len(open_folder(folders[0]).client(client)[1])
+    assert all(torch.equal(images[0][:originals], one[:originals]) for one in images)
+    unwarped = {tuple(image.flatten().tolist()) for image in images[0][:originals]}
+    assert all(tuple(image.flatten().tolist()) in unwarped for image in images[0][originals:])
+    assert not torch.equal(images[1], images[2])
+    assert WarpRanges(**{name: getattr(default.config.rebalance, name) for name in names}) == WarpRanges()
+
+
+def experiment(folder: Path, *more: str) -> Experiment:
+    threads = torch.get_num_threads()
+    try:
+        return Experiment.connect(load_config(None, settings(folder, *more)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("sampling", [[], ["samples.sampler=bernoulli", "samples.budget=60"]])
+def test_copies_weigh_or_not_as_configured(folders: tuple[Path, Path], sampling: list[str]) -> None:
+    plan_of_all = Plan(0, 0.1, np.arange(8), np.ones(8), per_sample=True, normalize=True, probability=0.5)
+    sizes = open_folder(folders[0]).sizes
+    for weights in ("augmented", "original"):
+        one = experiment(folders[0], *sampling, f"rebalance.weights={weights}")
+        tasks = one.trainer.worker.tasks(plan_of_all, np.arange(8))
+        effective = one.data.sizes
+        for task in tasks:
+            rows = np.arange(effective[task.client]) if task.rows is None else task.rows
+            counted = rows if weights == "augmented" else rows[rows < sizes[task.client]]
+            assert task.coefficient == len(counted)
+        assert any(task.coefficient < effective[task.client] for task in tasks) == (
+            weights == "original" or bool(sampling)
+        )
+
+
+def test_one_gradient_of_all_rows_weighs_as_the_clients_do(folders: tuple[Path, Path]) -> None:
+    """The merged path of sampled rows and the sequential one agree when only originals weigh."""
+    original = "rebalance.weights=original"
+    merged = trained(folders[0], original, "local.engine=auto")
+    one_by_one = trained(folders[0], original, "local.engine=sequential")
+    assert torch.allclose(merged, one_by_one, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(merged, trained(folders[0], "local.engine=auto"), rtol=1e-4, atol=1e-6)
+
+
+def trained(folder: Path, *more: str) -> torch.Tensor:
+    """The model of two rounds of FedSampling on rebalanced data, averaged by samples."""
+    common = [
+        "preset=fedsampling", f"data.source={folder}", "samples.budget=60", "samples.size.max_size=50", "rounds=2",
+        "server.weights=samples", "rebalance=true",
+    ]  # fmt: skip
+    threads = torch.get_num_threads()
+    experiment = Experiment.connect(load_config(None, [*common, *more]))
+    simulation = Simulation(experiment, None)
+    assert simulation.run() == "finished"
+    experiment.close()
+    torch.set_num_threads(threads)
+    return simulation.model
