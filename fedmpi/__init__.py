@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
     from fedmpi.results.loading import frame, load_runs
-    from fedmpi.sweeps.display import sweep
+    from fedmpi.sweeps.run import sweep
 
 __version__ = "0.1.0"
 
@@ -67,7 +67,7 @@ _HOMES = {
     **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),
     **dict.fromkeys(("frame", "load_runs"), "fedmpi.results.loading"),
     "components": "fedmpi.common.registry",
-    "sweep": "fedmpi.sweeps.display",
+    "sweep": "fedmpi.sweeps.run",
     **dict.fromkeys(
         ("aggregator", "availability", "client_sampler", "data_sampler", "partitioner", "server_optimizer", "weights"),
         "fedmpi.common.decorators",

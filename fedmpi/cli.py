@@ -178,11 +178,8 @@ def sweep(
     """
     from fedmpi.mpi import read_launch
     from fedmpi.sweeps import run as runner
-    from fedmpi.sweeps.display import SweepDisplay, show_plan
     from fedmpi.sweeps.plan import plan_sweep
 
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs}: give 1 or more")
     planned = plan_sweep(file, out, settings or [], ranks)
     if index is not None and not 0 <= index < len(planned.runs):
         raise UserError(f"--index {index}: {file} describes runs 0 to {len(planned.runs) - 1}")
@@ -195,29 +192,27 @@ def sweep(
     interrupt: Interrupt | None = context.obj
     stop = interrupt.asked if interrupt else lambda: False
     if dry_run:
-        show_plan(planned, runs, *runner.look_over(planned, runs))
+        runner.show_plan(planned, runs, *runner.look_over(planned, runs))
         return 0
-    if not prepare_only:
-        runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
+    if prepare_only:
+        runner.check_runs(planned, runs)  # before anything in them is changed
+        code = runner.prepare_shards(runs, runner.show_line, stop)
+        runner.write_notes(runs)
+        print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
+        return code
+    runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
     if launched:
         [run] = runs
-        if runner.look(run).state == "finished":
+        if runner.look(run) == "finished":
             if world_rank() in (0, None):
                 print(f"{run.folder} holds the finished run")
             return 0
         runner.refuse_unprepared(run, planned)
         if world_rank() in (0, None):
-            runner.write_notes(planned, runs)
+            runner.write_notes(runs)
         return _train(interrupt, run.config, run.folder, resume=True)
-    with SweepDisplay(len(runs)) as shown:
-        if prepare_only:
-            runner.check_folders(planned, runs)  # before anything in them is changed
-            code = runner.prepare_shards(runs, shown.show_line, stop)
-            runner.write_notes(planned, runs)
-            print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
-            return code
-        outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.show_line, shown.done, shown.working)
-    shown.table(planned, outcomes)
+    outcomes = runner.run_sweep(planned, runs, jobs, stop, runner.show_line)
+    runner.show_outcomes(planned, outcomes)
     return runner.exit_code(outcomes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
@@ -135,3 +136,13 @@ def is_default(config: ConfigTables, key: str) -> bool:
 
 def _value(flat: Values, key: str) -> str:
     return repr(flat[key]) if key in flat else "unset"
+
+
+def shown_value(value: Any) -> str:
+    """Return a value of a file without quotes; a component with its options in brackets."""
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key} = {shown_value(inner)}" for key, inner in value.items() if key != "name")
+        return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))
+    if isinstance(value, list):
+        return "[" + ", ".join(map(shown_value, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

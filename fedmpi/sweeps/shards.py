@@ -1,7 +1,6 @@
 """Shards that a sweep needs: described in its file, and prepared once for all runs.
 
-The process that prepares them locks a folder beside the shards; the others wait. Files of a killed preparation are
-cleared by the next one.
+The process that prepares them locks a folder beside the shards; the others wait.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import io
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import MissingFiles, RunFailure, UserError, shown
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import make_folder
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
 from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, this_fedmpi
@@ -26,18 +25,18 @@ from fedmpi.records.hold import Hold, owner_of
 WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
 """Options that change nothing about the shards themselves."""
 POLLED = 0.5
-"""Seconds between two looks at another's preparation."""
+"""Seconds between two looks at a preparation."""
 
 
 class Stopped(Exception):
-    """A signal ended what was going on."""
+    """A signal ended a preparation."""
 
 
 @dataclass(frozen=True)
 class Preparation:
     """One folder of shards, and the command that writes it."""
 
-    name: str  # The name in the sweep's file; "" where there is none
+    name: str  # The name in the sweep's file; "" for a single table [prepare]
     folder: Path
     words: tuple[str, ...]  # Arguments of `fedmpi prepare`, without --out
 
@@ -61,37 +60,61 @@ class Preparation:
             with contextlib.redirect_stdout(io.StringIO()):
                 data_prep([*self.command, "--dry-run"])
         except UserError as error:
-            if not self.ready():  # another process has just prepared them
-                kind = MissingFiles if isinstance(error, MissingFiles) else UserError
-                raise kind(f"[prepare] for {self.title}: {error}") from error
+            kind = MissingFiles if isinstance(error, MissingFiles) else UserError
+            raise kind(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
-        """Return True if the shards are there and complete."""
+        """Check whether the shards are complete; reject others in their folder."""
         if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
             return False
-        there = _meaning(shlex.split(read_manifest(self.folder).command)[3:])
-        here = _meaning(self.words)
+        there, here = _options(shlex.split(read_manifest(self.folder).command)[3:]), _options(self.words)
         for option in (*here, *there):
             if there.get(option) != here.get(option):
+                other, own = (" ".join(one.get(option, ["not given"])) or "given" for one in (there, here))
                 raise UserError(
-                    f"{self.folder} holds shards that were prepared otherwise ({option}: "
-                    f"{_option_text(there, option)} there, {_option_text(here, option)} here): choose another --out, "
-                    "or remove that folder"
+                    f"{self.folder} holds shards that were prepared otherwise ({option}: {other} there, {own} here): "
+                    "choose another --out, or remove that folder"
                 )
         return True
 
 
-def ensure_shards(wanted: Preparation, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Make sure that the shards are there: prepare them, or wait for who does."""
+def prepare_words(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return a table of the sweep's file as words of `fedmpi prepare`."""
+    for needed in ("dataset", "partition"):
+        if needed not in options:
+            raise UserError(f'{where} needs {needed} = "NAME" (`fedmpi prepare list` shows them)')
+    words = [str(options["dataset"])]
+    for key, value in options.items():
+        flag = "--" + key.replace("_", "-")
+        for one in value if isinstance(value, list) else [value]:
+            if key != "dataset" and one is not False:
+                words += [flag] if one is True else [flag, str(one)]
+    return tuple(words)
+
+
+def _options(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the options of a command line of `fedmpi prepare` that change the shards, each with its values."""
+    found: dict[str, list[str]] = {}
+    option = "data set"
+    for word in words:
+        if word.startswith("--"):
+            option, _, value = word.partition("=")
+            found.setdefault(option, []).extend([value] if value else [])
+        else:
+            found.setdefault(option, []).append(word)
+    return {option: values for option, values in found.items() if option not in WHERE_FROM}
+
+
+def ensure_shards(wanted: Preparation, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """Prepare the shards unless they are complete, or wait for another process that does."""
     beside = wanted.folder.with_name(f".{wanted.folder.name}.preparing")
     waited = False
     while not wanted.ready():
         if stop():
             raise Stopped
-        owner = owner_of(beside) if beside.is_dir() else None
-        if owner is not None:
+        if beside.is_dir() and (owner := owner_of(beside)) is not None:
             if not waited:
-                show_line(f"{wanted.title}: waiting for its shards, which {owner} prepares")
+                say(f"{wanted.title}: waiting for its shards, which {owner} prepares")
             waited = True
             time.sleep(POLLED)
             continue
@@ -100,17 +123,17 @@ def ensure_shards(wanted: Preparation, show_line: Callable[[str], None], stop: C
             hold = Hold(beside)
         except OSError as error:
             raise UserError(f"cannot write {wanted.folder.parent} ({error.strerror}): choose another --out") from error
-        except UserError:  # another was quicker
+        except UserError:  # another process was quicker
             continue
         try:
             if not wanted.ready():
-                _run(wanted, beside / "output.log", show_line, stop)
+                _prepare(wanted, beside / "output.log", say, stop)
         finally:
             hold.release()
 
 
-def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    show_line(f"{wanted.title}: preparing {wanted.folder}")
+def _prepare(wanted: Preparation, log: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    say(f"{wanted.title}: preparing {wanted.folder}")
     started = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -131,47 +154,9 @@ def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    code = process.returncode
-    why = how_it_ended(code, last_words(log) or f"exit code {code}")
-    if code == 2:
+    why = how_it_ended(process.returncode, last_words(log) or f"exit code {process.returncode}")
+    if process.returncode == 2:
         raise UserError(f"[prepare] for {wanted.title}: {why}")
-    if code:
+    if process.returncode:
         raise RunFailure(f"preparing {wanted.folder} failed ({why}): see {log}")
-    show_line(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")
-
-
-def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """A table of the sweep's file as words of `fedmpi prepare`."""
-    for needed in ("dataset", "partition"):
-        if not isinstance(options.get(needed), str):
-            raise UserError(f'{where} needs {needed} = "NAME" (`fedmpi prepare list` shows them)')
-    words = [str(options["dataset"])]
-    for key, value in options.items():
-        if key in ("dataset", "out"):
-            continue
-        flag = "--" + key.replace("_", "-")
-        for one in value if isinstance(value, list) else [value]:
-            if one is True:
-                words.append(flag)
-            elif isinstance(one, str | int | float) and one is not False:
-                words += [flag, str(one)]
-            elif one is not False:
-                raise UserError(f"{where}: {key} = {shown(one, repr)}: give a text, a number, true or false")
-    return tuple(words)
-
-
-def _meaning(words: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the options of a command line of data_prep, each with its values."""
-    found: dict[str, list[str]] = {}
-    option = "data set"
-    for word in words:
-        if word.startswith("--"):
-            option, _, value = word.partition("=")
-            found.setdefault(option, []).extend([value] if value else [])
-        else:
-            found.setdefault(option, []).append(word)
-    return {option: values for option, values in found.items() if option not in WHERE_FROM}
-
-
-def _option_text(meaning: Mapping[str, list[str]], option: str) -> str:
-    return " ".join(meaning[option]) or "given" if option in meaning else "not given"
+    say(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")

@@ -1,9 +1,10 @@
-"""Outcomes of a sweep's runs: finished ones are left alone, others continue, a failed one stops no other; shards are
-prepared once.
+"""Runs of a sweep: finished ones are left alone, others continue, a failed one stops no other; shards are prepared
+once.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -11,10 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,14 +25,14 @@ from fedmpi import UserError, api, sweep
 from fedmpi.common.errors import MissingFiles, RunFailure
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.mpi.device import MOST_THREADS
-from fedmpi.records.hold import Hold
+from fedmpi.process.children import TAIL, last_words
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.loading import find_runs, read_runs
 from fedmpi.sweeps import run as runner
-from fedmpi.sweeps.plan import plan_sweep
-from fedmpi.sweeps.run import Started, check_runs, command, exit_code, look, look_over, run_sweep, write_notes
+from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
+from fedmpi.sweeps.run import check_runs, command, exit_code, look, look_over, run_sweep
 from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards
-from tests.end_to_end.runs import curve, records
+from tests.end_to_end.runs import curve
 from tests.mpi.commands import run_commands
 from tests.mpi.launch import LIMIT, end_job, run_alone, start_job
 
@@ -43,58 +43,71 @@ COMMON = {
     "cluster": {"threads": 1},
     "checkpoint": {"every": 1},
 }
-TWO_SEEDS = {**COMMON, "sweep": {"seed": [0, 1]}}
+ONE_SEED, TWO_SEEDS = ({**COMMON, "sweep": {"seed": seeds}} for seeds in ([0], [0, 1]))
 DIGITS = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
+PREPARED = {"dataset": "digits", "partition": "iid", "clients": 6}
 
 
-def test_a_folder_shows_how_far_its_run_is(tmp_path: Path) -> None:
-    run, other = plan_sweep(TWO_SEEDS, tmp_path).runs
-    assert look(run).state == "new"
+def finished(*runs: PlannedRun) -> None:
+    """Make the runs look finished."""
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Start these shell commands instead of runs; return the environments of the starts."""
+    popen, seen = subprocess.Popen, []
+
+    def replace(*commands: str) -> list[Any]:
+        waiting = iter(commands)
+
+        def start(words: list[str], stdout: Any, env: dict[str, str], **further: Any) -> Any:
+            seen.append(env)
+            return popen(["sh", "-c", next(waiting)], stdout=stdout)
+
+        monkeypatch.setattr("subprocess.Popen", start)
+        return seen
+
+    return replace
+
+
+def test_a_folder_shows_the_state_of_its_run(tmp_path: Path) -> None:
+    planned = plan_sweep(TWO_SEEDS, tmp_path)
+    run, other = planned.runs
+    assert look(run) == "new"
     api.run(run.config, {"rounds": 2}, out=run.folder)
-    assert (look(run).state, look(run).rounds) == ("begun", 2), "as many rounds as the file asks for are not done"
+    assert look(run) == "begun", "there are fewer rounds than the file asks for"
     api.run(run.config, out=run.folder, resume=True)
-    assert look(run).state == "finished"
-    hold = Hold(run.folder)
-    assert look(run).state == "busy"
-    hold.release()
-    whole = (run.folder / "summary.json").read_text()
-    for damaged in ('{"final": null}', '{"final": {"round": "2"}}'):
-        (run.folder / "summary.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"run seed=0: .*summary.json does not say how many rounds there were"):
-            look(run)
-    (run.folder / "summary.json").write_text(whole)
-    fewer = plan_sweep({**TWO_SEEDS, "rounds": 2}, tmp_path).runs[0]
-    with pytest.raises(UserError, match=r"run seed=0: .* has done 3 rounds already, more than rounds = 2"):
-        look(fewer)
+    assert look(run) == "finished"
     another = plan_sweep({**TWO_SEEDS, "local": {"lr": 0.5}}, tmp_path)
     with pytest.raises(UserError, match=r"run seed=0: .*config.toml differs .*local.lr: 0.\d+ there, 0.5 here"):
         run_sweep(another, another.runs)
-    assert not other.folder.exists(), "rejected before anything was started"
+    (tmp_path / "other.toml").write_text(tomli_w.dumps({**TWO_SEEDS, "local": {"lr": 0.5}}))
+    words = ["-m", "fedmpi", "sweep", str(tmp_path / "other.toml"), "--out", str(tmp_path), "--prepare"]
+    done = run_alone(words, timeout=60)
+    assert done.returncode == 2 and "run seed=0" in done.stderr and "local.lr" in done.stderr
+    assert not other.folder.exists() and not (run.folder / "sweep.json").exists(), "rejected before anything starts"
 
 
-def test_a_sweep_of_finished_runs_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_only_read_and_their_shards_are_not_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = plan_sweep(TWO_SEEDS, tmp_path)
     for run in planned.runs:
         api.run(run.config, out=run.folder)
+    prepared = plan_sweep({**TWO_SEEDS, "prepare": PREPARED}, tmp_path / "prepared")
+    finished(*prepared.runs)
     monkeypatch.setattr("subprocess.Popen", None)
-    outcomes = run_sweep(planned, planned.runs)
-    assert [one.ending for one in outcomes] == ["finished"] * 2 and exit_code(outcomes) == 0
+    for one in (planned, prepared):
+        outcomes = run_sweep(one, one.runs)
+        assert [outcome.ending for outcome in outcomes] == ["finished"] * 2 and exit_code(outcomes) == 0
     assert [run.config.seed for run in sweep(TWO_SEEDS, tmp_path)] == [0, 1]
 
 
-def test_what_finished_runs_were_trained_on_is_not_prepared_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
-    for run in planned.runs:
-        run.folder.mkdir(parents=True)
-        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
-    monkeypatch.setattr("subprocess.Popen", None)
-    assert [one.ending for one in run_sweep(planned, planned.runs)] == ["finished"] * 2
-
-
-def test_a_sweep_asked_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None:
-    planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
+def test_a_stopped_sweep_starts_nothing(tmp_path: Path) -> None:
+    planned = plan_sweep({**TWO_SEEDS, "prepare": PREPARED}, tmp_path)
     outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
     assert [one.ending for one in outcomes] == ["stopped"] * 2 and exit_code(outcomes) == 75
     assert not (tmp_path / "shards" / "digits").exists()
@@ -102,10 +115,8 @@ def test_a_sweep_asked_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> Non
         ensure_shards(Preparation("digits", tmp_path / "elsewhere", DIGITS), print, lambda: True)
 
 
-def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = {**COMMON, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}, "sweep": {"seed": [0]}}
+def test_shards_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {**ONE_SEED, "prepare": PREPARED}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     [run] = plan_sweep(tables, Path("out")).runs
@@ -115,47 +126,32 @@ def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
     monkeypatch.chdir(tmp_path / "elsewhere")
     for out in (tmp_path / "out", Path("../out")):
         [again] = plan_sweep(tables, out).runs
-        assert again.data is not None and again.data.ready() and (look(again).state, look(again).rounds) == ("begun", 1)
+        assert again.data is not None and again.data.ready() and look(again) == "begun"
     (tmp_path / "out/shards/digits" / PREPARING).touch()
-    assert not run.data.ready(), "who prepared was killed before the end"
-    (tmp_path / "out/shards/digits" / PREPARING).unlink()
-    monkeypatch.chdir(tmp_path)
-    within = "out/shards/digits"
-    (run.folder / "config.toml").write_text(
-        (run.folder / "config.toml").read_text().replace(str(run.data.folder), within)
-    )
-    assert api.run(run.config, out=run.folder, resume=True).ending == "finished", "two ways to write one folder"
+    assert not run.data.ready(), "a preparation was killed before its end"
 
 
 def test_runs_are_started_as_a_user_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = plan_sweep(TWO_SEEDS, tmp_path).runs[1]
     monkeypatch.chdir(tmp_path)
-    assert command(run, 1)[1:] == [
-        *("-P", "-m", "fedmpi", "train", f"{tmp_path}/seed=1/sweep.toml"),
-        *("--out", f"{tmp_path}/seed=1", "--resume"),
-    ]
+    train = ["-P", "-m", "fedmpi", "train", f"{tmp_path}/seed=1/sweep.toml", "--out", f"{tmp_path}/seed=1", "--resume"]
+    assert command(run, 1)[1:] == train
     assert command(run, 3)[1:3] == ["-n", "3"] and command(run, 3)[0].endswith("mpiexec")
-
-
-def test_another_fedmpi_in_the_current_folder_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fedmpi").mkdir()
     (tmp_path / "fedmpi" / "__init__.py").write_text("raise SystemExit('another fedmpi')")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(runner.__file__).parents[2]))
-    done = sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, out=tmp_path / "runs")
-    assert [run.finished for run in done] == [True]
+    assert [run.finished for run in sweep(ONE_SEED, out=tmp_path / "runs")] == [True]
 
 
-def test_ranks_that_nothing_could_start_are_rejected_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_nothing_could_start_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     for ranks in (1, 2):
         planned = plan_sweep(TWO_SEEDS, tmp_path / "out", ranks=ranks)
         with pytest.raises(UserError, match="ranks = 2, but there is no mpiexec") if ranks == 2 else nullcontext():
-            check_runs(planned, planned.runs)
-    assert not any(tmp_path.iterdir())
+            run_sweep(planned, planned.runs, stop=lambda: True)
+    with pytest.raises(UserError, match="jobs = 0"):
+        run_sweep(planned, planned.runs, jobs=0)
 
 
 DYING = """
@@ -170,7 +166,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("how", ["at once", "saved"])
-def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
+def test_children_of_a_killed_sweep_end(how: str) -> None:
     died = run_alone(["-c", DYING, how])
     assert died.returncode == -9
     with suppress(psutil.NoSuchProcess):  # it has ended already
@@ -178,247 +174,164 @@ def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepared", "said"),
+    ("changed", "said"),
     [
-        ({"dataset": "digitz", "partition": "iid"}, "did you mean digits?"),
-        ({"dataset": "digits", "partition": "idd"}, "did you mean 'iid'?"),
-        ({"dataset": "digits", "partition": "iid", "alhpa": 3}, "did you mean --alpha?"),
-        ({"dataset": "digits", "partition": "iid", "alpha": 3}, "--alpha is an option of"),
-        ({"dataset": "digits", "partition": "iid", "clients": 0}, "--clients 0 is impossible"),
-        ({"dataset": "digits", "partition": "iid"}, "needs the number of clients"),
-        ({"dataset": "digits", "partition": "iid", "clients": 5, "shards": 0}, "--shards 0 is impossible"),
-        ({"dataset": "digits", "partition": "iid", "clients": 5, "val": 7.0}, "--val 7.0 is impossible"),
-        ({"dataset": "digits", "partition": "dirichlet", "clients": 5, "alpha": -1}, "--alpha = '-1'"),
-        ({"dataset": "mnist", "partition": "iid", "clients": 5, "raw": "nowhere"}, "--raw nowhere does not exist"),
+        ({"dataset": "digitz"}, "did you mean digits?"),
+        ({"partition": "idd"}, "did you mean 'iid'?"),
+        ({"alhpa": 3}, "did you mean --alpha?"),
+        ({"clients": 0}, "--clients 0 is impossible"),
+        ({"partition": "dirichlet", "alpha": -1}, "--alpha = '-1'"),
+        ({"dataset": "mnist", "raw": "nowhere"}, "--raw nowhere does not exist"),
     ],
 )
 def test_shards_that_cannot_be_prepared_are_rejected_before_anything_starts(
-    prepared: dict[str, object], said: str, tmp_path: Path
+    changed: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
+    planned = plan_sweep({**TWO_SEEDS, "prepare": PREPARED | changed}, tmp_path)
     with pytest.raises(UserError) as raised:
         check_runs(planned, planned.runs)
-    assert f"[prepare] for {prepared['dataset']}: " in str(raised.value) and said in str(raised.value)
-    assert isinstance(raised.value, MissingFiles) == ("raw" in prepared), "all else stops --dry-run too"
+    assert f"[prepare] for {(PREPARED | changed)['dataset']}: " in str(raised.value) and said in str(raised.value)
+    assert isinstance(raised.value, MissingFiles) == ("raw" in changed), "all else stops --dry-run too"
     assert not any(tmp_path.iterdir())
 
 
 def test_missing_data_are_named_below_the_plan_and_rejected_by_the_sweep(tmp_path: Path) -> None:
-    here, there, held = tmp_path / "here", tmp_path / "there", tmp_path / "held"
-    for folder in (here, held):
-        folder.mkdir()
-    (held / "something").touch()
+    empty, absent = tmp_path / "empty", tmp_path / "absent"
+    empty.mkdir()
     common = {"dataset": "mnist", "partition": "iid", "clients": 5, "seed": "{seed}"}
-    data = {path.name: {**common, "raw": str(path)} for path in (held, here, there)}
-    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.source": list(data)}}
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
+    data = {path.name: {**common, "raw": str(path)} for path in (empty, absent)}
+    (tmp_path / "mine.toml").write_text(
+        tomli_w.dumps({**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.source": list(data)}})
+    )
     words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
     asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"], "started": words}
     (commands := tmp_path / "commands").mkdir()
     done = run_commands(asked, commands, LIMIT)
-    listed = done["listed"]
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.count("to be prepared") == 6
-    _, *missing = (" ".join(one.split()) for one in listed.stdout.split("missing "))
-    first, other = (f"[prepare] for here: --raw {here} is empty", f"[prepare] for there: --raw {there} does not exist")
-    for said, sentence in zip(missing, (first, other), strict=True):  # once, though each seed has other shards
-        assert said.startswith(f"{sentence}; it must name ")
+    assert (done["listed"].returncode, done["listed"].stderr) == (0, "")
+    assert done["listed"].stdout.count("to be prepared") == 4
+    _, *missing = (" ".join(one.split()) for one in done["listed"].stdout.split("missing "))
+    first, other = (f"[prepare] for empty: --raw {empty} is empty", f"[prepare] for absent: --raw {absent} does not")
+    assert len(missing) == 2 and missing[0].startswith(first) and missing[1].startswith(other), "once for both seeds"
     for refused in (done["prepared"], done["started"]):
         assert refused.returncode == 2 and first in " ".join(refused.stderr.split())
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "held", "out", "commands"}
     assert not list(tmp_path.glob("out/*/*.toml")), "nothing was started"
     planned = plan_sweep(tmp_path / "mine.toml", tmp_path / "out")
-    for run in planned.runs:
-        run.folder.mkdir(parents=True)
-        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
+    finished(*planned.runs)
     assert look_over(planned, planned.runs)[1] == [], "finished runs need no data"
 
 
-def test_a_file_that_occupies_a_runs_folder_is_rejected_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        planned = plan_sweep(TWO_SEEDS, out)
-        with pytest.raises(UserError, match=rf"cannot write {out} \(.*/file is no folder\): choose another --out"):
-            check_runs(planned, planned.runs)
-
-
-def test_folders_of_runs_that_cannot_be_made_or_written_are_rejected_before_anything_starts(
+def test_folders_that_cannot_be_written_are_rejected_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps(TWO_SEEDS))
+    (tmp_path / "file").touch()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "seed=1").touch()
-    words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
-    (commands := tmp_path / "commands").mkdir()
-    asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"]}
-    for done in run_commands(asked, commands, LIMIT).values():
-        assert done.returncode == 2 and "out/seed=1 is no folder): choose another --out" in done.stderr
-        assert not (tmp_path / "out" / "seed=0").exists()
+    for out, said in ((tmp_path / "file", "file is no folder"), (tmp_path / "out", "out/seed=1 is no folder")):
+        planned = plan_sweep(TWO_SEEDS, out)
+        with pytest.raises(UserError, match=rf"cannot write .*{said}\): choose another --out"):
+            check_runs(planned, planned.runs)
+        assert not (out / "seed=0").exists()
     planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do all
     with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\): choose"):
         check_runs(planned, planned.runs)
-    for run in planned.runs:
-        run.folder.mkdir(parents=True)
-        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
-    assert [one.state for one in check_runs(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
+    finished(*planned.runs)
+    assert check_runs(planned, planned.runs) == ["finished"] * 2, "nothing has to be written"
 
 
-def test_damaged_files_in_a_runs_folder_are_repaired_or_rejected(tmp_path: Path) -> None:
-    planned = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path)
-    [run] = planned.runs
-    write_notes(planned, planned.runs)
-    note = (run.folder / "sweep.json").read_bytes()
-    (run.folder / "sweep.json").write_bytes(b"\xff\xfe")
-    write_notes(planned, planned.runs)
-    assert (run.folder / "sweep.json").read_bytes() == note
-    file = (run.folder / "sweep.json").stat().st_ino
-    write_notes(planned, planned.runs)
-    assert (run.folder / "sweep.json").stat().st_ino == file, "what is right is not written again"
-    os.mkfifo(run.folder / "metrics.jsonl")
-    assert look(run).rounds == 0, "no process waits for a fifo"
-    (run.folder / "config.toml").mkdir()
-    with pytest.raises(UserError, match=r"^run seed=0: .*config.toml is damaged \(.*no plain file.*: choose another"):
-        look(run)
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Sweep, dict[str, Exception]]:
+    """A sweep over three sets of shards, and the errors that their preparations raise."""
+    errors: dict[str, Exception] = {}
+
+    def prepare(wanted: Preparation, *others: object) -> None:
+        if wanted.title in errors:
+            raise errors[wanted.title]
+
+    monkeypatch.setattr(runner, "ensure_shards", prepare)
+    tables = {**COMMON, "prepare": dict.fromkeys("abc", PREPARED), "sweep": {"data.source": ["a", "b", "c"]}}
+    return plan_sweep(tables, tmp_path), errors
 
 
-def test_what_another_sweep_puts_there_at_the_same_moment_is_as_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [UserError, RunFailure])
+def test_shards_that_cannot_be_prepared_keep_no_others_back(
+    kind: type[Exception], failing: tuple[Sweep, dict[str, Exception]]
 ) -> None:
-    planned, replace = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), os.replace
-
-    def by_another(source: Path, target: Path) -> None:
-        replace(source, target)
-        raise FileNotFoundError(2, "the file is no longer there")
-
-    def by_nobody(source: Path, target: Path) -> None:
-        raise FileNotFoundError(2, "the folder is no longer there")
-
-    monkeypatch.setattr(os, "replace", by_nobody)
-    with pytest.raises(UserError, match=r"cannot write .*seed=0 \(the folder is no longer there\)"):
-        write_notes(planned, planned.runs)
-    monkeypatch.setattr(os, "replace", by_another)
-    write_notes(planned, planned.runs)
-    assert (planned.runs[0].folder / "sweep.toml").exists() and (planned.runs[0].folder / "sweep.json").exists()
-
-
-def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    failing: list[str] = []
-
-    def fails(wanted: Preparation, *others: object) -> None:
-        asked.append(wanted.title)
-        if wanted.title in failing:
-            raise (UserError if wanted.title == "b" else RunFailure)(f"{wanted.title} failed")
-
-    monkeypatch.setattr(runner, "ensure_shards", fails)
-    part = {"dataset": "digits", "partition": "iid", "clients": 6}
-    tables = {
-        **COMMON,
-        "prepare": dict.fromkeys("abc", part),
-        "sweep": {"data.source": ["a", "b", "c"], "seed": [0, 1]},
-    }
-    planned = plan_sweep(tables, tmp_path)
-    for name, said in (("a", "^a failed$"), ("b", "^2 of 3 cannot be prepared: a failed; b failed$")):
-        failing.append(name)
-        asked.clear()
-        with pytest.raises(RunFailure, match=said):
-            runner.prepare_shards(planned.runs, print, lambda: False)
-        assert asked == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(("kind", "ending"), [(UserError, "wrong input"), (RunFailure, "a failure")])
-def test_what_failed_to_be_prepared_before_a_stop_is_said(
-    kind: type[Exception], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(wanted: Preparation, *others: object) -> None:
-        raise Stopped if wanted.title == "c" else kind(f"{wanted.title}: {ending}")
-
-    monkeypatch.setattr(runner, "ensure_shards", fails)
-    part = {"dataset": "digits", "partition": "iid", "clients": 6}
-    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.source": ["a", "b", "c"]}}
-    planned = plan_sweep(tables, tmp_path)
-    with pytest.raises(kind, match=f"^2 of 3 cannot be prepared: a: {ending}; b: {ending}$") as raised:
+    planned, errors = failing
+    errors |= {"a": kind("a failed"), "b": UserError("b failed"), "c": Stopped()}
+    with pytest.raises(UserError, match="^a failed; b failed$") as raised:
         runner.prepare_shards(planned.runs, print, lambda: False)
     assert raised.type is kind, "a failure has another exit code than wrong input"
     outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
     assert [(one.ending, one.why) for one in outcomes] == [
-        ("failed", f"a: {ending}"),
-        ("failed", f"b: {ending}"),
+        ("failed", "a failed"),
+        ("failed", "b failed"),
         ("stopped", ""),
     ]
     assert exit_code(outcomes) == 1
     assert runner.prepare_shards(planned.runs[2:], print, lambda: False) == 75
 
 
-def test_runs_follow_one_another_without_a_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned, popen = plan_sweep(TWO_SEEDS, tmp_path), subprocess.Popen
-    lines: list[str] = []
-    slept: list[float] = []
-    monkeypatch.setattr("subprocess.Popen", lambda words, stdout, **further: popen(["true"], stdout=stdout))
-    monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
-    outcomes = run_sweep(
-        planned, planned.runs, show_line=lines.append, working=lambda all: [one.process.wait() for one in all]
-    )
-    assert [one.ending for one in outcomes] == ["failed"] * 2 and lines == []
-    assert set(slept) == {runner.POLLED}
-
-
 def test_a_failure_is_not_reported_in_the_words_of_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replaced: Callable[..., list[Any]]
 ) -> None:
-    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
-    said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
-    monkeypatch.setattr(
-        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(said)], stdout=stdout)
-    )
-    assert [run_sweep(planned, planned.runs)[0].why for _ in range(2)] == ["the disk is full", "killed"]
+    planned = plan_sweep(ONE_SEED, tmp_path)
+    replaced("echo 'error: the disk is full'; exit 1", "echo killed; exit 137", "exit 0")
+    for why in ("the disk is full", "killed", ""):
+        assert run_sweep(planned, planned.runs)[0].why == why
+        assert json.loads((tmp_path / "seed=0" / "sweep.json").read_text()).get("failure", "") == why
 
 
-def test_a_run_whose_process_ended_well_without_all_rounds_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ended", "ending", "why"),
+    [
+        ("echo error: the port is in use by another; exit 1", "failed", "the port is in use by another"),
+        ("echo error: no such key; exit 2", "failed", "no such key"),
+        ("exit 0", "finished", ""),
+        ("exit 75", "stopped", ""),
+        ("kill -TERM $$", "stopped", ""),
+        ("kill -USR1 $$", "stopped", ""),
+        ("kill -35 $$", "failed", "ended by signal 35"),
+        ("kill -KILL $$", "failed", "ended by SIGKILL"),
+    ],
+)
+def test_how_the_process_of_a_run_ends_decides_its_outcome(
+    ended: str, ending: str, why: str, tmp_path: Path, replaced: Callable[..., list[Any]]
 ) -> None:
-    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
-    [run] = planned.runs
-    said = iter(
-        ("echo all is well", f"echo '{{}}' >> '{run.folder}/metrics.jsonl'; echo no > '{run.folder}/summary.json'")
-    )
-    monkeypatch.setattr(
-        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(said)], stdout=stdout)
-    )
-    [outcome] = run_sweep(planned, planned.runs)
-    assert (outcome.ending, outcome.why) == ("failed", f"its process ended well, but {run.folder} has 0 of 3 rounds")
-    [outcome] = run_sweep(planned, planned.runs)
-    assert outcome.ending == "failed" and "summary.json cannot be read" in outcome.why
+    planned = plan_sweep(ONE_SEED, tmp_path)
+    replaced(ended)
+    lines: list[str] = []
+    [outcome] = run_sweep(planned, planned.runs, say=lines.append)
+    assert (outcome.ending, outcome.why) == (ending, why) and outcome.seconds > 0
+    [line] = lines
+    assert line.startswith(f"1/1 seed=0: {ending}") and why in line
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_at_the_same_time_share_the_cores(
+    tmp_path: Path, replaced: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planned = plan_sweep(TWO_SEEDS, tmp_path)
+    monkeypatch.delenv(MOST_THREADS, raising=False)
+    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
+    seen = replaced("exit 0", "exit 0", "exit 0", "exit 0")
+    run_sweep(planned, planned.runs, jobs=2)
+    run_sweep(planned, planned.runs)
+    assert [env.get(MOST_THREADS) for env in seen] == ["3", "3", None, None]
+
+
+def test_a_run_that_cannot_be_started_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0, 1, 2]}}, tmp_path)
     started = []
 
-    def taken(waiting: Any, settle: Any, first: Any = runner._next) -> Any:
-        run = first(waiting, settle)
-        if run is not None and run.config.seed < 2:
-            shutil.rmtree(run.folder)
-        if run is not None and run.config.seed == 1:
-            run.folder.write_text("something else is here now")
-        return run
-
     def start(words: list[str], **further: Any) -> Any:
         started.append(words)
-        assert (planned.runs[2 * (len(started) - 1)].folder / "sweep.toml").exists()
+        shutil.rmtree(planned.runs[1].folder, ignore_errors=True)
         raise BlockingIOError(11, "no more processes")
 
-    monkeypatch.setattr(runner, "_next", taken)
     monkeypatch.setattr("subprocess.Popen", start)
     outcomes = run_sweep(planned, planned.runs)
     assert [one.ending for one in outcomes] == ["failed"] * 3 and len(started) == 2
-    assert "cannot be started" in outcomes[0].why and "no more processes" in outcomes[0].why
-    assert "choose another --out" in outcomes[1].why
+    assert all("cannot be started" in one.why for one in outcomes) and "no more processes" in outcomes[0].why
 
 
 @pytest.mark.slow
@@ -431,7 +344,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     done = run_alone(words, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout
-    assert f"b: the shard folder {tmp_path}/no does not exist" in done.stdout
+    assert f"b: failed: the shard folder {tmp_path}/no does not exist" in done.stdout
     written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
     found = compare_runs(read_runs(find_runs([tmp_path / "out"], planned=True)))
     assert [run.failure.partition(" does")[0] for run in found.left_out] == [f"the shard folder {tmp_path}/no"]
@@ -446,12 +359,23 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
         sweep({**COMMON, "sweep": {"run": variants[1:2]}}, tmp_path / "again")
 
 
+KILLED = """
+rounds = 24
+clients.count = 5
+cluster.threads = 1
+local.engine = "sequential"
+checkpoint.every = 3
+[sweep]
+preset = ["fedavg", "fedadam", "scaffold"]
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_records(tmp_path: Path) -> None:
-    """Once by signal 9, once by SIGTERM, at random moments; several runs at once, one of three on two ranks."""
-    file = Path(__file__).parent / "killed.toml"
-    words = ["fedmpi", "sweep", str(file), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    """Once by signal 9, once by SIGTERM, at random moments; several runs at once."""
+    (tmp_path / "killed.toml").write_text(KILLED)
+    words = ["fedmpi", "sweep", str(tmp_path / "killed.toml"), "--out", str(tmp_path / "out"), "--jobs", "2"]
     moments = random.Random()
     for number in (signal.SIGKILL, signal.SIGTERM):
         job = start_job([sys.executable, "-m", *words])
@@ -460,121 +384,76 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
         job.send_signal(number)
         job.communicate()
         assert job.returncode in ({-9, 0} if number == signal.SIGKILL else {75, 0, -15}), (first, job.returncode)
+        time.sleep(3)  # the runs save and end
     done = run_alone(["-m", *words], timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
-    planned = plan_sweep(file, tmp_path / "out")
-    for run in planned.runs:
+    for run in plan_sweep(tmp_path / "killed.toml", tmp_path / "out").runs:
         undisturbed = api.run(run.config, out=tmp_path / "whole" / run.name)
         assert undisturbed.folder is not None
         assert curve(run.folder) == curve(undisturbed.folder), run.name
 
 
-def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Start the child of a second sweep that was started before the run was finished, and arrives afterwards."""
-    planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
-    folder, holds = planned.runs[0].folder, []
-    lines: list[str] = []
-    slept: list[float] = []
-    monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+# Shards
 
-    def take_it_when_it_ends(started: Sequence[Started]) -> None:
-        for one in started:
-            one.process.wait()
-            holds.append(Hold(folder))
-        if len(slept) == 2:  # it has been waited for once
-            holds[0].release()
 
-    [outcome] = run_sweep(planned, planned.runs, show_line=lines.append, working=take_it_when_it_ends)
-    assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
-    assert slept == [runner.POLLED, runner.POLLED_OTHERS, runner.POLLED_OTHERS]
-    [line] = lines
-    assert line.startswith(f"seed=0: waiting for process {os.getpid()} on ") and line.endswith(", which works on it")
+def test_folders_that_hold_something_else_are_not_prepared(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").touch()
+    for place, said in (("file", "no folder"), ("file/below", "no folder"), ("full", "something else")):
+        with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .*{said}"):
+            Preparation("", tmp_path / place, DIGITS).check()
+    Preparation("", tmp_path / "shards", DIGITS).check()
+    assert not (tmp_path / "shards").exists()
 
 
 @pytest.mark.parametrize(
-    ("ended", "ending", "why"),
+    ("ending", "said"),
     [
-        ("echo error: out is in use by process 7 on a; exit 2", "finished", ""),
-        ("echo error: the port is in use by another; exit 1", "failed", "the port is in use by another"),
-        ("echo error: no such key; exit 2", "failed", "no such key"),
-        ("exit 75", "stopped", ""),
-        ("kill -35 $$", "failed", "ended by signal 35"),
-        ("kill -KILL $$", "failed", "ended by SIGKILL"),
+        ("kill -KILL $$", "ended by SIGKILL"),
+        ("kill -35 $$", "ended by signal 35"),
+        ("exit 7", "exit code 7"),
+        ("echo fedmpi: error: the disk is full; echo it ends; exit 1", "the disk is full"),
+        ("echo error: no such option; exit 2", "no such option"),
     ],
 )
-def test_how_the_process_of_a_run_ends_says_what_became_of_it(
-    ended: str, ending: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_preparation_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, said: str
 ) -> None:
-    """If another run has its folder it is tried again, and succeeds here."""
-    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
-    done = f"echo '{{\"final\": {{\"round\": 2}}}}' > '{planned.runs[0].folder}/summary.json'"
-    commands = iter((ended, done))
-    monkeypatch.setattr(
-        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(commands)], stdout=stdout)
-    )
-    begun = time.monotonic()
-    [outcome] = run_sweep(planned, planned.runs)
-    assert (outcome.ending, outcome.why) == (ending, why) and 0 < outcome.seconds < time.monotonic() - begun
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho cite: not stated\n{ending}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    wanted = Preparation("even", tmp_path / "shards", ("digits", "--partition", "iid"))
+    with pytest.raises(UserError) as failure:
+        ensure_shards(wanted, print, lambda: False)
+    assert failure.type is (UserError if ending.endswith("exit 2") else RunFailure) and said in str(failure.value)
 
 
-def test_a_stopped_sweep_says_of_each_run_that_others_hold_or_have_finished_how_far_it_is(tmp_path: Path) -> None:
-    planned = plan_sweep(TWO_SEEDS, tmp_path)
-    one, other = planned.runs
-    for run in planned.runs:
-        api.run(run.config, {"rounds": 2}, out=run.folder)
-    holds, asked = [Hold(one.folder), Hold(other.folder)], []
-
-    def stop() -> bool:
-        asked.append(1)
-        if len(asked) == 2:  # when both have been waited for
-            holds.pop(0).release()
-            api.run(one.config, out=one.folder, resume=True)
-        return len(asked) > 1
-
-    outcomes = run_sweep(planned, planned.runs, stop=stop)
-    holds[0].release()
-    assert [(run.ending, run.standing.rounds) for run in outcomes] == [("finished", 3), ("stopped", 2)]
-    assert exit_code(outcomes) == 75
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_two_sweeps_of_one_file_share_its_runs(tmp_path: Path) -> None:
-    file = str(Path(__file__).parent / "killed.toml")
-    words = [sys.executable, "-m", "fedmpi", "sweep", file, "--set", "rounds=3", "--out", str(tmp_path)]
-    jobs = [start_job(words), start_job(words)]
-    try:
-        ends = [job.communicate(timeout=400) for job in jobs]
-    finally:
-        for job in jobs:
-            end_job(job)
-    assert [job.returncode for job in jobs] == [0, 0], ends
-    for out, _ in ends:
-        assert "3 finished" in out and "failed" not in out
-    for run in plan_sweep(file, tmp_path, ["rounds=3"]).runs:
-        assert [record["round"] for record in records(run.folder)] == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("text", "error", "last"),
+    [
+        ("error: first\n" + "x" * TAIL + "\nlast\n", "", "last"),
+        ("error: first\nerror: second (error: 5)\nlast\n", "second (error: 5)", "second (error: 5)"),
+        ("\udcff\nlast\n\n \n", "", "last"),
+        (None, "", "it said nothing"),
+    ],
+)
+def test_the_last_error_in_the_end_of_a_log_is_reported(
+    tmp_path: Path, text: str | None, error: str, last: str
+) -> None:
+    if text is not None:
+        (tmp_path / "log").write_bytes(text.encode(errors="surrogateescape"))
+    assert last_words(tmp_path / "log") == error and last_words(tmp_path / "log", any_line=True) == last
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_shards_are_prepared_once_by_several_that_need_them_and_again_after_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(
-        "rounds = 1\nclients.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
-        "[sweep]\nseed = [0, 1, 2]\n"
-    )
-    words = [
-        sys.executable,
-        "-m",
-        "fedmpi",
-        "sweep",
-        str(tmp_path / "mine.toml"),
-        "--out",
-        str(tmp_path / "out"),
-        "--prepare",
-    ]
-    shards = tmp_path / "out" / "shards" / "digits"
+    file, shards = tmp_path / "mine.toml", tmp_path / "out" / "shards" / "digits"
+    tables = {**COMMON, "rounds": 1, "prepare": PREPARED, "sweep": {"seed": [0, 1, 2]}}
+    file.write_text(tomli_w.dumps(tables))
+    words = [sys.executable, "-m", "fedmpi", "sweep", str(file), "--out", str(tmp_path / "out"), "--prepare"]
     killed = start_job(words)
     while not (shards / PREPARING).exists() and killed.poll() is None:
         time.sleep(0.01)
@@ -590,38 +469,7 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_again_after_a_ki
             end_job(job)
     assert [job.returncode for job in jobs] == [0, 0, 0], ends
     assert sum("digits: preparing" in out for out, _ in ends) == 1, ends
-    assert read_manifest(shards).clients == 8 and not (shards / PREPARING).exists()
-    other = plan_sweep(
-        {**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 9}}, tmp_path / "out"
-    )
-    with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 8 there, 9 here\)"):
+    assert read_manifest(shards).clients == 6 and not (shards / PREPARING).exists()
+    other = plan_sweep({**tables, "prepare": PREPARED | {"clients": 9}}, tmp_path / "out")
+    with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 6 there, 9 here\)"):
         check_runs(other, other.runs)
-
-
-def test_shards_are_prepared_for_no_run_whose_folder_contains_another(tmp_path: Path) -> None:
-    """`--prepare` leaves what a sweep notes in a run's folder, which must not be that of another configuration."""
-    api.run({**COMMON, "rounds": 1, "seed": 0}, out=tmp_path / "out" / "seed=0")
-    other = {**COMMON, "local": {"lr": 0.5}, "sweep": {"seed": [0]}}
-    (tmp_path / "other.toml").write_text(tomli_w.dumps(other))
-    words = ["-m", "fedmpi", "sweep", str(tmp_path / "other.toml"), "--out", str(tmp_path / "out"), "--prepare"]
-    done = run_alone(words, timeout=60)
-    assert done.returncode == 2 and "run seed=0" in done.stderr and "local.lr" in done.stderr
-    assert not (tmp_path / "out" / "seed=0" / "sweep.json").exists()
-
-
-def test_runs_at_work_at_once_share_the_cores_and_one_that_a_warning_ends_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGUSR1 and SIGTERM end a process that does not heed signals yet."""
-    planned, seen, popen = plan_sweep(TWO_SEEDS, tmp_path), [], subprocess.Popen
-
-    def start(words: list[str], env: dict[str, str], **further: Any) -> Any:
-        seen.append(env.get(MOST_THREADS))
-        return popen(["sh", "-c", f"kill -{'TERM' if len(seen) == 1 else 'USR1'} $$"])
-
-    monkeypatch.delenv(MOST_THREADS, raising=False)
-    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
-    monkeypatch.setattr("subprocess.Popen", start)
-    assert [one.ending for one in run_sweep(planned, planned.runs, jobs=2)] == ["stopped"] * 2
-    assert [one.ending for one in run_sweep(planned, planned.runs)] == ["stopped"] * 2
-    assert seen == ["3", "3", None, None]
