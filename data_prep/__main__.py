@@ -34,7 +34,7 @@ HELP = (
     "`prepare DATASET ...`."
 )
 HELP_PREPARE = (
-    "Read a data set, give its samples to clients and write the shards.\n\n\b\n"
+    "Read a data set, assign its samples to clients, write shards.\n\n\b\n"
     "Examples:\n"
     "  python -m data_prep digits --partition iid --clients 20 --shards 2 --out shards/digits\n"
     "  python -m data_prep mnist --raw mnist --partition dirichlet --alpha 0.1 --clients 100 --out shards/mnist\n"
@@ -85,7 +85,7 @@ def _with_command(words: list[str]) -> list[str]:
 
 @app.command("list")
 def list_all() -> None:
-    """List data sets (samples, classes, licences, sources) and partitions (options, schemes).
+    """List data sets and partitions with their options.
 
     Example: python -m data_prep list
     """

@@ -7,14 +7,15 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 
 import fedmpi
 
-project, author, copyright = "fedmpi", "the fedmpi developers", "the authors of fedmpi, MIT licence"
+project, author, copyright = "fedmpi", "the fedmpi developers", "the authors of fedmpi, MIT license"
 release = version = fedmpi.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc", "mathml", "reference"]
-exclude_patterns = ["images", "examples"]
+exclude_patterns = ["images", "examples", "figures"]
 
 html_theme = "furo"
 html_title = f"fedmpi {release}"
 smartquotes = False  # quotes and dashes are parts of commands
+html_static_path, html_css_files = ["site/static"], ["style.css"]
 html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"  # nothing is loaded from anywhere: MathML is drawn by browsers themselves
 

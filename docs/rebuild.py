@@ -1,11 +1,11 @@
 """Rebuild the pages that show what commands print: run them, put what they print below them, make the pictures.
 
-    python docs/rebuild.py [docs/tutorial.md …]
+    python docs/rebuild.py [docs/tutorials/compare-methods.md …]
 
 In a page a block ```toml or ```python whose first line is a comment with a file's name is written to that file; any
 other ```python block is run; a ```sh block is run by bash; the ```text block that follows gets what was printed.
-```sh skip blocks are left alone. Pictures named images/tutorial/NAME.png are taken from the folder of the commands,
-where report.html is also photographed, if there is a Chromium. Needs the extras `mpi` and `report`, and playwright.
+```sh skip blocks are left alone. Pictures named images/tutorial/NAME.svg or .png come from the commands' folder.
+A Chromium photographs report.html there. Needs the extras `mpi` and `report`, and playwright.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-PAGES = ("tutorial.md", "howto/private-sizes.md")
+PAGES = (
+    "tutorials/first-simulation.md",
+    "tutorials/compare-methods.md",
+    "tutorials/own-sampler.md",
+    "howto/private-sizes.md",
+)
 BLOCK = re.compile(r"^```(?P<kind>sh|toml|python|text)(?P<skip> skip)?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.-]+\.(?:toml|py))\n")
-PICTURE = re.compile(r"\((?:\.\./)?images/tutorial/([\w-]+\.png)\)")
+PICTURE = re.compile(r"\((?:\.\./)?images/tutorial/([\w-]+\.(?:png|svg))\)")
 WIDTH = 110
 
 

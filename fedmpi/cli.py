@@ -111,7 +111,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the page.")] = "",
 ) -> None:
-    """Write one page that shows and compares runs: curves, costs, participation, traffic, privacy; it works offline.
+    """Write an HTML page that shows and compares runs. It opens without a network.
 
     Example: fedmpi report runs/fedavg-0 runs/fedavg-1 runs/fedsampling-0 --out report.html
     """
@@ -127,7 +127,7 @@ def export(
     form: Annotated[str, typer.Option("--format", metavar="FORM", help="safetensors, torchscript or onnx.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file [RUN/model.onnx, .pt].")] = None,
 ) -> None:
-    """Write a run's final model for other programs, and compare its results in their format with the original.
+    """Export a run's final model for other programs. The results of the file are compared with the model's.
 
     Example: fedmpi export runs/first --format onnx
     """
@@ -143,7 +143,7 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between plain lines.")] = 2.0,
 ) -> None:
-    """Follow a run from another terminal until it ends; Ctrl-C stops the command, not the run.
+    """Follow a run from another terminal. Ctrl-C stops the command, not the run.
 
     Example: fedmpi watch runs/first
     """
@@ -169,7 +169,7 @@ def sweep(
         bool, typer.Option("--mix-sources", help="Start runs although others ran with another source of a component.")
     ] = False,
 ) -> int:
-    """Run all runs of a sweep file, with crossed lists and named variants; a restarted sweep resumes.
+    """Run all runs of a sweep file. If you repeat the command, the sweep resumes.
 
     Finished runs are skipped. A failing run does not stop the others: the exit code is then 1, and 75 after a signal.
     With --index under mpiexec or srun the ranks belong to the one run, as with fedmpi train.
@@ -240,7 +240,7 @@ def compare(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
 ) -> None:
-    """Compare runs: mean ± standard deviation over seeds, differences with corrected intervals, costs to a target.
+    """Compare runs over seeds, with corrected confidence intervals.
 
     Runs on other data are not compared with one another; unfinished and failed runs are listed.
 
@@ -271,7 +271,7 @@ def compare(
 
 @app.command("presets")
 def list_presets() -> None:
-    """List every published method, with its paper, components and a runnable example.
+    """List the published methods, each with paper and example.
 
     Example: fedmpi presets
     """
@@ -296,7 +296,7 @@ def list_all_components(
     ] = None,
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "data sampler".')] = None,
 ) -> None:
-    """List all components that a configuration can choose: kind, name, options with their defaults, source.
+    """List all components with their options. Each has kind, name, defaults and source.
 
     Example: fedmpi components --kind "client sampler"
     """
@@ -317,7 +317,7 @@ def check(
     kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without runs on 1, 2, 3 ranks and a resumed one.")] = False,
 ) -> int:
-    """Check whether a component satisfies the interface of its kind: one line per check; exits with 1 if one fails.
+    """Check whether a component satisfies its interface. The exit code is 1 if one check fails.
 
     Example: fedmpi check uniform --kind "client sampler" --quick
     """
@@ -336,7 +336,7 @@ def show_config(
     settings: Settings = None,
     help_keys: Annotated[bool, typer.Option("--help-keys", help="Explain every key instead.")] = False,
 ) -> None:
-    """Print the complete configuration after preset, file and --set, as TOML.
+    """Print the complete configuration as TOML. Preset, file and --set are applied.
 
     Example: fedmpi config --set preset=fedsampling --set samples.size.epsilon=1
     """
@@ -364,7 +364,7 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
     clients: Annotated[bool, typer.Option("--clients", help="For a run: show its clients.")] = False,
 ) -> None:
-    """Show clients, sizes, class balance and heterogeneity of shards. For a run, show its confusion matrix or clients.
+    """Show the clients of shards, or the confusion matrix of a run.
 
     Example: fedmpi inspect digits
     """
@@ -402,7 +402,7 @@ def estimate(
     wanted: Annotated[int | None, typer.Option("--wanted", metavar="K", help="Samples a round [a tenth].")] = None,
     participants: Annotated[int | None, typer.Option("--participants", metavar="m", help="Ask m clients only.")] = None,
 ) -> None:
-    """Show how accurately each private mechanism estimates the total size of your clients: choose M and ε before a run.
+    """Show the error of private size reports, to choose M and ε.
 
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
@@ -430,7 +430,7 @@ def submit(
         Path | None, typer.Option("--scripts", metavar="DIR", help="Write the scripts for use by hand there instead.")
     ] = None,
 ) -> None:
-    """Submit a training run to SLURM: it resumes automatically after time limits, and RUN contains its script.
+    """Submit a training run to SLURM. It resumes after time limits, and RUN contains its script.
 
     Example: fedmpi submit run.toml --nodes 2 --ranks-per-node 8 --time 12:00:00 --array 0-3 --set seed=%a --dry-run
     """
@@ -455,7 +455,7 @@ def submit(
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> int:
-    """Show the resources of this machine or allocation, and problems with them; exit code 1 if no run can start.
+    """Show the resources of this machine or allocation. The exit code is 1 if no run can start.
 
     Example: mpiexec -n 3 fedmpi doctor
     """
@@ -468,7 +468,7 @@ def doctor(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def prepare(context: typer.Context) -> int:
-    """Prepare a data set: the same as `python -m data_prep`, with the same arguments.
+    """Prepare a data set. The arguments are those of `python -m data_prep`.
 
     Example: fedmpi prepare digits --partition iid --clients 20 --shards 2 --out shards/digits
     """

@@ -4,14 +4,14 @@ import numpy as np
 
 
 def waves(*, count: int = 600, noise: float = 0.3) -> dict[str, np.ndarray]:
-    """Sine waves of three frequencies, twenty of them from each sensor.
+    """Return sine waves of three frequencies, twenty from each sensor.
 
     Parameters
     ----------
     count : int
-        Waves.
+        Number of waves.
     noise : float
-        Standard deviation of what is added to each of 32 values.
+        Standard deviation of the noise on each of the 32 values.
     """
     generator = np.random.default_rng(7)
     y = np.arange(count) % 3

@@ -4,12 +4,12 @@ import numpy as np
 
 
 def home_class(labels, clients, generator, *, share: float = 0.5) -> np.ndarray:
-    """A share of every class goes to the clients whose home it is, the rest to anybody.
+    """Assign a share of each class to its home clients, and the rest at random.
 
     Parameters
     ----------
     share : float
-        Of each class's rows.
+        Share of the samples of each class.
     """
     owner = generator.integers(0, clients, len(labels))
     classes = int(labels.max()) + 1

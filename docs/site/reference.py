@@ -25,9 +25,9 @@ from fedmpi.config import key_descriptions
 INCLUDED = {
     "jobs/README": "howto/slurm",
     "jobs/experiments/README": "site/experiments",
-    "benchmarks/README": "site/benchmarks",
+    "benchmarks/README": "dev/benchmarks",
     "CHANGELOG": "site/changelog",
-    "CONTRIBUTING": "site/contributing",
+    "CONTRIBUTING": "dev/contributing",
 }
 """Pages of the site that hold a file from outside docs."""
 
