@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from fedmpi.clients.view import View
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.console import Console
 
+from fedmpi.clients.sampler import View
 from fedmpi.common.apportionment import united
 from fedmpi.common.errors import raised
 from fedmpi.common.options import mistaken
