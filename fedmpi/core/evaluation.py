@@ -34,7 +34,6 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.data.statistics import label_distances
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, halved, named_client
-from fedmpi.local.isolation import evaluating
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import ClientTask
 from fedmpi.models.flat import FlatModel
@@ -132,7 +131,7 @@ class EvaluatedParts:
         while True:
             try:
                 at = round, list(NAMES).index(part)
-                with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+                with flat.evaluating(model, self._streams, Purpose.EVALUATION, *at) as module:
                     return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
             except torch.OutOfMemoryError:
                 if rows == 1:
@@ -309,7 +308,7 @@ class ClientsView:
         while True:
             try:
                 at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-                with during(t), evaluating(self.model, w, self.streams, *at) as module:
+                with during(t), self.model.evaluating(w, self.streams, *at) as module:
                     counts = self.rows.counts[clients]
                     return client_sums(module, x, y, counts, self.loss, self._at_once, self.model.part)
             except torch.OutOfMemoryError:

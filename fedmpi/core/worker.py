@@ -112,12 +112,12 @@ class LocalState:
     @property
     def names(self) -> list[str]:
         """Names of the tensors that every rank receives from a checkpoint."""
-        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.tensor_names)]
+        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.server_tensors())]
 
     @property
     def server_vectors(self) -> list[Tensor]:
         """Vectors that must be equal on every rank."""
-        return [] if self.hooks is None else self.hooks.vectors()
+        return [] if self.hooks is None else [*self.hooks.server.values()]
 
     @property
     def numbers(self) -> Mapping[str, float] | None:
@@ -174,7 +174,7 @@ class LocalState:
     def close(self) -> None:
         """Free the file of the clients' vectors."""
         if self.hooks is not None:
-            self.hooks.close()
+            self.hooks.state.close()
 
 
 class Worker:

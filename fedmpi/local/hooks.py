@@ -173,22 +173,9 @@ class Hooks:
                 self.server[name] = vector.clone()  # it may be the update or another vector of the server
         return chosen
 
-    def vectors(self) -> list[Tensor]:
-        """Return the server's vectors (d,), which must be identical on every rank."""
-        return [*self.server.values()]
-
-    def close(self) -> None:
-        """Free the file of the clients' vectors."""
-        self.state.close()
-
     def server_tensors(self) -> dict[str, Tensor]:
         """Return the server's vectors for a checkpoint."""
         return {f"{PREFIX}{name}": vector for name, vector in self.server.items()}
-
-    @property
-    def tensor_names(self) -> list[str]:
-        """Return the names of these vectors in a checkpoint."""
-        return [*self.server_tensors()]
 
     def load_server(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the server's vectors from a checkpoint; raise ValueError if their length differs."""

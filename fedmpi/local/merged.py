@@ -43,15 +43,10 @@ class Rows(NamedTuple):
     weights: Floats  # (r,): c_k / r_k of the owner
 
 
-class _TooMany(Exception):
-    """Error for a device without enough memory for a pass of so many samples."""
-
-
 class MergedEngine:
     """Engine that trains any number of one-step clients as one weighted batch, cut into chunks."""
 
     name = "merged"
-    description = "merged: one-step clients as one weighted gradient"
 
     def __init__(self, sequential: SequentialEngine):
         self.sequential, self.model, self.source = sequential, sequential.model, sequential.source
@@ -87,15 +82,7 @@ class MergedEngine:
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
     def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of one-step tasks to the job's sum.
-
-        Raises
-        ------
-        UserError
-            Merging is not exact for this configuration, or a task has several steps.
-        ClientFailure
-            A client's loss or gradient is not finite.
-        """
+        """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""
         if not all(self.accepts(task, job.rule) for task in tasks):
             raise UserError(
                 'local.engine = "merged" needs clients that take a single step: set local.steps = 1, or choose "auto"'
@@ -144,8 +131,12 @@ class MergedEngine:
             while first < len(clients):
                 part = self._chunk(ends, first)
                 try:
-                    losses = self._add_chunk(views, Rows(*(one[part] for one in drawn)), job, report)
-                except _TooMany:
+                    losses = self._add_chunk(
+                        views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report
+                    )
+                except torch.OutOfMemoryError:
+                    if self._rows == 1:
+                        raise
                     losses = None
                 if losses is None:
                     self._rows = halved(part.stop - first, "samples in a pass")
@@ -173,13 +164,8 @@ class MergedEngine:
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
             self.model.draw_masks_from(JoinedMasks([*map(of_client, owners.tolist())], counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
-        try:
-            with self.model.sparse_embeddings(self._prefer_sparse()):
-                losses, gradients = self.model.weighted_gradient(x, y, factors)
-        except torch.OutOfMemoryError as error:
-            if len(clients) == 1 or (self.model.has_dropout and clients[0] == clients[-1]):
-                raise
-            raise _TooMany from error
+        with self.model.sparse_embeddings(self._prefer_sparse()):
+            losses, gradients = self.model.weighted_gradient(x, y, factors)
         add_gradients(views, gradients, -job.rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         return losses

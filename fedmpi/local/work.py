@@ -113,18 +113,10 @@ class WorkReport:
 class Engine(Protocol):
     """Interface of an engine, which carries out the tasks of one rank."""
 
-    @property
-    def name(self) -> str:
-        """Return the engine's name in the run log."""
+    name: str  # in the run log
 
     def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to the job's sum.
-
-        Raises
-        ------
-        ClientFailure
-            A client's work failed; the message names the client.
-        """
+        """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
 
 
 def task_size(task: ClientTask, sizes: Ints) -> int:
