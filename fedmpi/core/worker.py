@@ -33,7 +33,7 @@ from fedmpi.local.merged import Rows
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
 from fedmpi.records.client_records import load_records, save_records
@@ -460,7 +460,7 @@ class Trainer:
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)
-        report = self.engine.train(tasks, Job(model, rule, plan.round, total)) if tasks else WorkReport()
+        report = self.engine.train(tasks, RoundJob(model, rule, plan.round, total)) if tasks else WorkReport()
         return RankWork(report, len(members), len(tasks))
 
     def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
@@ -491,7 +491,7 @@ class Trainer:
         if not len(sampled.rows):
             return WorkReport()
         owners, weights = self.worker.row_weights(plan, sampled)
-        return engine.train_rows(Rows(owners, sampled.rows, weights), Job(model, rule, plan.round, total))
+        return engine.train_rows(Rows(owners, sampled.rows, weights), RoundJob(model, rule, plan.round, total))
 
 
 def evaluation_cost(config: Config, store: ShardStore) -> float:

@@ -22,7 +22,7 @@ from fedmpi.local.optimizers import is_plain_sgd, own_optimizer
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, Engine, Job, LocalRule, Observer, WorkReport
+from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, RoundJob, WorkReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -72,7 +72,7 @@ class LocalEngine:
         counts = so_far if self.merged_clients or self.other_clients else ""
         return f"auto: one-step clients are merged, the others {others}{counts}"
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; see `Engine.train`."""
         together: list[ClientTask] = []
         if self.merged is not None and self._merges(job.rule, job.total):
@@ -92,7 +92,7 @@ class LocalEngine:
         rows = max(largest, 1)
         return step_count(rule, rows) == 1 and not needs_order(rule, rows) and self._merges(rule, total)
 
-    def train_rows(self, drawn: Rows, job: Job) -> WorkReport:
+    def train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         """Train samples of any number of clients, without a task for each; see `MergedEngine.train_rows`."""
         assert self.merged is not None
         report = self.merged.train_rows(drawn, job)

@@ -22,7 +22,7 @@ from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.failures import check_update
-from fedmpi.local.work import ClientTask, Job, LocalRule, Observer
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -260,7 +260,7 @@ class ClientHooks:
 
 
 def deliver(
-    task: ClientTask, update: Tensor, job: Job, observe: Observer | None, hooks: ClientHooks | None, steps: int
+    task: ClientTask, update: Tensor, job: RoundJob, observe: Observer | None, hooks: ClientHooks | None, steps: int
 ) -> None:
     """Add coefficient · Δ, or the observer's replacement of Δ, to the sum; the client's hooks see the original Δ."""
     check_update(update, job.rule.lr)

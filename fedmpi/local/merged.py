@@ -25,7 +25,7 @@ from fedmpi.local.failures import LARGEST_LOSS, halved
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_size
 from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.models.layers import JoinedMasks, NoMasks
@@ -81,7 +81,7 @@ class MergedEngine:
         """Check whether the task is a single step."""
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""
         if not all(self.accepts(task, job.rule) for task in tasks):
             raise UserError(
@@ -96,7 +96,7 @@ class MergedEngine:
             report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
 
-    def train_rows(self, drawn: Rows, job: Job, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
+    def train_rows(self, drawn: Rows, job: RoundJob, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
         """Add −η Σ_i weights_i ∇ℓ_i(start) to the sum, without a loop over clients unless the model has dropout.
 
         The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not finite, the owners are
@@ -117,7 +117,7 @@ class MergedEngine:
                 tasks = [ClientTask(*part) for part in parts]
             return self.sequential.one_by_one(failure, tasks, job)
 
-    def _train_rows(self, drawn: Rows, job: Job) -> WorkReport:
+    def _train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         rule, total, clients = job.rule, job.total, drawn.clients
         reason = self.refusal(rule, total)
         if reason is not None:
@@ -149,7 +149,7 @@ class MergedEngine:
                 raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
         return report
 
-    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: Job, report: WorkReport) -> Tensor:
+    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: RoundJob, report: WorkReport) -> Tensor:
         """Add one chunk's weighted gradient to the views; return the samples' losses (r,)."""
         clients, rows, weights = drawn
         started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Observation of every client's update before it is summed: attacks, transmission, clipping, diagnostics.
 
-Diagnostics tell how far clients drift apart and how heterogeneous they are. All follow from sums over the selected
+Diagnostics measure how far clients drift apart and how heterogeneous they are. All follow from sums over the selected
 clients, so no list of client models is ever kept.
 """
 

@@ -23,7 +23,7 @@ from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.work import ClientTask, Job, LocalRule, Observer, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob, WorkReport, task_size
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
@@ -52,7 +52,7 @@ class SequentialEngine:
         self._memory = WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         report = WorkReport()
         for task in tasks:
@@ -63,7 +63,7 @@ class SequentialEngine:
                 report.diverged += 1
         return report
 
-    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Train clients that failed together again: a failing one is named, or left out if that is chosen."""
         with torch.enable_grad():
             report = self.train(tasks, job)
@@ -73,7 +73,7 @@ class SequentialEngine:
             return report
         raise failure
 
-    def _train(self, task: ClientTask, job: Job) -> WorkReport:
+    def _train(self, task: ClientTask, job: RoundJob) -> WorkReport:
         client = self.hooks_of(task)
         w = self._memory.vector.copy_(job.start)
         done = self.advance(w, task, job.rule, job.round, hooks=client)

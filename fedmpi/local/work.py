@@ -68,7 +68,7 @@ class LocalRule:
 
 
 @dataclass(frozen=True)
-class Job:
+class RoundJob:
     """What the tasks of a rank share in a round."""
 
     start: Tensor  # w (d,), from which each task trains; it is not changed
@@ -115,7 +115,7 @@ class Engine(Protocol):
 
     name: str  # in the run log
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
 
 

@@ -14,7 +14,7 @@ from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Engine, Job, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, Engine, LocalRule, RoundJob, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 
@@ -85,7 +85,7 @@ def summed(
     start = model.initial if start is None else start
     before = start.clone()
     total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32), model.device)
-    report = engine.train(tasks, Job(start, rule, round, total))
+    report = engine.train(tasks, RoundJob(start, rule, round, total))
     total.flush()
     assert torch.equal(start, before), "the start stays as it is"
     return total.tensor.clone(), report

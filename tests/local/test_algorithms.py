@@ -26,7 +26,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from tests.end_to_end.in_process import run
 from tests.local import own_algorithms
@@ -83,7 +83,7 @@ def simulate(engine_of: type, name: str, model: FlatModel, source: InMemorySourc
         total = FloatSum(np.zeros(model.size, kind))
         sums = {key: FloatSum(np.zeros(model.size, kind)) for key in hooks.sums}
         hooks.begin(t, w, sums)
-        report = engine.train(cohort(t), Job(w, rule, t, total))
+        report = engine.train(cohort(t), RoundJob(w, rule, t, total))
         for part in (total, *sums.values()):
             part.flush()
         further = {key: part.tensor.clone() for key, part in sums.items()} | hooks.totals
@@ -152,7 +152,7 @@ def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round(engin
     trained = made(engine, model, source, hooks=hooks)
     for t in range(3):
         hooks.begin(t, model.initial, {})
-        trained.train(cohort(0), Job(model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32))))
+        trained.train(cohort(0), RoundJob(model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32))))
         assert {float(hooks.state.read(task.client)["rounds"].unique()) for task in cohort(0)} == {t + 1.0}
     remembered = [[float(vector.unique()) for vector in seen] for seen in hooks.algorithm.seen.values()]
     assert remembered == [[1.0, 2.0, 3.0]] * 6  # later rounds leave them alone
@@ -169,7 +169,7 @@ def test_observers_may_change_an_update_and_hooks_overwrite_theirs(engine: type)
         hooks, total = make(f"{OWN}:{name}", model), FloatSum(np.zeros(model.size))
         hooks.begin(0, model.initial, {key: FloatSum(np.zeros(model.size)) for key in hooks.sums})
         trained = made(engine, model, source, observe=observe, hooks=hooks)
-        trained.train(cohort(0), Job(model.initial, RULES["whole"], 0, total))
+        trained.train(cohort(0), RoundJob(model.initial, RULES["whole"], 0, total))
         found.append((total.tensor.clone(), hooks.totals))
     assert torch.equal(found[0][0], found[1][0])
     assert relative_error(found[2][0], 2 * found[1][0]) < 1e-12
@@ -185,7 +185,7 @@ def test_every_hook_draws_from_a_stream_of_the_client_or_of_the_round(engine: ty
         total = FloatSum(np.zeros(model.size))
         hooks.begin(2, model.initial, {})
         own = {"hooks": hooks} if name == "drawn" else {}
-        made(engine, model, source, **own).train(cohort(2), Job(model.initial, rule, 2, total))
+        made(engine, model, source, **own).train(cohort(2), RoundJob(model.initial, rule, 2, total))
         total.flush()
         changes[name] = total.tensor
     draws = [STREAMS.generator(Purpose.ALGORITHM, 2, task.client) for task in cohort(2)]
@@ -260,7 +260,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
     model, source = world(dtype=torch.float32)
     hooks = make(f"{OWN}:Wrong", model, how=how)
     hooks.begin(7, model.initial.clone(), {"dc": FloatSum(np.zeros(model.size, np.float32))})
-    job = Job(hooks._start, RULES["whole"], 7, FloatSum(np.zeros(model.size, np.float32)))
+    job = RoundJob(hooks._start, RULES["whole"], 7, FloatSum(np.zeros(model.size, np.float32)))
     with pytest.raises(ComponentFailure, match=said):
         made(engine, model, source, hooks=hooks).train([ClientTask(1, None, 1.0)], job)
 

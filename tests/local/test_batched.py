@@ -26,7 +26,7 @@ from fedmpi.local.batched.translation import translate
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from tests.local import networks
 from tests.local.networks import CHAINS, GRAPHS, REFUSED
@@ -208,7 +208,7 @@ def test_an_observer_and_an_exact_sum_get_the_update_of_every_client(name: str) 
     results, sums = [], []
     for engine in engines(name, torch.float64, sizes):
         buffer = np.zeros(engine.model.size, np.int64)
-        engine.train(tasks_for(sizes), Job(engine.model.initial, EPOCHS, 2, FixedPointSum(buffer)))
+        engine.train(tasks_for(sizes), RoundJob(engine.model.initial, EPOCHS, 2, FixedPointSum(buffer)))
         sums.append(buffer / 2.0**40)
         seen.append(notes := {})
         engine.observe = lambda k, delta, notes=notes: notes.setdefault(k, delta.clone()) * 0.5

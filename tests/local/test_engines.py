@@ -25,7 +25,7 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.failures import OnDivergence, enter_round
 from fedmpi.local.merged import MergedEngine, Rows
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -88,7 +88,7 @@ def test_rows_of_many_clients_need_no_task_each() -> None:
     clients = np.searchsorted(source.offsets, positions, side="right") - 1
     drawn = Rows(clients, positions - source.offsets[clients], np.full(9, 1 / 9))
     total = FloatSum(np.zeros(model.size, np.float32))
-    report = made(MergedEngine, model, source).train_rows(drawn, Job(model.initial, WHOLE, 0, total))
+    report = made(MergedEngine, model, source).train_rows(drawn, RoundJob(model.initial, WHOLE, 0, total))
     model.bind(model.initial)
     _, gradients = model.loss_gradient(source.x[positions], source.y[positions])
     assert relative_error(total.tensor, -0.1 * torch.cat([gradient.flatten() for gradient in gradients])) < 1e-6
@@ -120,7 +120,7 @@ def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(
     source, model = InMemorySource(SMALL_IMAGES, [2] * (SHORT + 1)), small()
     monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", 2)
     total = FloatSum(np.zeros(model.size, np.float32))
-    made(kind, model, source, chunk=1).train(tasks_of(source), Job(model.initial, WHOLE, 0, total))
+    made(kind, model, source, chunk=1).train(tasks_of(source), RoundJob(model.initial, WHOLE, 0, total))
     latest = float(total.tensor.norm())
     total.flush()
     assert 0 < latest < 0.2 * float(total.tensor.norm())
@@ -167,7 +167,7 @@ def test_what_would_not_be_exact_is_rejected_with_the_reason(net: nn.Module, rul
         summed(made(MergedEngine, model, source), model, tasks_of(source), rule)
     with pytest.raises(UserError, match="own update"):
         exact = FixedPointSum(np.zeros(small().size, np.int64))
-        made(MergedEngine, small(), source).train(tasks_of(source), Job(small().initial, WHOLE, 0, exact))
+        made(MergedEngine, small(), source).train(tasks_of(source), RoundJob(small().initial, WHOLE, 0, exact))
 
 
 # Clients that fail
@@ -460,7 +460,7 @@ def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split() -> Non
         buffers = np.zeros((len(parts), model.size), np.int64)
         for buffer, part in zip(buffers, parts, strict=True):
             engine = chosen(source, model, server={"exact": True})
-            engine.train(part, Job(model.initial, rule, 0, FixedPointSum(buffer)))
+            engine.train(part, RoundJob(model.initial, rule, 0, FixedPointSum(buffer)))
         found.append(buffers.sum(0))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2]) and found[0].any()
 

@@ -31,7 +31,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.local.schedule import schedule
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import check_memory, is_plain, seed_held_generators
 from fedmpi.tasks.losses import Loss
@@ -222,7 +222,7 @@ def updates(model: FlatModel, order: Sequence[int], rounds: int = 2) -> dict[tup
 
         engine = SequentialEngine(model, InMemorySource(FLAT, SIZES), STREAMS, observe=note)
         tasks = [ClientTask(client, None, 1.0) for client in order]
-        engine.train(tasks, Job(model.initial, RULE, t, FloatSum(np.zeros(model.size, np.float32))))
+        engine.train(tasks, RoundJob(model.initial, RULE, t, FloatSum(np.zeros(model.size, np.float32))))
     return found
 
 

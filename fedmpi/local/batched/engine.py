@@ -28,7 +28,7 @@ from fedmpi.local.failures import check_loss, halved, named_client
 from fedmpi.local.hooks import ClientHooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_size
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -64,7 +64,7 @@ class BatchedEngine:
         self.net = translate(self.model.module, self.source.description, self.model.stacked_forms)
         self._stack: Stack | None = None
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         rule, start = job.rule, job.start
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
@@ -96,12 +96,13 @@ class BatchedEngine:
         stack.begin(start)
         return stack
 
-    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: Job) -> WorkReport:
+    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
         """Train clients in one batch; if it fails or does not fit into the device's memory, one at a time."""
         failure: Exception
+        stack: Stack | None = None
+        chunk = self._load(tasks)
         try:
             stack = self._prepare(together, rows, job.rule, job.start)
-            chunk = self._load(tasks)
             self._take_steps(stack, chunk, job)
             chunk.report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
             check_loss(chunk.report.loss_sum, job.rule.lr)
@@ -114,7 +115,8 @@ class BatchedEngine:
                 return chunk.report
             failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
         if isinstance(failure, torch.OutOfMemoryError):
-            self._stack, self.chunk = None, halved(together, "batched clients")
+            self._stack = stack = None
+            self.chunk = halved(together, "batched clients")
         again = self.sequential.one_by_one(failure, tasks, job)
         again.clients -= len(tasks)  # `train` counts them
         again.weight -= sum(task.coefficient for task in tasks)
@@ -131,7 +133,7 @@ class BatchedEngine:
         chunk.report = WorkReport(samples=sum(map(len, chunk.labels)), load_seconds=time.perf_counter() - started)
         return chunk
 
-    def _take_steps(self, stack: Stack, chunk: _Chunk, job: Job) -> None:
+    def _take_steps(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> None:
         """Take all local steps of a chunk's clients."""
         rule, tasks, optimizer = job.rule, chunk.tasks, stack_optimizer(job.rule)
         batches = []
@@ -215,7 +217,7 @@ class BatchedEngine:
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
-    def _collect(self, stack: Stack, chunk: _Chunk, job: Job) -> bool:
+    def _collect(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> bool:
         """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact.
 
         Return False if the sum of all at once is not finite.
