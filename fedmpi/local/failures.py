@@ -35,12 +35,10 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     ComponentFailure gains the client's name."""
     try:
         yield
-    except (ClientFailure, UserError):
+    except (ClientFailure, UserError, KeyboardInterrupt):
         raise
     except ComponentFailure as failure:
         raise failure.during(client=client) from failure.__cause__
-    except KeyboardInterrupt:
-        raise
     except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
         round = None if isinstance(cause, Divergence) else _round
         where = innermost(traceback.extract_tb(cause.__traceback__))

@@ -289,8 +289,7 @@ def declared(part: Component, algorithm: LocalAlgorithm, field: str, taken: Sequ
     """Return the names that an algorithm declares in a field."""
     names = names_in(part, algorithm, field)
     for name in names:
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-            raise UserError(f"{part.name}: {field} names {name!r}, which is no name of an attribute")
-        if name in taken or names.count(name) > 1:
-            raise UserError(f"{part.name}: {field} names {name!r}, which is taken: choose another name")
+        usable = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+        if not usable or name in taken or names.count(name) > 1:
+            raise UserError(f"{part.name}: {field} names {name!r}, which is taken or no name of an attribute")
     return names

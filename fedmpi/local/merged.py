@@ -164,7 +164,8 @@ class MergedEngine:
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
             self.model.draw_masks_from(JoinedMasks([*map(of_client, owners.tolist())], counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
-        with self.model.sparse_embeddings(self._prefer_sparse()):
+        tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
+        with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):
             losses, gradients = self.model.weighted_gradient(x, y, factors)
         add_gradients(views, gradients, -job.rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
@@ -211,10 +212,6 @@ class MergedEngine:
             sizes = self.source.sizes
             self._offsets = np.cumsum(sizes) - sizes
         return self.source.load_positions(self._offsets[clients] + rows)
-
-    def _prefer_sparse(self) -> bool:
-        description = self.source.description
-        return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(description.feature_shape))
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 Observer = Callable[[int, Tensor], Tensor | None]
 """observe(client, Δ) sees a client's update before it is summed and may return a replacement."""
 
-VISIT_BITS = 32
-
 
 @dataclass(frozen=True)
 class OwnOptimizer:
@@ -88,7 +86,7 @@ class ClientTask:
 
     def stream_round(self, round: int) -> int:
         """Return the round that keys this visit's random streams; the round itself at the first visit."""
-        return round + (self.visit << VISIT_BITS)
+        return round + (self.visit << 32)
 
 
 @dataclass

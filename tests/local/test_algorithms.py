@@ -271,7 +271,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
         ({"client_state": ("index",)}, "'index', which is taken"),
         ({"server_state": ("model",)}, "'model', which is taken"),
         ({"client_state": ("a", "a")}, "'a', which is taken"),
-        ({"client_state": ("a b",)}, "no name of an attribute"),
+        ({"client_state": ("a b",)}, "'a b', which is taken or no name"),
         ({"sums": ("a",)}, "which its finish"),
         ({"sent": ("a",)}, "sent names 'a'"),
     ],

@@ -96,11 +96,26 @@ def test_rows_of_many_clients_need_no_task_each() -> None:
     assert report.weight == pytest.approx(1.0)
 
 
+def test_rows_of_clients_that_diverge_are_left_out_and_the_others_weigh_as_before() -> None:
+    model, rows, found = small(), np.concatenate([np.arange(n) for n in SIZES]), []
+    clients = np.repeat(np.arange(len(SIZES)), SIZES)
+    weights = (1 + clients) / 10
+    for away in ([2, 4], []):
+        engine = made(MergedEngine, model, spoiled(HUGE, *away), on_divergence=OnDivergence(True))
+        kept = ~np.isin(clients, [] if away else [2, 4])
+        total = FloatSum(np.zeros(model.size, np.float32))
+        job = RoundJob(model.initial, WHOLE, 0, total)
+        found.append((total, engine.train_rows(Rows(clients[kept], rows[kept], weights[kept]), job)))
+    assert relative_error(*(total.tensor for total, _ in found)) < 1e-5
+    for fact in ("clients", "weight", "samples", "steps"):
+        assert getattr(found[0][1], fact) == pytest.approx(getattr(found[1][1], fact)), fact
+
+
 def test_a_large_vocabulary_keeps_its_gradient_sparse_and_right() -> None:
     description = DataDescription((12,), "int32", 4, "text", 60_000, (), ())
     source, model = InMemorySource(description, SIZES), flat_model("text-cnn", description, dimension=4, filters=3)
     engine, tasks = made(MergedEngine, model, source), tasks_of(source)
-    assert engine._prefer_sparse()
+    assert model.sparse_pays(512 * 12)
     assert_same_work(summed(engine, model, tasks, WHOLE), summed(engine.sequential, model, tasks, WHOLE), 1e-5)
     assert not model.module.words.sparse
 

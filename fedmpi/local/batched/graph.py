@@ -27,8 +27,6 @@ from fedmpi.local.batched.dense import StackedDropout
 from fedmpi.local.batched.forms import ARRANGED, LAYERS, Form, Weight, finish
 from fedmpi.local.batched.text import Embedding
 
-RECURRENT = nn.GRU, nn.LSTM
-
 
 class GraphLayer(Layer):
     """Whole model, or its part after the look-up of words."""
@@ -102,7 +100,9 @@ class _Batched(nn.Module):
         named = dict(layer.named_parameters())
         self.keys = {name: id(one) for name, one in named.items() if one.requires_grad}
         self.frozen = {name: one for name, one in named.items() if not one.requires_grad}
-        self.axis = int(isinstance(layer, RECURRENT) and not layer.batch_first)  # the axis of samples in the inputs
+        self.axis = int(
+            isinstance(layer, nn.GRU | nn.LSTM) and not layer.batch_first
+        )  # the axis of samples in the inputs
 
     def forward(self, x: Tensor) -> Any:
         bound = CURRENT[-1]
