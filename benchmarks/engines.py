@@ -30,7 +30,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.process.malloc import freed_memory_kept
@@ -97,7 +97,7 @@ def line(workload: Workload, passes: int, device: torch.device) -> list[str]:
 
     def trained(engine: SequentialEngine | BatchedEngine) -> Tensor:
         total = FloatSum(np.zeros(model.size, np.float32), device)
-        engine.train(tasks, Job(model.initial, rule, 0, total))
+        engine.train(tasks, RoundJob(model.initial, rule, 0, total))
         return total.tensor
 
     one, other = map(trained, engines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -76,44 +75,20 @@ def default_dtype() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-@contextmanager
-def default_device() -> Iterator[None]:
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextmanager
-def nested_autocast() -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16):
-        yield
-
-
 AROUND: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "nested autocast": nested_autocast,
     "no_grad": torch.no_grad,
-    "gradients off": lambda: torch.set_grad_enabled(False),
     "inference mode": torch.inference_mode,
     "device": lambda: torch.device("meta"),
-    "default device": default_device,
     "default type": default_dtype,
 }
 SEQUENTIAL = {"local.engine": "sequential"}
-"""Otherwise a trial of the engines' speed says which rounding is had."""
 WITHIN: dict[str, dict[str, Any]] = {
     "plain": SEQUENTIAL,
     "bfloat16": {"local.precision": "bfloat16", **SEQUENTIAL},
     "merged": {"local.engine": "merged", "local.steps": 1, "local.batch_size": "all"},
     "batched": {"local.engine": "batched"},
-    "strata": {
-        **SEQUENTIAL,
-        "clients.sampler": "importance",
-        "clients.count": 2,
-        "evaluation.clients": "all",
-    },
+    "strata": {**SEQUENTIAL, "clients.sampler": "importance", "clients.count": 2, "evaluation.clients": "all"},
 }
 
 
@@ -159,19 +134,6 @@ def test_what_surrounds_a_run_changes_nothing_of_it_and_is_there_afterwards(arou
         assert torch.equal(values(one), plain[name]), name
 
 
-def test_a_thread_may_run_within_separate_modes() -> None:
-    data, found = arrays(), []
-
-    def work() -> None:
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            found.append(run(built, data, SEQUENTIAL))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert torch.equal(values(found[0]), undisturbed()["plain"])
-
-
 # Results of the model
 
 WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -182,8 +144,6 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "one more axis": (lambda out: out.unsqueeze(-1), "shape"),
     "fewer samples": (lambda out: out[:-1], "shape"),
     "twice as many": (lambda out: torch.cat([out, out], -1), "shape"),
-    "NaN": (lambda out: out * torch.nan, "NaN"),
-    "some NaN": (lambda out: torch.where(out == out.max(), torch.nan, out), "NaN"),
     "whole numbers": (lambda out: (out > 0).long(), "torch.int64"),
 }
 
@@ -192,7 +152,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 @pytest.mark.parametrize("when", ["training", "evaluation"])
 def test_unusable_outputs_are_rejected_before_round_0(kind: str, when: str) -> None:
     data, rounds = arrays(kind), []
-    for name in WRONG if kind == "classification" else ("indices", "one more axis", "twice as many", "some NaN"):
+    for name in WRONG if kind == "classification" else ("indices", "one more axis", "twice as many"):
         change, said = WRONG[name]
         with pytest.raises(UserError) as error:
             run(Own(kind, change, when), data, {"task.kind": kind}, on_round=rounds.append)
@@ -206,13 +166,6 @@ class Logarithm(Own):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x.log())
-
-
-class Logit(Own):
-    """Reads numbers between 0 and 1 alone."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward((0.1 * x).logit())
 
 
 class Masked(Own):
@@ -231,7 +184,7 @@ class Large(Own):
         self.bounds = nn.Buffer(torch.full((3,), 3e38))
 
 
-@pytest.mark.parametrize("network", [Logarithm, Logit, Masked, Large])
+@pytest.mark.parametrize("network", [Logarithm, Masked, Large])
 def test_outputs_and_values_that_are_right_are_not_rejected(network: type[Own]) -> None:
     done = run(network(), arrays(positive=True), {"data.normalize": False})
     assert values(done).isfinite().all() and done.summary["final"]["test_accuracy"] > 0
@@ -318,13 +271,10 @@ def standardized() -> nn.Module:
 LONE = [
     ((20, 11, 30), {}, ["client 1 (11 samples)", "local.batch_size = 10"]),
     ((20, 1, 31), {}, ["client 1 (1 sample), client 2 (31 samples)"]),
-    ((20, 1, 31), {"local.batch_size": "all"}, ["client 1 (1 sample)"]),
     ((20, 1, 31), {"local.steps": 2}, ["client 1 (1 sample)"]),
     ((11, 21, 31, 41, 51, 61, 71), {}, ["client 4 (51 samples) and 2 more"]),
-    ((20, 30), {"local.batch_size": 1}, ["local.batch_size = 1"]),
     ((20, 30), {"local.batch_size": 1, "local.drop_last": True}, ["local.batch_size = 1"]),
     ((20, 30), {"samples.sampler": "bernoulli", "samples.budget": 9}, ['samples.sampler = "bernoulli"']),
-    ((20, 30), {"samples.sampler": "exact", "samples.budget": 9}, ['samples.sampler = "exact"']),
     ((20, 31), {"local.steps": 2, "evaluation.clients": "all", "evaluation.fine_tune": 1}, ["client 1 (31 samples)"]),
     (
         (20, 30),
@@ -348,14 +298,7 @@ def test_batches_of_one_sample_are_rejected_by_the_clients_names(
         assert run(Normed(lambda: nn.GroupNorm(1, 5)), data).ending == "finished"
 
 
-DROPPED = [
-    {},
-    {"local.steps": 3},
-    {"local.batch_size": "all"},
-    {"server.exact": True},
-    {"evaluation.clients": "all", "evaluation.fine_tune": 1},
-    {"local.algorithm": "scaffold"},
-]
+DROPPED = [{}, {"local.steps": 3}, {"local.batch_size": "all"}, {"server.exact": True}, {"local.algorithm": "scaffold"}]
 
 
 @pytest.mark.parametrize("more", DROPPED)
@@ -375,7 +318,6 @@ ALONE_AT_MOST = [
     ("bernoulli", {"local.drop_last": True, "local.batch_size": 2}),
     ("exact", {"local.batch_size": "all"}),
     ("ratio", {"local.batch_size": 9}),
-    ("bernoulli", {"local.batch_size": 2, "local.steps": 2}),
 ]
 
 
@@ -413,7 +355,7 @@ def test_mediators_pass_clients_with_one_sample_by() -> None:
     assert values(done).isfinite().all()
 
 
-# Modules without values, and updates that an algorithm changes
+# Modules without values
 
 
 def on_meta() -> nn.Module:
@@ -423,8 +365,6 @@ def on_meta() -> nn.Module:
 
 WITHOUT_VALUES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "0.weight has no shape yet"),
-    "a lazy norm": (lambda: nn.Sequential(nn.Linear(FEATURES, 3), nn.LazyBatchNorm1d()), "1.weight has no shape yet"),
-    "a lazy convolution": (lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.LazyConv1d(3, 6)), "has no shape yet"),
     "the meta device": (on_meta, "weight has no values"),
     "a buffer": (lambda: nn.BatchNorm1d(FEATURES, affine=False, device="meta"), "running_mean has no values"),
 }
@@ -442,43 +382,6 @@ def test_a_lazy_module_that_has_seen_a_batch_is_a_module_like_any_other() -> Non
     network = nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3))
     network(torch.zeros(1, FEATURES))
     assert run(network, arrays()).ending == "finished"
-
-
-class Changing(fedmpi.LocalAlgorithm):
-    """Does something with a client's update once it is made."""
-
-    client_state = ("last",)
-    sums = ("total",)
-
-    def __init__(self, *, how: str = "reads"):
-        self.how = how
-
-    def finish(self, client: Any, server: Any, work: Any, generator: Any) -> dict[str, Any]:
-        if self.how == "scales":
-            work.delta.mul_(2)
-        elif self.how == "clips":
-            work.delta.clamp_(-1e-3, 1e-3)
-        elif self.how == "a part":
-            work.delta[:2] = 0
-        elif self.how == "a view":
-            work.delta.view(-1)[0].zero_()
-        elif self.how == "a copy":
-            work.delta.clone().mul_(2)
-        client.last = work.delta
-        return {"total": work.delta}
-
-
-@pytest.mark.parametrize(("engine", "observed"), [("sequential", False), ("sequential", True), ("batched", False)])
-def test_an_algorithm_that_changes_the_update_in_finish_is_rejected(engine: str, observed: bool) -> None:
-    more: dict[str, Any] = {"local.algorithm": Changing, "local.engine": engine}
-    more |= {"logging.diagnostics": observed}
-    plain = {key: value for key, value in more.items() if key != "local.algorithm"}
-    for how in ("scales", "clips", "a part", "a view"):
-        with pytest.raises(fedmpi.ComponentFailure, match=r"finish changed work.delta in place.*work.delta.clone\(\)"):
-            run(built, arrays(), {**more, "local.algorithm.how": how})
-    for how in ("reads", "a copy"):
-        done = run(built, arrays(), {**more, "local.algorithm.how": how})
-        torch.testing.assert_close(values(done), values(run(built, arrays(), plain)), rtol=1e-5, atol=1e-6)
 
 
 # Several ranks, and the command
@@ -528,22 +431,10 @@ def tuple_in_evaluation(description: Any) -> nn.Module:
     return Network(64, 10)
 
 
-@pytest.mark.parametrize(
-    ("settings", "code", "said"),
-    [
-        ([f"model.name={__name__}:tuple_in_evaluation"], 2, "returned tuple for a batch of 4"),
-        pytest.param(
-            ["local.lr=1e10", "server.optimizer.lr=1e30", "local.steps=1", "local.batch_size=all"],
-            1,
-            "model is not finite",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_the_command_on_three_ranks_ends_with_one_sentence(
-    settings: list[str], code: int, said: str, tmp_path: Path
-) -> None:
-    words = [word for setting in ["preset=fedavg", "rounds=1", *settings] for word in ("--set", setting)]
+def test_the_command_on_three_ranks_ends_with_one_sentence(tmp_path: Path) -> None:
+    settings = ["preset=fedavg", "rounds=1", f"model.name={__name__}:tuple_in_evaluation"]
+    words = [word for setting in settings for word in ("--set", setting)]
     done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"])
-    assert done.returncode == code
-    assert done.stderr.startswith("error: ") and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "returned tuple for a batch of 4" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

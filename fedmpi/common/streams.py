@@ -63,8 +63,8 @@ class _Unmade:
     def __init__(self, make: Callable[[], np.random.Generator]):
         self._make = make
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]  # isinstance() takes it for a generator
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance() takes it for a generator
         return np.random.Generator
 
     @cached_property

@@ -36,7 +36,6 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.data.statistics import label_distances
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, halved, named_client
-from fedmpi.local.isolation import evaluating
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import ClientTask
 from fedmpi.models.flat import FlatModel
@@ -145,7 +144,7 @@ class EvaluatedParts:
 
         def evaluated(rows: int) -> Evaluation:
             at = round, list(NAMES).index(part)
-            with evaluating(flat, model, self._streams, Purpose.EVALUATION, *at) as module:
+            with flat.evaluating(model, self._streams, Purpose.EVALUATION, *at) as module:
                 return evaluate(module, x, y, rows, flat.loss, self.metrics, flat.part)
 
         found, self._rows = within_memory(evaluated, self._rows, len(y))
@@ -307,7 +306,7 @@ class ClientsView:
 
         def evaluated(rows: int) -> Floats:
             at = Purpose.CLIENT_EVALUATION, t, int(clients[0])
-            with during(t), evaluating(self.model, w, self.streams, *at) as module:
+            with during(t), self.model.evaluating(w, self.streams, *at) as module:
                 return client_sums(module, x, y, self.rows.counts[clients], self.loss, rows, self.model.part)
 
         found, self._at_once = within_memory(evaluated, self._at_once, len(y))

@@ -33,7 +33,7 @@ from fedmpi.local.merged import Rows
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
 from fedmpi.records.client_records import load_records, save_records
@@ -112,12 +112,12 @@ class LocalState:
     @property
     def names(self) -> list[str]:
         """Names of the tensors that every rank receives from a checkpoint."""
-        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.tensor_names)]
+        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.server_tensors())]
 
     @property
     def server_vectors(self) -> list[Tensor]:
         """Vectors that must be equal on every rank."""
-        return [] if self.hooks is None else self.hooks.vectors()
+        return [] if self.hooks is None else [*self.hooks.server.values()]
 
     @property
     def numbers(self) -> Mapping[str, float] | None:
@@ -174,7 +174,7 @@ class LocalState:
     def close(self) -> None:
         """Free the file of the clients' vectors."""
         if self.hooks is not None:
-            self.hooks.close()
+            self.hooks.state.close()
 
 
 class Worker:
@@ -444,7 +444,7 @@ class Trainer:
                 if len(rows.rows):
                     owners, weights = self.worker.row_weights(plan, rows)
                     report = self.engine.train_rows(
-                        Rows(owners, rows.rows, weights), Job(model, rule, plan.round, total)
+                        Rows(owners, rows.rows, weights), RoundJob(model, rule, plan.round, total)
                     )
                 return RankWork(report, len(self.worker.members(plan)), len(rows.members))
         if len(plan.mediators):
@@ -453,7 +453,7 @@ class Trainer:
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)
-        report = self.engine.train(tasks, Job(model, rule, plan.round, total)) if tasks else WorkReport()
+        report = self.engine.train(tasks, RoundJob(model, rule, plan.round, total)) if tasks else WorkReport()
         return RankWork(report, len(members), len(tasks))
 
     def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:

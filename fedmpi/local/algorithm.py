@@ -212,26 +212,12 @@ class Vectors:
         kept = self._vectors[name]
         self._vectors[name] = vector_like(kept, value, f"{self._owner}.{name}")
 
-    def __dir__(self) -> list[str]:
-        return [*self._vectors, *self._facts]
-
-    def __repr__(self) -> str:
-        return f"<{self._owner}: {', '.join(dir(self))}>"
-
     def _listed(self) -> str:
-        kept = ", ".join(self._vectors) or "nothing"
-        known = f"; it also knows {', '.join(self._facts)}" if self._facts else ""
-        return f"{self._owner}_state declares {kept}{known}"
+        return f"{self._owner}_state declares {', '.join(self._vectors) or 'nothing'}; it has {', '.join(self._facts)}"
 
 
 def vector_like(kept: Tensor, value: Any, what: str) -> Tensor:
-    """Return a value as a vector of the length, type and device of `kept`; a number fills the whole vector.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The value is no tensor, array or number, or has another length.
-    """
+    """Return a value as a vector of the length, type and device of `kept`; a number fills the whole vector."""
     if not isinstance(value, torch.Tensor | np.ndarray | np.generic | float | int):
         raise TypeError(f"{what} must be a vector of {kept.numel()} values, not {type(value).__name__}")
     if is_complex(value):

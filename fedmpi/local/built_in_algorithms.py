@@ -80,14 +80,22 @@ class FedDyn(LocalAlgorithm):
             return f"local.algorithm.alpha = {self.alpha:g} must be a positive number"
         if config.local.proximal_mu:
             return "its own α is the weight of the proximal term: leave local.proximal_mu at 0"
-        if config.server.weights.name != "uniform" or _counts_twice(config):
+        sampler = config.clients.sampler
+        twice = sampler.name == "clustered-md" or (sampler.name == "weighted" and sampler.options["replace"])
+        if config.server.weights.name != "uniform" or twice:
             return (
                 'its next model is the plain mean of the participants\': set server.weights = "uniform" and draw '
                 "clients without replacement"
             )
         if config.server.aggregator.name != "mean":
             return 'its next model is the participants\' mean less h/α: set server.aggregator = "mean"'
-        return _needs_plain_server(config, "its next model is the participants' mean less h/α")
+        optimizer = config.server.optimizer
+        if optimizer.name != "sgd" or optimizer.options["lr"] != 1:
+            return (
+                'its next model is the participants\' mean less h/α: set server.optimizer = "sgd" and '
+                "server.optimizer.lr = 1"
+            )
+        return None
 
     def correction(self, client: Vectors, server: Vectors, generator: Generator) -> Tensor:
         correction: Tensor = client.g.neg()
@@ -140,15 +148,3 @@ def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
     if config.local.proximal_mu and not proximal:
         return f"local.proximal_mu does not go with it: {why}: leave it at 0"
     return None
-
-
-def _needs_plain_server(config: Config, why: str) -> str | None:
-    optimizer = config.server.optimizer
-    if optimizer.name != "sgd" or optimizer.options["lr"] != 1:
-        return f'{why}: set server.optimizer = "sgd" and server.optimizer.lr = 1'
-    return None
-
-
-def _counts_twice(config: Config) -> bool:
-    sampler = config.clients.sampler
-    return sampler.name == "clustered-md" or (sampler.name == "weighted" and sampler.options["replace"])

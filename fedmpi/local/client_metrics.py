@@ -24,8 +24,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.source import DataSource
 from fedmpi.local.failures import named_client
-from fedmpi.local.isolation import evaluating
-from fedmpi.local.probes import client_gradients
+from fedmpi.local.probes import Gradients
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
@@ -57,7 +56,8 @@ class ClientMeasures:
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
         """Return the clients' numbers at the model w (d,), float64 (k, names); NaN for clients without samples."""
-        columns = {name: np.full(len(clients), np.nan) for name in names}
+        found = np.full((len(clients), len(names)), np.nan)
+        columns = dict(zip(names, found.T, strict=True))
         held = np.flatnonzero(self.data.sizes[clients] > 0)
         if "loss" in columns or "accuracy" in columns:
             for place in held.tolist():
@@ -66,12 +66,10 @@ class ClientMeasures:
                     if name in columns:
                         columns[name][place] = value
         if "gradient_norm" in columns:
-            gradients = client_gradients(
-                self.data, self.model, clients[held], w, "full", self.streams, round, rank=self.rank
-            )
+            gradients = Gradients(self.data, self.model, self.streams, rank=self.rank).each(clients[held], w, round)
             for place, (_, gradient) in zip(held.tolist(), gradients, strict=True):
                 columns["gradient_norm"][place] = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-        return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
+        return found
 
     def gain(self, client: int, update: Tensor, round: int) -> float:
         """Return F_k(w) − F_k(w + Δ_k), mean losses over a client in evaluation mode; 0 without samples."""
@@ -89,7 +87,7 @@ class ClientMeasures:
         """
         model, total = self.model, 0.0
         tally = MetricTally(self._metrics if judged else (), model.loss.kind)
-        evaluated = evaluating(model, w, self.streams, Purpose.CLIENT_EVALUATION, round, client)
+        evaluated = model.evaluating(w, self.streams, Purpose.CLIENT_EVALUATION, round, client)
         with named_client(client, self.rank), evaluated as module, torch.no_grad():
             x, y = self.data.load(client)
             for first in range(0, len(y), self._rows):

@@ -18,11 +18,11 @@ from fedmpi.data.source import DataSource
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine, Rows
-from fedmpi.local.optimizers import is_plain_sgd
+from fedmpi.local.optimizers import is_plain_sgd, own_optimizer
 from fedmpi.local.schedule import batch_rows, needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, Engine, Job, LocalRule, Observer, WorkReport
+from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, RoundJob, WorkReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -39,18 +39,8 @@ take 0.7 of the sequential time; those of resnet18 (340 MiB) take the same time.
 class LocalEngine:
     """Engine of the round loop: merges one-step clients where that is exact, and leaves the others to a second engine.
 
-    Parameters
-    ----------
-    sequential : SequentialEngine
-        For training models in place.
-    rest : Engine
-        Engine of the clients that are not merged.
-    why : str
-        Reason for `rest`; empty if it is the batched engine of "auto".
-    merged : MergedEngine, optional
-        None if the user chose one engine for all clients.
-    not_merged : str, optional
-        Reason why nothing is merged.
+    `why` is the reason for the second one, `rest`; "" if it is the batched engine of "auto". `not_merged` is the reason
+    why nothing is merged; `merged` is None if the user chose one engine for all clients.
     """
 
     def __init__(
@@ -78,12 +68,11 @@ class LocalEngine:
         others = f"{self.rest.name} ({self.why})" if self.why else self.rest.name
         if self.not_merged is not None:
             return f"auto: {others}; nothing is merged: {self.not_merged}"
-        counts = ""
-        if self.merged_clients or self.other_clients:
-            counts = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
+        so_far = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
+        counts = so_far if self.merged_clients or self.other_clients else ""
         return f"auto: one-step clients are merged, the others {others}{counts}"
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to the job's sum; see `Engine.train`."""
         together: list[ClientTask] = []
         if self.merged is not None and self._merges(job.rule, job.total):
@@ -103,7 +92,7 @@ class LocalEngine:
         rows = max(largest, 1)
         return step_count(rule, rows) == 1 and not needs_order(rule, rows) and self._merges(rule, total)
 
-    def train_rows(self, drawn: Rows, job: Job) -> WorkReport:
+    def train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         """Train samples of any number of clients, without a task for each; see `MergedEngine.train_rows`."""
         assert self.merged is not None
         report = self.merged.train_rows(drawn, job)
@@ -133,7 +122,7 @@ def choose_engine(
     merged = MergedEngine(sequential)
     not_merged = _why_not_merged(config, observer, hooks) or merged.model_refusal()
     if wanted == "merged":
-        _demand(wanted, not_merged or _why_several_steps(config, source))
+        _demand(wanted, not_merged)
         return LocalEngine(sequential, merged)
     not_batched = _why_one_by_one(config, model, hooks) or why_not_batched(model, source.description)
     if wanted == "batched":
@@ -143,7 +132,9 @@ def choose_engine(
     batched = batched_engine(sequential)
     if wanted == "batched":
         return LocalEngine(sequential, batched)
-    activations = batched.net.values_per_row * _usual_rows(config, source) * model.initial.element_size()
+    sizes = source.sizes[source.sizes > 0]
+    usual = batch_rows(LocalRule.scheduled(config.local), int(np.median(sizes)) if len(sizes) else 1)
+    activations = batched.net.values_per_row * usual * model.initial.element_size()
     if model.device.type == "cpu" and activations > LARGEST_BATCH:
         why = f"a batch of one client has {activations >> 20} MiB of activations"
         return LocalEngine(sequential, sequential, why, merged, not_merged)
@@ -175,26 +166,13 @@ def _why_one_by_one(config: Config, model: FlatModel, hooks: Hooks | None) -> st
         return "server.exact: the rounding of a stack depends on who is in it"
     if config.local.precision != "float32":
         return f'local.precision = "{config.local.precision}": its layers compute in float32'
-    if (optimizer := config.local.optimizer.component).foreign:
-        return f'local.optimizer = "{optimizer.name}" steps on the parameters of one client'
+    if own_optimizer(config) is not None:  # SGD with momentum, too
+        return f'local.optimizer = "{config.local.optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:
         return f"local.algorithm = {hooks.part.name!r} has its own objective()"
     if hooks is not None and hooks.corrects and model.embeddings:
         return "corrections move the vectors of all words, not only of those in a client's texts"
     return None
-
-
-def _usual_rows(config: Config, source: DataSource) -> int:
-    """Return the number of samples in a batch of the median client."""
-    sizes = source.sizes[source.sizes > 0]
-    return batch_rows(LocalRule.scheduled(config.local), int(np.median(sizes)) if len(sizes) else 1)
-
-
-def _why_several_steps(config: Config, source: DataSource) -> str | None:
-    """Return that some clients take several steps, if this is known before any samples are drawn, else None."""
-    largest = int(source.sizes.max()) if config.samples.sampler.name == "all" else 1
-    steps = step_count(LocalRule.scheduled(config.local), largest)
-    return f"the largest client takes {steps} local steps, not one" if steps > 1 else None
 
 
 def _demand(engine: str, reason: str | None) -> None:

@@ -18,14 +18,15 @@ log = logging.getLogger("fedmpi")
 
 _round: int | None = None
 """Current round of this process; None before the first one."""
+_in_round = ""
 LARGEST_LOSS = 2.0**40
 """Loss above which nothing is learned any more; the loss sums sent with the update stay below 2**50."""
 
 
 def enter_round(round: int | None) -> None:
     """Set the round that messages about failures name."""
-    global _round
-    _round = round
+    global _round, _in_round
+    _round, _in_round = round, "" if round is None else f" in round {round}"
 
 
 @contextmanager
@@ -34,12 +35,10 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     ComponentFailure gains the client's name."""
     try:
         yield
-    except (ClientFailure, UserError):
+    except (ClientFailure, UserError, KeyboardInterrupt):
         raise
     except ComponentFailure as failure:
         raise failure.during(client=client) from failure.__cause__
-    except KeyboardInterrupt:
-        raise
     except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
         round = None if isinstance(cause, Divergence) else _round
         where = innermost(traceback.extract_tb(cause.__traceback__))
@@ -66,7 +65,7 @@ def check_loss(loss_sum: float, lr: float) -> None:
     """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
     if not abs(loss_sum) < LARGEST_LOSS:
         raise Divergence(
-            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr "
+            f"the loss is {loss_sum:g}{_in_round}: training diverged at lr = {lr:g}; lower local.lr "
             "or server.optimizer.lr"
         )
 
@@ -74,7 +73,7 @@ def check_loss(loss_sum: float, lr: float) -> None:
 def check_update(delta: Tensor, lr: float) -> None:
     """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
     if not math.isfinite(float(delta.dot(delta))):
-        raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
+        raise Divergence(f"the update is not finite{_in_round}: training diverged at lr = {lr:g}; lower local.lr")
 
 
 def check_model(model: Tensor, round: int, lr: float) -> None:
@@ -84,15 +83,6 @@ def check_model(model: Tensor, round: int, lr: float) -> None:
             f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
             "server.optimizer.lr"
         )
-
-
-def _moment() -> str:
-    return "" if _round is None else f" in round {_round}"
-
-
-def ran_out(error: BaseException) -> bool:
-    """Check whether an error is, or was caused by, a device running out of memory."""
-    return isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError)
 
 
 def halved(count: int, what: str) -> int:

@@ -23,7 +23,7 @@ from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.failures import check_update
-from fedmpi.local.work import ClientTask, Job, LocalRule, Observer
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -174,22 +174,9 @@ class Hooks:
                 self.server[name] = vector.clone()  # it may be the update or another vector of the server
         return chosen
 
-    def vectors(self) -> list[Tensor]:
-        """Return the server's vectors (d,), which must be identical on every rank."""
-        return [*self.server.values()]
-
-    def close(self) -> None:
-        """Free the file of the clients' vectors."""
-        self.state.close()
-
     def server_tensors(self) -> dict[str, Tensor]:
         """Return the server's vectors for a checkpoint."""
         return {f"{PREFIX}{name}": vector for name, vector in self.server.items()}
-
-    @property
-    def tensor_names(self) -> list[str]:
-        """Return the names of these vectors in a checkpoint."""
-        return [*self.server_tensors()]
 
     def load_server(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the server's vectors from a checkpoint; raise ValueError if their length differs."""
@@ -274,7 +261,7 @@ class ClientHooks:
 
 
 def deliver(
-    task: ClientTask, update: Tensor, job: Job, observe: Observer | None, hooks: ClientHooks | None, steps: int
+    task: ClientTask, update: Tensor, job: RoundJob, observe: Observer | None, hooks: ClientHooks | None, steps: int
 ) -> None:
     """Add coefficient · Δ, or the observer's replacement of Δ, to the sum; the client's hooks see the original Δ."""
     check_update(update, job.rule.lr)
@@ -303,8 +290,7 @@ def declared(part: Component, algorithm: LocalAlgorithm, field: str, taken: Sequ
     """Return the names that an algorithm declares in a field."""
     names = names_in(part, algorithm, field)
     for name in names:
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-            raise UserError(f"{part.name}: {field} names {name!r}, which is no name of an attribute")
-        if name in taken or names.count(name) > 1:
-            raise UserError(f"{part.name}: {field} names {name!r}, which is taken: choose another name")
+        usable = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+        if not usable or name in taken or names.count(name) > 1:
+            raise UserError(f"{part.name}: {field} names {name!r}, which is taken or no name of an attribute")
     return names

@@ -25,7 +25,7 @@ from fedmpi.local.failures import LARGEST_LOSS, halved
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_size
 from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.models.layers import JoinedMasks, NoMasks
@@ -43,15 +43,10 @@ class Rows(NamedTuple):
     weights: Floats  # (r,): c_k / r_k of the owner
 
 
-class _TooMany(Exception):
-    """Error for a device without enough memory for a pass of so many samples."""
-
-
 class MergedEngine:
     """Engine that trains any number of one-step clients as one weighted batch, cut into chunks."""
 
     name = "merged"
-    description = "merged: one-step clients as one weighted gradient"
 
     def __init__(self, sequential: SequentialEngine):
         self.sequential, self.model, self.source = sequential, sequential.model, sequential.source
@@ -86,16 +81,8 @@ class MergedEngine:
         """Check whether the task is a single step."""
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of one-step tasks to the job's sum.
-
-        Raises
-        ------
-        UserError
-            Merging is not exact for this configuration, or a task has several steps.
-        ClientFailure
-            A client's loss or gradient is not finite.
-        """
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""
         if not all(self.accepts(task, job.rule) for task in tasks):
             raise UserError(
                 'local.engine = "merged" needs clients that take a single step: set local.steps = 1, or choose "auto"'
@@ -109,7 +96,7 @@ class MergedEngine:
             report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
 
-    def train_rows(self, drawn: Rows, job: Job, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
+    def train_rows(self, drawn: Rows, job: RoundJob, tasks: Sequence[ClientTask] | None = None) -> WorkReport:
         """Add −η Σ_i weights_i ∇ℓ_i(start) to the sum, without a loop over clients unless the model has dropout.
 
         The report counts owners as `clients`; its `weight` is Σ weights. If a gradient is not finite, the owners are
@@ -130,7 +117,7 @@ class MergedEngine:
                 tasks = [ClientTask(*part) for part in parts]
             return self.sequential.one_by_one(failure, tasks, job)
 
-    def _train_rows(self, drawn: Rows, job: Job) -> WorkReport:
+    def _train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         rule, total, clients = job.rule, job.total, drawn.clients
         reason = self.refusal(rule, total)
         if reason is not None:
@@ -144,8 +131,12 @@ class MergedEngine:
             while first < len(clients):
                 part = self._chunk(ends, first)
                 try:
-                    losses = self._add_chunk(views, Rows(*(one[part] for one in drawn)), job, report)
-                except _TooMany:
+                    losses = self._add_chunk(
+                        views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report
+                    )
+                except torch.OutOfMemoryError:
+                    if self._rows == 1:
+                        raise
                     losses = None
                 if losses is None:
                     self._rows = halved(part.stop - first, "samples in a pass")
@@ -158,7 +149,7 @@ class MergedEngine:
                 raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
         return report
 
-    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: Job, report: WorkReport) -> Tensor:
+    def _add_chunk(self, views: list[Tensor], drawn: Rows, job: RoundJob, report: WorkReport) -> Tensor:
         """Add one chunk's weighted gradient to the views; return the samples' losses (r,)."""
         clients, rows, weights = drawn
         started = time.perf_counter()
@@ -173,13 +164,9 @@ class MergedEngine:
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
             self.model.draw_masks_from(JoinedMasks([*map(of_client, owners.tolist())], counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
-        try:
-            with self.model.sparse_embeddings(self._prefer_sparse()):
-                losses, gradients = self.model.weighted_gradient(x, y, factors)
-        except torch.OutOfMemoryError as error:
-            if len(clients) == 1 or (self.model.has_dropout and clients[0] == clients[-1]):
-                raise
-            raise _TooMany from error
+        tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
+        with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):
+            losses, gradients = self.model.weighted_gradient(x, y, factors)
         add_gradients(views, gradients, -job.rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         return losses
@@ -225,10 +212,6 @@ class MergedEngine:
             sizes = self.source.sizes
             self._offsets = np.cumsum(sizes) - sizes
         return self.source.load_positions(self._offsets[clients] + rows)
-
-    def _prefer_sparse(self) -> bool:
-        description = self.source.description
-        return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(description.feature_shape))
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:

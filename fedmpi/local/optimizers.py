@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from fedmpi.models.flat import FlatModel
 else:
     torch, flat = Later("torch"), Later("fedmpi.models.flat")
-
-
-class LocalOptimizer(Protocol):
-    """Interface of an optimizer that takes steps on the vector it was made for."""
-
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Change the vector in place; one gradient per parameter, None if the model did not use it."""
 
 
 @dataclass
@@ -146,9 +139,9 @@ class Adam:
 
 
 class Foreign:
-    """Custom optimizer on the model's parameters, in separate memory as in a plain training loop.
+    """Custom optimizer on the model's parameters, which are views of the working vector.
 
-    It may replace that memory, or put all of it into one vector. Every step is copied into the working vector.
+    It may give them other tensors, whose values are copied into the vector.
     """
 
     def __init__(
@@ -162,7 +155,6 @@ class Foreign:
     ):
         self.own, self.model, self.parameters, self.values, self.rule = own, model, model.parameters, values, rule
         self.start, self.correction = start, correction
-        model.loosen()
         with calling(own.part):
             self.inner = own.make(list(self.parameters), lr=rule.lr)
         if not callable(getattr(self.inner, "step", None)):
@@ -190,6 +182,9 @@ class Foreign:
         if further is None:
             return [None] * len(self.parameters)
         return torch.split(further, [parameter.numel() for parameter in self.parameters])
+
+
+LocalOptimizer = SGD | Adam | Foreign
 
 
 def own_optimizer(config: Config) -> OwnOptimizer | None:

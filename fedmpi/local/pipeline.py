@@ -1,6 +1,6 @@
 """Observation of every client's update before it is summed: attacks, transmission, clipping, diagnostics.
 
-Diagnostics tell how far clients drift apart and how heterogeneous they are. All follow from sums over the selected
+Diagnostics measure how far clients drift apart and how heterogeneous they are. All follow from sums over the selected
 clients, so no list of client models is ever kept.
 """
 
@@ -26,23 +26,12 @@ from fedmpi.updates.compression import Transport
 
 @dataclass(frozen=True)
 class UpdateMoments:
-    """Sums over the selected clients' local changes Δ_k with coefficients c_k; the sums of several ranks add up.
+    """Sums over the selected clients' local changes Δ_k with coefficients c_k; the sums of several ranks add up."""
 
-    Attributes
-    ----------
-    weight : float
-        Σ c_k.
-    weighted_squares : float
-        Σ c_k ‖Δ_k‖².
-    term_squares : float
-        Σ ‖c_k Δ_k‖².
-    weighted_gain : float
-        Σ c_k (F_k(w) − F_k(w_k)): decrease of each client's loss on its own data with its own model.
-    """
-
-    weight: float = 0.0
-    weighted_squares: float = 0.0
-    term_squares: float = 0.0
+    weight: float = 0.0  # Σ c_k
+    weighted_squares: float = 0.0  # Σ c_k ‖Δ_k‖²
+    term_squares: float = 0.0  # Σ ‖c_k Δ_k‖²
+    # Σ c_k (F_k(w) − F_k(w_k)): decrease of each client's loss on its own data with its own model
     weighted_gain: float = 0.0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from fedmpi.config.stratification import probe_of
 from fedmpi.data.source import DataSource
 from fedmpi.local.engines import batched_engine, why_not_batched
 from fedmpi.local.failures import named_client
-from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel, add_gradients
+
+if TYPE_CHECKING:
+    from fedmpi.local.batched.engine import BatchedEngine
 
 Probe = Literal["full", "batch", "sample"]
 
@@ -49,98 +51,89 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     side_by_side = config.local.engine in ("auto", "batched") and not config.server.exact
     stackable = side_by_side and why_not_batched(model, data.description) is None
     batched = batched_engine(SequentialEngine(model, data, streams, rank)) if stackable else None
+    gradients = Gradients(data, model, streams, probe_of(config), rows, rank, batched)
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
-        purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
-        return gradient_blocks(
-            data, model, clients, w, probe_of(config), streams, t, rows, rank, batched=batched, purpose=purpose
-        )
+        return gradients.blocks(clients, w, t, Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE)
 
     return probe
 
 
-def client_gradients(
-    source: DataSource,
-    model: FlatModel,
-    clients: Iterable[int] | Ints,
-    w: Tensor,
-    probe: Probe,
-    streams: Streams,
-    round: int,
-    batch_rows: int | None = None,
-    rank: int = 0,
-    purpose: Purpose = Purpose.PROBE,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield each client's mean gradient at `w`."""
-    point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
-    at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
-    for client in clients:
-        client = int(client)
-        with named_client(client, rank):
-            rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
-            x, y = source.load(client, rows)
-            begin_training(model, point.copy_(w), streams, round, client, dropout=False)
-            with seeded(model, streams, round, client):
-                _mean_gradient(model, x, y, gradient, at_once)
-            if not bool(torch.isfinite(gradient.sum())):
-                raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
-        yield client, gradient
+class Gradients:
+    """Mean gradients of a rank's clients over their samples, over a batch of them, or over one."""
 
+    def __init__(
+        self,
+        source: DataSource,
+        model: FlatModel,
+        streams: Streams,
+        probe: Probe = "full",
+        batch_rows: int | None = None,
+        rank: int = 0,
+        batched: BatchedEngine | None = None,
+    ):
+        self.source, self.model, self.streams, self.rank, self.batched = source, model, streams, rank, batched
+        self.most = {"full": None, "batch": batch_rows, "sample": 1}[probe]
 
-def gradient_blocks(
-    source: DataSource,
-    model: FlatModel,
-    clients: Iterable[int] | Ints,
-    w: Tensor,
-    probe: Probe,
-    streams: Streams,
-    round: int,
-    batch_rows: int | None = None,
-    rank: int = 0,
-    block_bytes: int = BLOCK_BYTES,
-    batched: Any = None,
-    purpose: Purpose = Purpose.PROBE,
-) -> Iterator[tuple[Ints, Tensor]]:
-    """Yield the gradients of `client_gradients` in blocks of bounded memory."""
-    height = max(1, block_bytes // (model.trainable * w.element_size()))
-    if batched is not None:
-        probed = np.fromiter(clients, np.int64)
-        counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[probed]], np.int64)
-        small = (counts >= model.least) & (counts <= SMALL)
-        rows = [
-            _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
-            for k in probed[small]
-        ]
-        for members, block in batched.gradients(probed[small], rows, counts[small], w, height):
-            if not bool(torch.isfinite(block.sum())):
-                clients = members  # one at a time, the failing one is named
-                break
-            yield members, block
-        else:
-            clients = probed[~small]
-    stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank, purpose)
-    while True:
-        found: list[int] = []
-        block = torch.empty(height, model.trainable, dtype=w.dtype)
-        for place, (client, gradient) in enumerate(islice(stream, height)):
-            found.append(client)
-            block[place] = gradient
-        if not found:
-            return
-        yield np.array(found, np.int64), block[: len(found)]
+    def each(
+        self, clients: Iterable[int] | Ints, w: Tensor, round: int, purpose: Purpose = Purpose.PROBE
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield each client's mean gradient at `w`."""
+        model = self.model
+        point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
+        at_once = rows_of_a_pass(model, self.source.description, PROBE_ROWS, training=True)
+        for client in map(int, clients):
+            with named_client(client, self.rank):
+                x, y = self.source.load(client, self._rows(client, round, purpose))
+                model.begin_training(point.copy_(w), self.streams, round, client, dropout=False)
+                with model.seeded(self.streams, round, client):
+                    _mean_gradient(model, x, y, gradient, at_once)
+                if not bool(torch.isfinite(gradient.sum())):
+                    raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
+            yield client, gradient
 
+    def blocks(
+        self,
+        clients: Iterable[int] | Ints,
+        w: Tensor,
+        round: int,
+        purpose: Purpose = Purpose.PROBE,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> Iterator[tuple[Ints, Tensor]]:
+        """Yield the gradients of `each` in blocks of bounded memory."""
+        height = max(1, block_bytes // (self.model.trainable * w.element_size()))
+        if self.batched is not None:
+            probed = np.fromiter(clients, np.int64)
+            counts = np.array([self._count(client) for client in probed], np.int64)
+            small = (counts >= self.model.least) & (counts <= SMALL)
+            rows = [self._rows(int(client), round, purpose) for client in probed[small]]
+            for members, block in self.batched.gradients(probed[small], rows, counts[small], w, height):
+                if not bool(torch.isfinite(block.sum())):
+                    clients = members  # one at a time, the failing one is named
+                    break
+                yield members, block
+            else:
+                clients = probed[~small]
+        stream = self.each(clients, w, round, purpose)
+        while True:
+            found: list[int] = []
+            block = torch.empty(height, self.model.trainable, dtype=w.dtype)
+            for place, (client, gradient) in enumerate(islice(stream, height)):
+                found.append(client)
+                block[place] = gradient
+            if not found:
+                return
+            yield np.array(found, np.int64), block[: len(found)]
 
-def _probed_rows(
-    n: int, probe: Probe, batch_rows: int | None, streams: Streams, round: int, client: int, purpose: Purpose
-) -> Ints | None:
-    count = _probed_count(n, probe, batch_rows)
-    if count >= n:
-        return None
-    return streams.generator(purpose, round, client).choice(n, count, replace=False, shuffle=False)
+    def _count(self, client: int) -> int:
+        n = int(self.source.sizes[client])
+        return n if self.most is None else min(n, self.most)
 
-
-def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
-    return min(n, {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe])
+    def _rows(self, client: int, round: int, purpose: Purpose) -> Ints | None:
+        n, count = int(self.source.sizes[client]), self._count(client)
+        if count >= n:
+            return None
+        return self.streams.generator(purpose, round, client).choice(n, count, replace=False, shuffle=False)
 
 
 def _mean_gradient(model: FlatModel, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:

@@ -21,10 +21,9 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.data.source import DataSource
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
-from fedmpi.local.isolation import begin_training, seeded
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.work import ClientTask, Job, LocalRule, Observer, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob, WorkReport, task_size
 from fedmpi.models.flat import FlatModel, Precision
 
 GATHER_BYTES = 1 << 22
@@ -35,7 +34,6 @@ class SequentialEngine:
     """Engine that trains clients one at a time."""
 
     name = "sequential"
-    description = "sequential: one client after the other"
 
     def __init__(
         self,
@@ -54,14 +52,8 @@ class SequentialEngine:
         self._memory = WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to the job's sum.
-
-        Raises
-        ------
-        ClientFailure
-            A client's work failed, or a loss or an update is not finite; the message names the client.
-        """
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         report = WorkReport()
         for task in tasks:
             try:
@@ -71,15 +63,17 @@ class SequentialEngine:
                 report.diverged += 1
         return report
 
-    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Train clients that failed together again: a failing one is named, or left out if `on_divergence` drops it."""
+    def one_by_one(self, failure: Exception, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Train clients that failed together again: a failing one is named, or left out if that is chosen."""
         with torch.enable_grad():
             report = self.train(tasks, job)
-        if not self.on_divergence.drops or not isinstance(failure, Divergence):
-            raise failure
-        return report
+        if isinstance(failure, torch.OutOfMemoryError) or (
+            self.on_divergence.drops and isinstance(failure, Divergence)
+        ):
+            return report
+        raise failure
 
-    def _train(self, task: ClientTask, job: Job) -> WorkReport:
+    def _train(self, task: ClientTask, job: RoundJob) -> WorkReport:
         client = self.hooks_of(task)
         w = self._memory.vector.copy_(job.start)
         done = self.advance(w, task, job.rule, job.round, hooks=client)
@@ -112,11 +106,11 @@ class SequentialEngine:
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
             if len(y) >= self.model.least:
                 at, own = task.stream_round(round), hooks if hooks is not None and hooks.hooks.own_loss else None
-                begin_training(self.model, w, self.streams, at, task.client, rule.dropout)
+                self.model.begin_training(w, self.streams, at, task.client, rule.dropout)
                 correction = None if hooks is None else hooks.correction
                 optimizer = self._memory.optimizer(w, rule, state, correction)
                 more = own is not None or rule.own is not None
-                drawing = seeded(self.model, self.streams, at, task.client, more=more)
+                drawing = self.model.seeded(self.streams, at, task.client, more=more)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
                 computing = self.model.computing_in(self.precision)
                 with drawing, sparse, computing, own.calling() if own else nullcontext():
@@ -165,7 +159,8 @@ class SequentialEngine:
         generator = None
         if needs_order(rule, n):
             generator = self.streams.generator(Purpose.BATCH_ORDER, task.stream_round(round), task.client)
-        at_once = _rows_at_once(x, size)
+        row_bytes = max(1, x.element_size() * math.prod(x.shape[1:]))
+        at_once = size * max(1, GATHER_BYTES // (row_bytes * size))
         for order in passes(rule, n, generator):
             if order is None:
                 yield x if self.hooks is None else x.clone(), y  # an algorithm's own loss may write to its arguments
@@ -187,11 +182,9 @@ class SequentialEngine:
 
 
 def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
-    """Return ‖w_k − w‖ of clients (k,) that train from w = `start` (d,) on all their samples, float64 (k,).
+    """Return ‖w_k − w‖ of the updates (k,) that clients would make from w = `start` (d,) in this round, float64 (k,).
 
-    Batches and dropout masks are those of the round: a selected client makes exactly this update before compression,
-    clipping or attacks. NaN for clients with too few samples to train on, and for diverged clients if rounds leave
-    these out.
+    NaN for clients with too few samples to train on, and for diverged clients if rounds leave these out.
     """
     norms, w = np.full(len(clients), np.nan), torch.empty_like(start)
     for place in np.flatnonzero(engine.source.sizes[clients] >= engine.model.least).tolist():
@@ -204,12 +197,6 @@ def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: L
         except ClientFailure as failure:
             engine.on_divergence.leave_out(failure, round)
     return norms
-
-
-def _rows_at_once(x: Tensor, batch: int) -> int:
-    """Return a multiple of the batch size that gathers about GATHER_BYTES."""
-    row_bytes = max(1, x.element_size() * math.prod(x.shape[1:]))
-    return batch * max(1, GATHER_BYTES // (row_bytes * batch))
 
 
 class WorkingMemory:

@@ -21,7 +21,6 @@ from fedmpi.common.errors import ComponentFailure, UserError, raised
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.isolation import seeded
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers import NoMasks
 from fedmpi.tasks.evaluation import rows_per_pass
@@ -75,7 +74,7 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
 
 
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
-    x = _dummy_samples(model, description)
+    x = dummy_samples(description, TRIAL_ROWS, model.initial)
     with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
@@ -102,12 +101,11 @@ def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
     except (UserError, ComponentFailure, KeyboardInterrupt):
         raise
     except BaseException as error:  # a sys.exit() in a model must not end the run as if it were done
-        mode = "" if model.module.training else " in evaluation mode"
-        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}{mode}"
+        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}"
+        problem = f"cannot read {samples} (synthetic, before the first round): {raised(error)}"
         if model.part is None:
-            raise UserError(f"the model cannot read {samples}: {raised(error)}") from error
-        problem = f"it cannot read {samples} (synthetic, before the first round): {raised(error)}"
-        raise failure_of(model.part, error, problem) from error
+            raise UserError(f"the model {problem}") from error
+        raise failure_of(model.part, error, f"it {problem}") from error
 
 
 def _fresh(model: FlatModel, training: bool = True) -> None:
@@ -119,7 +117,7 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
     """Return the checked outputs of a fresh module; check that its input is unchanged."""
     _fresh(model, training)
     given = x.clone()
-    with torch.set_grad_enabled(training), seeded(model, Streams(0), 0, 0):
+    with torch.set_grad_enabled(training), model.seeded(Streams(0), 0, 0):
         outputs = model.module(given)
     if len([one for one in model.module.parameters() if one.requires_grad]) != len(model.parameters):
         raise UserError(
@@ -132,19 +130,16 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
             "spoil the samples for later rounds. Write x = x / 2, or clone x first"
         )
     mode = "training mode" if training else "evaluation mode"
-    if not isinstance(outputs, Tensor) or not description.takes_outputs(tuple(outputs.shape), len(x)):
-        found = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+    found = f"{outputs.dtype} {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+    fits = isinstance(outputs, Tensor) and description.takes_outputs(tuple(outputs.shape), len(x))
+    if not fits or not outputs.is_floating_point() or outputs.device != x.device:
         wanted = ", ".join(map(str, ("samples", *description.output_shape)))
         raise UserError(
-            f"the model must return one tensor of shape ({wanted}) for {description.targets}, but in {mode} it "
-            f"returned {found} for a batch of {len(x)}. Return the logits or predictions alone"
+            f"the model must return one tensor of real numbers of shape ({wanted}) on {x.device} for "
+            f"{description.targets}, but in {mode} it returned {found} for a batch of {len(x)}. Return the logits or "
+            "predictions alone"
         )
-    if not outputs.is_floating_point() or outputs.device != x.device:
-        raise UserError(
-            f"the model must return real numbers on {x.device}, but in {mode} it returned {outputs.dtype} on "
-            f"{outputs.device}. Return the logits, not the classes or labels made of them"
-        )
-    return outputs
+    return outputs  # type: ignore[no-any-return]
 
 
 class _RowsOfMasks(NoMasks):
@@ -241,11 +236,21 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     return traits.couples_evaluated or traits.loss_couples or traits.loss_draws
 
 
-def _dummy_samples(model: FlatModel, description: DataDescription) -> Tensor:
-    generator = np.random.Generator(np.random.Philox(0))
-    shape = (TRIAL_ROWS, *description.feature_shape)
-    if description.task == "text":
-        tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
-        return torch.from_numpy(tokens).to(model.device)
-    values = torch.from_numpy(generator.standard_normal(shape)).sigmoid()  # some models need positive numbers
-    return values.to(device=model.device, dtype=model.dtype)
+def dummy_samples(description: DataDescription, rows: int, like: Tensor) -> Tensor:
+    """Return synthetic samples (rows, …) on the device and of the type of a parameter.
+
+    Numbers are positive, as some models need them. Texts resemble real ones: from the second one on they end with
+    padding (0), and half of the other tokens are among the first few ids, which often have a special meaning.
+    """
+    generator = np.random.Generator(np.random.Philox(rows))
+    shape = (rows, *description.feature_shape)
+    if description.task != "text":
+        return torch.from_numpy(generator.standard_normal(shape)).sigmoid().to(device=like.device, dtype=like.dtype)
+    words = max(description.vocabulary, 1)
+    few = np.array([0, 1, 2, 3, words - 1], np.int32) % words
+    tokens = generator.integers(0, words, shape, dtype=np.int32)
+    tokens = np.where(generator.random(shape) < 0.5, few[generator.integers(0, len(few), shape)], tokens)
+    tokens[..., 0] = generator.integers(min(1, words - 1), words, shape[:-1])
+    for row in range(1, rows):
+        tokens[row, ..., max(1, tokens.shape[-1] // (row + 1)) :] = 0
+    return torch.from_numpy(tokens).to(like.device)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 Observer = Callable[[int, Tensor], Tensor | None]
 """observe(client, Δ) sees a client's update before it is summed and may return a replacement."""
 
-VISIT_BITS = 32
-
 
 @dataclass(frozen=True)
 class OwnOptimizer:
@@ -68,7 +66,7 @@ class LocalRule:
 
 
 @dataclass(frozen=True)
-class Job:
+class RoundJob:
     """What the tasks of a rank share in a round."""
 
     start: Tensor  # w (d,), from which each task trains; it is not changed
@@ -88,7 +86,7 @@ class ClientTask:
 
     def stream_round(self, round: int) -> int:
         """Return the round that keys this visit's random streams; the round itself at the first visit."""
-        return round + (self.visit << VISIT_BITS)
+        return round + (self.visit << 32)
 
 
 @dataclass
@@ -113,18 +111,10 @@ class WorkReport:
 class Engine(Protocol):
     """Interface of an engine, which carries out the tasks of one rank."""
 
-    @property
-    def name(self) -> str:
-        """Return the engine's name in the run log."""
+    name: str  # in the run log
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to the job's sum.
-
-        Raises
-        ------
-        ClientFailure
-            A client's work failed; the message names the client.
-        """
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
 
 
 def task_size(task: ClientTask, sizes: Ints) -> int:

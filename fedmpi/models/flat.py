@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
+from fedmpi.common.generators import kept_generators, seed_generators
 from fedmpi.common.registry import Component, resolve
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build
-from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain
+from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain, seed_held_generators
 from fedmpi.models.layers import (
+    ClientMasks,
     ComputedAgain,
     Masks,
     NoMasks,
@@ -111,7 +114,6 @@ class FlatModel:
         self.embeddings = _sparse_capable(module)
         self._bound: Tensor | None = None
         self._views: list[Tensor] = []
-        self._loose = False
         own = {id(buffer) for buffer in self.buffers}
         places = [(part._buffers, name, one) for part in module.modules() for name, one in part._buffers.items()]
         self._places = [(held, name, one) for held, name, one in places if one is not None and id(one) in own]
@@ -143,6 +145,45 @@ class FlatModel:
         """Reset as in `begin`, for passes that must not change `flat`: modules that are not plain get a copy of it."""
         self.begin(flat if self.plain else flat.clone())
 
+    def begin_training(self, values: Tensor, streams: Streams, round: int, client: int, dropout: bool = True) -> None:
+        """Reset the module to training mode at `values` (d,), with masks of dropout from the client's stream."""
+        self.begin(values)
+        if not self.module.training:
+            self.module.train()
+        masks = ClientMasks(partial(streams.generator, Purpose.DROPOUT, round, client))
+        self.draw_masks_from(masks if dropout else NoMasks())
+
+    @contextmanager
+    def evaluating(
+        self, values: Tensor, streams: Streams, purpose: Purpose, round: int, client: int
+    ) -> Iterator[nn.Module]:
+        """Reset the module to evaluation mode at `values` (d,), which are not changed, within the context.
+
+        All draws, masks of dropout included, come from the stream (purpose, round, client).
+        """
+        self.look(values)
+        self.module.eval()
+        masks = ClientMasks(partial(streams.generator, purpose, round, client))
+        with self.masks.given_by(masks), self.seeded(streams, round, client, purpose):
+            yield self.module
+
+    @contextmanager
+    def seeded(
+        self, streams: Streams, round: int, client: int, purpose: Purpose = Purpose.MODULE, more: bool = False
+    ) -> Iterator[None]:
+        """Seed global generators and those of the module from the stream (purpose, round, client) within the context.
+
+        Plain modules and built-in losses draw from none of them: they are seeded with `more` only.
+        """
+        if self.plain and not self.loss.part.foreign and not more:
+            yield
+            return
+        with kept_generators():
+            seed = streams.seed64(purpose, round, client)
+            seed_generators(seed)
+            seed_held_generators(self.module, seed)
+            yield
+
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
         if flat.shape != (self.size,) or not flat.is_contiguous():
@@ -152,14 +193,7 @@ class FlatModel:
         self._views = self._cut(flat.detach())
         for value, view in zip(self._values, self._views, strict=True):
             value.data = view
-        self._bound, self._loose = flat, False
-
-    def loosen(self) -> None:
-        """Give the parameters separate memory until the next `bind`. Code that keeps, joins or replaces this memory
-        then keeps no part of the bound vector, into which `collect` copies the values."""
-        for value, view in zip(self.parameters, self._views, strict=False):
-            value.data = view.clone()
-        self._bound, self._loose = None, True
+        self._bound = flat
 
     def collect(self, by: str = "the model's forward pass") -> None:
         """Copy values that were replaced or moved to other memory into the bound vector."""
@@ -178,8 +212,7 @@ class FlatModel:
         now = [value.detach().clone() for value, _ in moved]  # the memory of one may now be that of another
         for (value, view), new in zip(moved, now, strict=True):
             view.copy_(new)
-            if not (self._loose and value.requires_grad):
-                value.data = view
+            value.data = view
 
     def released(self) -> nn.Module:
         """Return the module as a plain torch module: with its own tensors in host memory, in evaluation mode.

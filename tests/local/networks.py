@@ -62,17 +62,13 @@ class Network(nn.Module):
         return self.fc(self.read(self, self.first(x if self.text else x.flatten(1)), x))
 
 
-def with_state(s: Any, x: Tensor, tokens: Tensor) -> Tensor:
-    states, last = s.gru(x.transpose(0, 1), torch.ones(2, tokens.shape[0], 4, dtype=x.dtype, device=x.device))
+def time_first(s: Any, x: Tensor, tokens: Tensor) -> Tensor:
+    states, last = s.gru(x.transpose(0, 1))
     return torch.cat([states.transpose(0, 1)[:, -1].mul_(2), last[0] + last[1]], 1)
 
 
 def of_lstm(s: Any, x: Tensor, tokens: Tensor) -> Tensor:
-    begin = (
-        torch.zeros(4, tokens.shape[0], 3, dtype=x.dtype, device=x.device),
-        torch.ones(4, tokens.size(0), 6, dtype=x.dtype, device=x.device),
-    )
-    states, (h, c) = s.lstm(x, begin)
+    states, (h, c) = s.lstm(x)
     return torch.cat([states.square().mean(1)[:, :2] + h[-2][:, :2], c[-1]], 1) + s.other(states)[1][0][0][:, :1]
 
 
@@ -99,7 +95,7 @@ GRAPHS: dict[str, Callable[[], nn.Module]] = {
         lambda s, x, t: s.gru(x)[0].mean(1) + torch.cat([s.gru(x)[1][-2], s.gru(x)[1][0]], 1),
         gru=nn.GRU(8, 4, 2, batch_first=True, bidirectional=True),
     ),
-    "gru with a state": lambda: Network(with_state, gru=nn.GRU(8, 4, 2, bias=False)),
+    "gru, time first": lambda: Network(time_first, gru=nn.GRU(8, 4, 2, bias=False)),
     "lstm": lambda: Network(
         of_lstm, padding=3, lstm=nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True, proj_size=3),
         other=nn.LSTM(6, 3, bias=False, batch_first=True),
@@ -165,6 +161,11 @@ def in_time(s: Any, h: Tensor, x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "a first state": lambda: Network(
+        lambda s, h, x: s.gru(h.view(-1, 3, 4), h.view(-1, 1, 12).transpose(0, 1))[0][:, -1],
+        False,
+        gru=nn.GRU(4, 12, batch_first=True),
+    ),
     "batch norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(312, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)),
     "statistics of the batch": lambda: Network(
         lambda s, h, x: s.norm(h), False, norm=nn.BatchNorm1d(12, track_running_stats=False)

@@ -111,6 +111,8 @@ class Wrong(LocalAlgorithm):
             client.c = work.delta / 0
         if self.how == "short state":
             client.c = work.delta[1:]
+        if self.how == "changes the update":
+            work.delta.mul_(2)
         if self.how == "no sum":
             return None
         if self.how == "infinite sum":

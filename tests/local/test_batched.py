@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,8 @@ from torch import nn
 
 from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.common.streams import Streams
 from fedmpi.local.batched import engine as batched_engine
-from fedmpi.local.batched import forms, translation
+from fedmpi.local.batched import translation
 from fedmpi.local.batched.chain import StackedNet
 from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
 from fedmpi.local.batched.feed import Feed, Timetable
@@ -27,23 +24,33 @@ from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.text import Tables
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.engines import why_not_batched
-from fedmpi.local.probes import client_gradients, gradient_blocks
+from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from tests.local import networks
 from tests.local.networks import CHAINS, GRAPHS, REFUSED
-from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference, tasks_for, train
-from tests.local.synthetic import made
-from tests.local.test_algorithms import RULES, cohort, simulate
+from tests.local.synthetic import (
+    MIDDLE_IMAGES,
+    STREAMS,
+    TEXTS,
+    InMemorySource,
+    assert_same_work,
+    flat_model,
+    made,
+    ragged_sizes,
+    relative_error,
+    summed,
+    tasks_of,
+)
+from tests.local.test_algorithms import RULES, cohort, simulate, world
 
-STREAMS = Streams(7)
 CPU = torch.device("cpu")
 EPOCHS = LocalRule(lr=0.05, epochs=2, batch_size=7)
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "mlp": (IMAGES, {"hidden": [20, 16], "dropout": 0.3}),
-    "mlp, wide": (IMAGES, {"hidden": [400, 6]}),
-    "cnn": (IMAGES, {"dense": 20}),
+    "mlp": (MIDDLE_IMAGES, {"hidden": [20, 16], "dropout": 0.3}),
+    "mlp, wide": (MIDDLE_IMAGES, {"hidden": [400, 6]}),
+    "cnn": (MIDDLE_IMAGES, {"dense": 20}),
     "text-cnn": (TEXTS, {"dimension": 8, "filters": 6, "dropout": 0.5}),
 }
 RULES_OF_STEPS = {
@@ -60,24 +67,22 @@ RULES_OF_STEPS = {
 def engines(name: str, dtype: torch.dtype, sizes: np.ndarray, **more: Any) -> tuple[SequentialEngine, BatchedEngine]:
     description, options = MODELS[name]
     model = flat_model(name.partition(",")[0], description, dtype, **options)
-    source = Source(description, sizes, dtype)
-    return SequentialEngine(model, source, STREAMS), made(BatchedEngine, model, source, STREAMS, **more)
+    batched = made(BatchedEngine, model, InMemorySource(description, sizes, dtype), **more)
+    return batched.sequential, batched
+
+
+def tasks_for(sizes: np.ndarray) -> list[ClientTask]:
+    """Every client once, weighted by size; every fifth trains on a sample of its rows."""
+    return [
+        ClientTask(k, np.arange(0, n, 2) if k % 5 == 4 else None, n / float(sizes.sum())) for k, n in enumerate(sizes)
+    ]
 
 
 def assert_same_round(
     sequential: SequentialEngine, batched: BatchedEngine, rule: LocalRule, tolerance: float, round: int = 2
 ) -> None:
-    start, tasks = sequential.model.initial, tasks_for(sequential.source.sizes)
-    expected, wanted = train(sequential, tasks, start, rule, round)
-    before = start.clone()
-    result, report = train(batched, tasks, start, rule, round)
-    assert torch.equal(start, before), "the start stays as it is"
-    assert relative_difference(expected, start) > 1e-6, "training must have changed the model"
-    assert relative_difference(result - start, expected - start) < tolerance
-    for field in ("clients", "steps", "samples", "loss_count"):
-        assert getattr(report, field) == getattr(wanted, field), field
-    assert report.loss_sum == pytest.approx(wanted.loss_sum, rel=tolerance)
-    assert report.weight == pytest.approx(wanted.weight)
+    ways, tasks = (batched, sequential), tasks_for(sequential.source.sizes)
+    assert_same_work(*(summed(way, sequential.model, tasks, rule, round) for way in ways), tolerance)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -85,11 +90,11 @@ def assert_same_round(
 @pytest.mark.parametrize("name", [*CHAINS, *(f"graph {name}" for name in GRAPHS)])
 def test_every_form_trains_clients_as_the_module_itself_does(name: str, chunk: int) -> None:
     module, description = networks.made(name)
-    model, source = FlatModel(module), Source(description, np.array([1, 3, 18, 7, 20, 11]), torch.float64)
+    model, source = FlatModel(module), InMemorySource(description, np.array([1, 3, 18, 7, 20, 11]), torch.float64)
     assert why_not_batched(model, description) is None
-    batched = made(BatchedEngine, model, source, STREAMS, chunk=chunk)
+    batched = made(BatchedEngine, model, source, chunk=chunk)
     assert isinstance(batched.net.layers[-1], GraphLayer) == name.startswith("graph")
-    assert_same_round(SequentialEngine(model, source, STREAMS), batched, EPOCHS, 1e-10)
+    assert_same_round(batched.sequential, batched, EPOCHS, 1e-10)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -124,14 +129,12 @@ def test_an_engine_serves_round_after_round_with_other_clients_and_rules(
 
 def test_buffers_that_are_averaged_are_those_of_the_round_and_have_no_update() -> None:
     module, description = networks.made("buffer")
-    model, source = FlatModel(module), Source(description, np.array([5, 2]), torch.float64)
-    seen: dict[int, torch.Tensor] = {}
-    batched = made(BatchedEngine, model, source, STREAMS, observe=lambda k, delta: seen.setdefault(k, delta.clone()))
-    ways, tasks = (SequentialEngine(model, source, STREAMS), batched), tasks_for(source.sizes)
-    start = model.initial * 3
-    expected, found = (train(way, tasks, start, EPOCHS)[0] for way in ways)
-    assert relative_difference(found, expected) < 1e-12
-    assert all(not delta[model.trainable :].any() for delta in seen.values())
+    model, source = FlatModel(module), InMemorySource(description, [5, 2], torch.float64)
+    batched, start = made(BatchedEngine, model, source), model.initial.clone()
+    start[: model.trainable] *= 3
+    ways = (summed(way, model, tasks_of(source), EPOCHS, start=start) for way in (batched, batched.sequential))
+    found, expected = (total for total, _ in ways)
+    assert relative_error(found, expected) < 1e-12 and not found[model.trainable :].any()
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.9])
@@ -140,8 +143,7 @@ def test_weights_in_two_parts_end_where_passes_over_them_end(
     name: str, mu: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = LocalRule(**{**vars(RULES["epochs"]), "proximal_mu": mu})
-    model = flat_model("mlp", IMAGES, torch.float64, hidden=[8])
-    source, settled = Source(IMAGES, ragged_sizes(9, 23), torch.float64), []
+    (model, source), settled = world(), []
     settle = KeptApart.settle
     monkeypatch.setattr(KeptApart, "settle", lambda apart, steps: settled.append(len(steps)) or settle(apart, steps))
     apart = list(simulate(BatchedEngine, name, model, source, rule))[-1]
@@ -149,7 +151,7 @@ def test_weights_in_two_parts_end_where_passes_over_them_end(
     monkeypatch.setattr(batched_engine, "pays_off", lambda *given: False)
     passes = list(simulate(BatchedEngine, name, model, source, rule))[-1]
     assert sum(settled) == 3 * len(cohort(0)) and not torch.equal(apart, passes)
-    assert relative_difference(apart, passes) < 1e-12
+    assert relative_error(apart, passes) < 1e-12
 
 
 def test_the_ways_of_a_first_layer_are_taken_where_they_pay() -> None:
@@ -175,51 +177,47 @@ def test_products_ahead_are_for_plain_steps(changes: dict[str, Any], monkeypatch
     begin = ProductsAhead.open
     monkeypatch.setattr(ProductsAhead, "open", lambda *given: opened.append(given[-1]) or begin(*given))
     _, batched = engines("mlp, wide", torch.float64, np.full(3, 40))
-    train(batched, tasks_for(np.full(3, 40)), batched.model.initial, LocalRule(lr=0.003, batch_size=10, **changes))
+    summed(batched, batched.model, tasks_for(np.full(3, 40)), LocalRule(lr=0.003, batch_size=10, **changes))
     assert opened == ([] if changes else [4])
 
 
 def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks() -> None:
     sequential, batched = engines("mlp", torch.float64, np.array([30, 30]))
-    start, tasks = sequential.model.initial, [ClientTask(0, None, 0.5, visit=visit) for visit in (0, 1)]
-    expected, _ = train(sequential, tasks, start, EPOCHS)
-    both, _ = train(batched, tasks, start, EPOCHS)
-    assert relative_difference(both, expected) < 1e-12
-    assert relative_difference(both, train(batched, tasks[:1] * 2, start, EPOCHS)[0]) > 1e-6
+    model, tasks = batched.model, [ClientTask(0, None, 0.5, visit=visit) for visit in (0, 1)]
+    expected, both, twice = (
+        summed(way, model, given, EPOCHS)[0]
+        for way, given in ((sequential, tasks), (batched, tasks), (batched, tasks[:1] * 2))
+    )
+    assert relative_error(both, expected) < 1e-12 and relative_error(both, twice) > 1e-3
 
 
 def test_clients_without_samples_count_but_change_nothing() -> None:
     _, batched = engines("mlp", torch.float64, np.array([5, 0, 9]))
-    start = batched.model.initial
     tasks = [ClientTask(k, None, 0.3) for k in range(3)]
-    with_empty, report = train(batched, tasks, start, EPOCHS)
-    assert torch.equal(with_empty, train(batched, tasks[::2], start, EPOCHS)[0])
+    with_empty, report = summed(batched, batched.model, tasks, EPOCHS)
+    assert torch.equal(with_empty, summed(batched, batched.model, tasks[::2], EPOCHS)[0])
     assert (report.clients, report.samples) == (3, 14)
-    nothing, report = train(batched, tasks[1:2], start, EPOCHS)
-    assert torch.equal(nothing, start) and (report.steps, report.loss_count) == (0, 0)
+    nothing, report = summed(batched, batched.model, tasks[1:2], EPOCHS)
+    assert not nothing.any() and (report.steps, report.loss_count) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "text-cnn"])
-def test_an_observer_sees_the_update_of_every_client_and_may_replace_it(name: str) -> None:
+def test_an_observer_and_an_exact_sum_get_the_update_of_every_client(name: str) -> None:
     sizes = ragged_sizes(7, 20)
     seen: list[dict[int, torch.Tensor]] = []
-    results = []
+    results, sums = [], []
     for engine in engines(name, torch.float64, sizes):
+        buffer = np.zeros(engine.model.size, np.int64)
+        engine.train(tasks_for(sizes), RoundJob(engine.model.initial, EPOCHS, 2, FixedPointSum(buffer)))
+        sums.append(buffer / 2.0**40)
         seen.append(notes := {})
         engine.observe = lambda k, delta, notes=notes: notes.setdefault(k, delta.clone()) * 0.5
-        results.append(train(engine, tasks_for(sizes), engine.model.initial, EPOCHS)[0])
-    assert relative_difference(results[1], results[0]) < 1e-12
+        results.append(summed(engine, engine.model, tasks_for(sizes), EPOCHS, 2)[0])
+    assert relative_error(results[1], results[0]) < 1e-12
     assert seen[0].keys() == seen[1].keys() == set(range(7))
-    assert all(relative_difference(seen[1][client], delta) < 1e-10 for client, delta in seen[0].items())
-
-
-def test_a_fixed_point_sum_gets_every_clients_update() -> None:
-    sums, sizes = [], ragged_sizes(7, 20)
-    for engine in engines("cnn", torch.float32, sizes):
-        buffer = np.zeros(engine.model.size, np.int64)
-        engine.train(tasks_for(sizes), Job(engine.model.initial, EPOCHS, 1, FixedPointSum(buffer)))
-        sums.append(buffer / 2.0**40)
+    assert all(relative_error(seen[1][client], delta) < 1e-10 for client, delta in seen[0].items())
     np.testing.assert_allclose(sums[1], sums[0], atol=1e-7)
+    np.testing.assert_allclose(sums[1], 2 * results[1].numpy(), atol=1e-7)
 
 
 def test_padding_is_the_clients_own_or_zero() -> None:
@@ -240,11 +238,10 @@ def test_padding_is_the_clients_own_or_zero() -> None:
 
 def test_word_vectors_of_words_that_do_not_occur_stay_exactly_as_they_are() -> None:
     _, batched = engines("text-cnn", torch.float32, np.array([3, 4]))
-    start = batched.model.initial
-    result, _ = train(batched, tasks_for(np.array([3, 4])), start, EPOCHS)
-    changed = (result != start)[: TEXTS.vocabulary * 8].view(TEXTS.vocabulary, 8).any(1)
+    found, _ = summed(batched, batched.model, tasks_for(np.array([3, 4])), EPOCHS)
+    changed = found[: TEXTS.vocabulary * 8].view(TEXTS.vocabulary, 8).any(1)
     present = torch.zeros(TEXTS.vocabulary, dtype=torch.bool)
-    present[torch.cat([x.flatten() for x in batched.source.x]).long()] = True
+    present[batched.source.x.flatten().long()] = True
     assert changed.any() and not (changed & ~present).any()
 
 
@@ -265,8 +262,8 @@ def test_changes_of_words_are_added_with_their_coefficients() -> None:
 
 def test_a_chunk_fills_the_cache_and_has_two_clients_unless_one_leaves_it() -> None:
     def net_of(*hidden: int) -> tuple[StackedNet, torch.Tensor]:
-        model = flat_model("mlp", IMAGES, torch.float32, hidden=hidden)
-        return translate(model.module, IMAGES), model.initial
+        model = flat_model("mlp", MIDDLE_IMAGES, torch.float32, hidden=hidden)
+        return translate(model.module, MIDDLE_IMAGES), model.initial
 
     sgd, adam = LocalRule(), LocalRule(optimizer="adam")
     small, start = net_of(4)
@@ -286,20 +283,20 @@ def test_gradients_of_batched_clients_are_those_of_each_client(name: str) -> Non
     else:
         description = MODELS[name][0]
         model = flat_model(name, description, torch.float64, **MODELS[name][1])
-    source, start = Source(description, sizes, torch.float64), model.initial * 1.5
+    source, start = InMemorySource(description, sizes, torch.float64), model.initial * 1.5
     rows = [None, np.arange(0, 30, 2), None]
     counts = np.array([4, 15, 9])
     found = {}
     for clients, gradients in made(BatchedEngine, model, source).gradients(np.arange(3), rows, counts, start, 2):
         found |= dict(zip(clients.tolist(), gradients.clone(), strict=True))
     for client in (0, 2):
-        [(_, expected)] = client_gradients(source, model, [client], start, "full", STREAMS, 0)
-        assert relative_difference(found[client], expected) < 1e-10
+        [(_, expected)] = Gradients(source, model, STREAMS).each([client], start, 0)
+        assert relative_error(found[client], expected) < 1e-10
     if description.task == "image":
-        source.x[1][0] = torch.nan
+        source.x[4] = torch.nan
         probe = made(BatchedEngine, model, source)
         with pytest.raises(ClientFailure, match="client 1 "):
-            list(gradient_blocks(source, model, range(3), start, "full", STREAMS, 0, batched=probe))
+            list(Gradients(source, model, STREAMS, batched=probe).blocks(range(3), start, 0))
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])
@@ -335,13 +332,3 @@ def test_convolutions_are_joined_with_pools_of_four_alone() -> None:
         width = pool(torch.zeros(1, 3, 12, 11)).numel()
         net = translate(nn.Sequential(nn.Conv2d(2, 3, 2), pool, nn.Flatten(), nn.Linear(width, 5)), networks.IMAGES)
         assert not any(isinstance(layer, PooledConvolution) for layer in net.layers)
-
-
-def test_a_custom_layer_is_registered_as_the_page_says() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
-    [snippet] = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_layer" in one]
-    found: dict[str, Any] = {}
-    exec(snippet, found)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(312, 6), found["Gate"](6), nn.Linear(6, 5)).double()
-    assert why_not_batched(FlatModel(module), networks.IMAGES) is None
-    assert forms.LAYERS.pop(found["Gate"])

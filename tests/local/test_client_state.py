@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from threading import Barrier
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
 from fedmpi import UserError
-from fedmpi.core import worker as homes_module
-from fedmpi.core.worker import Homes
 from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
 from fedmpi.records import client_records
@@ -123,92 +114,3 @@ def test_records_of_another_algorithm_are_rejected(tmp_path: Path) -> None:
     other = ClientState(("a", "c"), 5, torch.float32, 1e6)
     with pytest.raises(UserError, match="keeps a, b with 5 values .* now declares a, c with 5"):
         load_records(cluster, other, path, range(9))
-
-
-class Ranks:
-    """Three ranks, one a thread, and what `Homes` and files of records ask of a cluster."""
-
-    size = 3
-
-    def __init__(self) -> None:
-        self._together, self._given = Barrier(self.size), dict[int, Any]()
-
-    def of(self, rank: int) -> Any:
-        def gather(array: np.ndarray) -> list[np.ndarray] | None:
-            found = self._all(rank, array)
-            return found if rank == 0 else None
-
-        return SimpleNamespace(
-            rank=rank,
-            size=self.size,
-            is_server=rank == 0,
-            exchange=partial(self._exchange, rank),
-            gather=gather,
-            broadcast=lambda arrays: self._all(rank, arrays)[0],
-            maximum=lambda value: max(self._all(rank, value)),
-        )
-
-    def run(self, work: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(work, range(self.size)))
-
-    def _all(self, rank: int, given: Any) -> list[Any]:
-        self._given[rank] = given
-        self._together.wait(60)
-        found = [self._given[source] for source in range(self.size)]
-        self._together.wait(60)
-        return found
-
-    def _exchange(self, rank: int, out: np.ndarray, counts: np.ndarray, into: np.ndarray, wanted: np.ndarray) -> None:
-        parts = [given[rank] for given in self._all(rank, np.split(out, np.cumsum(counts)[:-1]))]
-        assert [len(part) for part in parts] == wanted.tolist()
-        into[:] = np.concatenate(parts)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_records_follow_their_clients_between_three_ranks(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(homes_module, "MOVED_BYTES", 9 * RECORD)  # several journeys
-    draws, ranks, clients = np.random.default_rng(6), Ranks(), np.arange(2, 30)
-    plans = [draws.integers(0, 3, len(clients)) for _ in range(4)]
-
-    def follow(rank: int) -> tuple[ClientState, int]:
-        state = state_with(4, tmp_path, dtype)
-        homes = Homes(ranks.of(rank), state, 30)
-        for t, plan in enumerate(plans):
-            homes.bring(clients, plan)
-            for client in clients[plan == rank].tolist():
-                if t:
-                    assert_holds(state, [client], dtype)
-                else:
-                    state.write(client, vectors_of(client, dtype))
-        return state, homes.moved
-
-    for rank, (state, moved) in enumerate(ranks.run(follow)):
-        assert state.clients.tolist() == clients[plans[-1] == rank].tolist()
-        assert moved == sum(int((a != b).sum()) for a, b in pairwise(plans))
-
-
-@pytest.mark.parametrize("piece", [1, 6 * RECORD, 10**9])
-def test_the_records_of_three_ranks_are_read_by_others(
-    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_records, "PIECE_BYTES", piece)
-    ranks, path, held = Ranks(), tmp_path / "clients.safetensors", [[3, 4, 9, 12, 20], [], [1, 5, 7]]
-    everybody = sorted(client for own in held for client in own)
-
-    def work(rank: int) -> tuple[str, ClientState]:
-        state = state_with(2, tmp_path)
-        for client in held[rank]:
-            state.write(client, vectors_of(client))
-        digest = save_records(ranks.of(rank), state, path if rank == 0 else None)
-        back = state_with(2, tmp_path)
-        found = load_records(ranks.of(rank), back, path if rank == 0 else None, range(8 * rank, 8 * rank + 8))
-        assert sorted(found.tolist()) == everybody
-        return digest, back
-
-    for rank, (digest, back) in enumerate(ranks.run(work)):
-        own = [client for client in everybody if client // 8 == rank]
-        assert back.clients.tolist() == own and bool(digest) == (rank == 0)
-        assert_holds(back, own)

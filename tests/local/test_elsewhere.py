@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Ints
 from fedmpi.config import load_config
 from fedmpi.core import experiment as core_experiment
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
-from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import BoundNet
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import gradient_blocks
+from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from tests.local import networks, stacks
+from tests.local import networks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
-from tests.local.synthetic import made
+from tests.local.synthetic import MIDDLE_IMAGES, TEXTS, InMemorySource, made, summed
 
 HERE = torch.device("cpu")
 SIZES = np.array([5, 9, 3, 7])
@@ -40,9 +37,9 @@ RULES = {
     MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
 }
 NETWORKS = {
-    **dict.fromkeys(("mlp", "cnn"), stacks.IMAGES),
-    **dict.fromkeys(("text-cnn", "transformer"), stacks.TEXTS),
-    **dict.fromkeys(("graph gru with a state", "graph lstm", "graph convolutions"), networks.TEXTS),
+    **dict.fromkeys(("mlp", "cnn"), MIDDLE_IMAGES),
+    **dict.fromkeys(("text-cnn", "transformer"), TEXTS),
+    **dict.fromkeys(("graph gru, time first", "graph lstm", "graph convolutions"), networks.TEXTS),
     **dict.fromkeys(("means", "means of eight filters", "graph dropout at several places"), networks.IMAGES),
 }
 FEDAVG = ("preset=fedavg", "clients.count=4", "local.engine=sequential")
@@ -73,47 +70,22 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
-@dataclass
-class Moved:
-    """A source whose samples are on a device."""
-
-    source: stacks.Source
-    device: torch.device
-
-    @property
-    def description(self) -> DataDescription:
-        return self.source.description
-
-    @property
-    def sizes(self) -> Ints:
-        return self.source.sizes
-
-    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
-        x, y = self.source.load(client, rows)
-        return x.to(self.device), y.to(self.device)
-
-    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
-        x, y = self.source.load_positions(positions)
-        return x.to(self.device), y.to(self.device)
-
-
-def built(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
+def built(name: str, device: torch.device) -> tuple[FlatModel, InMemorySource]:
     """Build a network and clients' samples on a device."""
     torch.manual_seed(1)
     description = NETWORKS[name]
     own = name in networks.CHAINS or name.startswith("graph ")
     module = networks.made(name)[0] if own else build(name, {}, description, 1)
-    return FlatModel(module.double(), device), Moved(stacks.Source(description, SIZES, torch.float64), device)
+    return FlatModel(module.double(), device), InMemorySource(description, SIZES, torch.float64, device)
 
 
 def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> Tensor:
     """The sum of four clients' updates."""
     model, source = built(name, device)
-    total = FloatSum(np.zeros(model.size), device)
     tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
-    made(engine, model, source, Streams(1)).train(tasks, Job(model.initial, rule, 0, total))
-    assert total.tensor.device == device
-    return total.tensor.cpu().clone()
+    found, _ = summed(made(engine, model, source), model, tasks, rule)
+    assert found.device == device
+    return found.cpu()
 
 
 def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> Tensor:
@@ -196,9 +168,7 @@ def test_probes_name_the_device_of_every_tensor(name: str, side_by_side: bool):
     def probed(device: torch.device) -> Tensor:
         model, source = built(name, device)
         batched = made(BatchedEngine, model, source) if side_by_side else None
-        blocks = gradient_blocks(
-            source, model, range(len(SIZES)), model.initial, "full", Streams(1), 0, batched=batched
-        )
+        blocks = Gradients(source, model, Streams(1), batched=batched).blocks(range(len(SIZES)), model.initial, 0)
         found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
         return torch.stack([found[client].cpu() for client in range(len(SIZES))])
 

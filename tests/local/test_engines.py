@@ -1,19 +1,31 @@
-"""Choice of the engine, the logged reason, and results that do not depend on it."""
+"""Engines agree up to rounding, name or leave out clients that fail, and are chosen and rejected by their reasons."""
 
 from __future__ import annotations
 
+import logging
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fedmpi import Config, UserError
-from fedmpi.aggregation.exact import FixedPointSum
+import fedmpi
+from fedmpi import ClientFailure, Config, UserError
+from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
+from fedmpi.core.evaluation import EvaluatedParts
+from fedmpi.data.schema import DataDescription
 from fedmpi.local import engines
+from fedmpi.local import merged as merged_module
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.engines import LocalEngine, choose_engine
+from fedmpi.local.failures import OnDivergence, enter_round
+from fedmpi.local.merged import MergedEngine, Rows
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import Job, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -23,11 +35,379 @@ from tests.local.synthetic import (
     AlphaDropoutNet,
     BatchNormNet,
     InMemorySource,
+    assert_same_work,
     flat_model,
+    made,
     relative_error,
     summed,
     tasks_of,
 )
+
+SIZES = [3, 1, 8, 2, 40, 5, 7]
+MODELS: dict[str, tuple[DataDescription, dict[str, Any]]] = {
+    "mlp": (SMALL_IMAGES, {"hidden": [9], "dropout": 0.3}),
+    "cnn": (IMAGES, {"dropout": 0.5}),
+    "text-cnn": (TEXTS, {"dimension": 6, "filters": 4, "dropout": 0.5}),
+}
+WHOLE = LocalRule(lr=0.1, epochs=1, batch_size=None)
+EPOCHS = LocalRule(lr=0.1, batch_size=4)
+ONE_STEP = {
+    "whole set": WHOLE,
+    "epoch of one batch": LocalRule(lr=0.1, epochs=1, batch_size=40),
+    "one drawn batch": LocalRule(lr=0.1, epochs=None, steps=1, batch_size=4, proximal_mu=0.5),
+}
+
+
+def small() -> FlatModel:
+    return flat_model("mlp", SMALL_IMAGES, hidden=[9])
+
+
+# Merging clients of one step
+
+
+@pytest.mark.parametrize("rule", ONE_STEP.values(), ids=ONE_STEP.keys())
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rows", [None, 4])
+def test_merging_equals_training_one_client_after_the_other(
+    name: str, rule: LocalRule, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description, options = MODELS[name]
+    source, model = (
+        InMemorySource(description, SIZES, torch.float64),
+        flat_model(name, description, torch.float64, **options),
+    )
+    tasks = tasks_of(source, {4: np.array([17, 3, 25]), 2: np.arange(8)[::-1].copy()})
+    if rows is not None:
+        monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", rows)
+    ways = (made(kind, model, source) for kind in (MergedEngine, SequentialEngine))
+    assert_same_work(*(summed(way, model, tasks, rule, round=5) for way in ways), 1e-12)
+
+
+def test_rows_of_many_clients_need_no_task_each() -> None:
+    source, model, positions = InMemorySource(SMALL_IMAGES, SIZES), small(), np.array([0, 3, 5, 9, 11, 13, 14, 30, 60])
+    clients = np.searchsorted(source.offsets, positions, side="right") - 1
+    drawn = Rows(clients, positions - source.offsets[clients], np.full(9, 1 / 9))
+    total = FloatSum(np.zeros(model.size, np.float32))
+    report = made(MergedEngine, model, source).train_rows(drawn, RoundJob(model.initial, WHOLE, 0, total))
+    model.bind(model.initial)
+    _, gradients = model.loss_gradient(source.x[positions], source.y[positions])
+    assert relative_error(total.tensor, -0.1 * torch.cat([gradient.flatten() for gradient in gradients])) < 1e-6
+    assert (report.clients, report.samples, report.steps) == (len(set(clients)), 9, len(set(clients)))
+    assert report.weight == pytest.approx(1.0)
+
+
+def test_rows_of_clients_that_diverge_are_left_out_and_the_others_weigh_as_before() -> None:
+    model, rows, found = small(), np.concatenate([np.arange(n) for n in SIZES]), []
+    clients = np.repeat(np.arange(len(SIZES)), SIZES)
+    weights = (1 + clients) / 10
+    for away in ([2, 4], []):
+        engine = made(MergedEngine, model, spoiled(HUGE, *away), on_divergence=OnDivergence(True))
+        kept = ~np.isin(clients, [] if away else [2, 4])
+        total = FloatSum(np.zeros(model.size, np.float32))
+        job = RoundJob(model.initial, WHOLE, 0, total)
+        found.append((total, engine.train_rows(Rows(clients[kept], rows[kept], weights[kept]), job)))
+    assert relative_error(*(total.tensor for total, _ in found)) < 1e-5
+    for fact in ("clients", "weight", "samples", "steps"):
+        assert getattr(found[0][1], fact) == pytest.approx(getattr(found[1][1], fact)), fact
+
+
+def test_a_large_vocabulary_keeps_its_gradient_sparse_and_right() -> None:
+    description = DataDescription((12,), "int32", 4, "text", 60_000, (), ())
+    source, model = InMemorySource(description, SIZES), flat_model("text-cnn", description, dimension=4, filters=3)
+    engine, tasks = made(MergedEngine, model, source), tasks_of(source)
+    assert model.sparse_pays(512 * 12)
+    assert_same_work(summed(engine, model, tasks, WHOLE), summed(engine.sequential, model, tasks, WHOLE), 1e-5)
+    assert not model.module.words.sparse
+
+
+def test_clients_without_samples_count_but_add_nothing() -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [0, 4, 0]), flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    engine, tasks = made(MergedEngine, model, source), [ClientTask(k, None, 0.25) for k in range(3)]
+    assert_same_work(summed(engine, model, tasks, WHOLE), summed(engine.sequential, model, tasks, WHOLE), 1e-5)
+    assert not summed(engine, model, tasks[:1], WHOLE)[0].any()
+
+
+@pytest.mark.parametrize("kind", [MergedEngine, BatchedEngine])
+def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one client each: after 64 of them the partial sum has gone into the long one."""
+    source, model = InMemorySource(SMALL_IMAGES, [2] * (SHORT + 1)), small()
+    monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", 2)
+    total = FloatSum(np.zeros(model.size, np.float32))
+    made(kind, model, source, chunk=1).train(tasks_of(source), RoundJob(model.initial, WHOLE, 0, total))
+    latest = float(total.tensor.norm())
+    total.flush()
+    assert 0 < latest < 0.2 * float(total.tensor.norm())
+    expected, _ = summed(made(SequentialEngine, model, source), model, tasks_of(source), WHOLE)
+    assert relative_error(total.tensor, expected) < 1e-5
+
+
+class PlacesFirst(nn.Linear):
+    """Drops values that have another axis before the samples."""
+
+    def __init__(self) -> None:
+        super().__init__(36, 5)
+        self.layer = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.layer(x.flatten(1).T).T)
+
+
+def clipped() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
+    net[1].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return net
+
+
+def alone(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(36, 5))
+
+
+@pytest.mark.parametrize(
+    ("net", "rule", "words"),
+    [
+        (BatchNormNet(36, 5), WHOLE, "buffers"),
+        (alone(nn.BatchNorm1d(36, track_running_stats=False)), WHOLE, "other samples"),
+        (AlphaDropoutNet(36, 5), WHOLE, "random numbers"),
+        (PlacesFirst(), WHOLE, "depend on the other samples"),
+        (clipped(), WHOLE, "hooks"),
+        (alone(), LocalRule(optimizer="adam", batch_size=None), "not linear"),
+        (alone(), LocalRule(batch_size=2), "single step"),
+    ],
+)
+def test_what_would_not_be_exact_is_rejected_with_the_reason(net: nn.Module, rule: LocalRule, words: str) -> None:
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), FlatModel(net)
+    with pytest.raises(UserError, match=words):
+        summed(made(MergedEngine, model, source), model, tasks_of(source), rule)
+    with pytest.raises(UserError, match="own update"):
+        exact = FixedPointSum(np.zeros(small().size, np.int64))
+        made(MergedEngine, small(), source).train(tasks_of(source), RoundJob(small().initial, WHOLE, 0, exact))
+
+
+# Clients that fail
+
+
+class Overflowing(nn.Module):
+    """sqrt(0) has a finite value and an infinite slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(36, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x.flatten(1)).abs().sqrt()
+
+
+WAYS = [(SequentialEngine, EPOCHS), (BatchedEngine, EPOCHS), (MergedEngine, WHOLE), (BatchedEngine, WHOLE)]
+HUGE, LARGE, ZERO = 1e30, 1e14, 0.0
+"""Factors of features: the loss is no number, is finite and far from what is learned, has an infinite slope."""
+
+
+def spoiled(factor: float, *clients: int) -> InMemorySource:
+    source = InMemorySource(SMALL_IMAGES, SIZES)
+    for client in clients:
+        source.x[source.offsets[client] : source.offsets[client + 1]] *= factor
+    return source
+
+
+@pytest.mark.parametrize("factor", [HUGE, LARGE, ZERO])
+@pytest.mark.parametrize(("kind", "rule"), WAYS)
+def test_a_client_that_diverges_is_named_or_left_out_by_every_engine(
+    kind: type, rule: LocalRule, factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small() if factor else FlatModel(Overflowing())
+    options: dict[str, Any] = {"chunk": 4} if kind is BatchedEngine else {}
+    tasks = tasks_of(spoiled(1.0))
+    with pytest.raises(ClientFailure, match=r"client 4 on rank 3: .*lower local.lr"):
+        summed(made(kind, model, spoiled(factor, 4), rank=3, **options), model, tasks, rule)
+    away = [2, 4]
+    with caplog.at_level(logging.WARNING, logger="fedmpi"):
+        leaving = made(kind, model, spoiled(factor, *away), on_divergence=OnDivergence(True), **options)
+        found = summed(leaving, model, tasks, rule)
+    assert found[1].diverged == 2
+    found[1].diverged = 0
+    kept = [task for task in tasks if task.client not in away]
+    assert_same_work(found, summed(made(kind, model, spoiled(1.0), **options), model, kept, rule), 1e-4)
+    assert sum("continues without a client that diverged: client" in message for message in caplog.messages) == 1
+
+
+KEYS = {"rounds": 3, "model.name": "mlp", "model.hidden": [6], "clients.sampler": "all", "cluster.threads": 1}
+
+
+def clients(spoilt: bool) -> fedmpi.ClientArrays:
+    """Five clients, the last one with features that no number holds, or no samples."""
+    generator = np.random.default_rng(5)
+    x = generator.standard_normal((60, 4)).astype(np.float32)
+    owner = np.repeat(np.arange(5), 12)
+    y = (x.sum(1) > 0).astype(np.int64)
+    x[owner == 4] *= 1e35
+    kept = slice(None) if spoilt else owner < 4
+    return fedmpi.ClientArrays(x[kept], y[kept], owner[kept], test=(x[:12], y[:12]), clients=5, mean=0.0, std=1.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"server.exact": True},
+        {"local.engine": "batched"},
+        {"local.steps": 1, "local.batch_size": "all"},
+        {"preset": "fedsampling", "samples.budget": 10_000},
+        {"server.weights": "uniform", "privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.5},
+        {"server.weights": "literal"},
+        {"local.algorithm": "scaffold"},
+        {"server.aggregator": "median"},
+        {"compression": "int8"},
+    ],
+    ids=lambda more: " ".join(f"{key}={value}" for key, value in more.items()),
+)
+def test_a_run_continues_without_clients_that_diverge_and_counts_them(more: dict[str, object]) -> None:
+    settings = {"preset": "fedavg"} | KEYS | more
+    with pytest.raises(ClientFailure, match=r"client 4 on rank 0: .* in round 0: training diverged .*lower local.lr"):
+        fedmpi.run(settings, data=clients(True))
+    run = fedmpi.run(settings | {"local.on_divergence": "drop"}, data=clients(True))
+    assert [record["diverged"] for record in run.records] == [1, 1, 1]
+    assert all(np.isfinite(record["train_loss"]) for record in run.records)
+    assert all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
+
+
+@pytest.mark.parametrize("spoilt", [True, False], ids=["diverged", "without samples"])
+@pytest.mark.parametrize(
+    ("more", "share"),
+    [
+        ({"server.weights": "stratified", "clients.sampler.strata": 1}, 4 / 5),
+        ({"server.weights": "unbiased", "server.weights.population": "clients", "clients.sampler.strata": 1}, 4 / 5),
+        ({"server.weights": "normalized", "server.weights.population": "clients", "clients.sampler.strata": 1}, 1.0),
+    ],
+)
+def test_a_participant_without_an_update_counts_as_unchanged_unless_the_sum_is_divided(
+    spoilt: bool, more: dict[str, object], share: float
+) -> None:
+    """All five are selected: the model goes this share of the way that the mean update of the four others goes."""
+    strata = {"clients.sampler.features": "label-histogram", "clients.sampler.within_stratum": "uniform"}
+    chosen = KEYS | {"local.on_divergence": "drop", "clients.count": 5} | strata | more
+    run = fedmpi.run("fedavg", chosen | {"clients.sampler": "stratified"}, data=clients(spoilt))
+    plain = KEYS | {"server.weights": "uniform", "server.optimizer.lr": share}
+    expected = fedmpi.run("fedavg", plain, data=clients(False))
+    for found, wanted in zip(run.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+class Failing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3:
+            raise KeyError("seven")
+        return super().forward(x.flatten(1))
+
+
+def test_a_model_that_fails_on_a_client_is_named_with_its_line_and_the_round() -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [5, 3]), FlatModel(Failing(36, 5))
+    for round, said in ((None, ""), (4, ", round 4")):
+        enter_round(round)
+        line = rf"^client 1 on rank 0: KeyError: 'seven' \(\S+test_engines.py:\d+{said}\)$"
+        with pytest.raises(ClientFailure, match=line):
+            summed(made(SequentialEngine, model, source), model, tasks_of(source), WHOLE)
+    enter_round(None)
+
+
+# Device memory too small for a pass
+
+
+def with_room_for(most: int, function, count):
+    """The function, on a device that has no memory for more than so many."""
+
+    def limited(*args, **named):
+        if count(*args) > most:
+            raise torch.OutOfMemoryError("a test fault")
+        return function(*args, **named)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule", "owner", "name", "count", "most", "said"),
+    [
+        (MergedEngine, WHOLE, FlatModel, "weighted_gradient", lambda _, x, *rest: len(x), 8, "samples in a pass"),
+        (BatchedEngine, EPOCHS, Stack, "open", lambda _, features, *rest: len(features), 1, "batched clients"),
+        (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "batched clients"),
+    ],
+)
+def test_training_continues_with_less_at_once(
+    engine, rule, owner, name, count, most, said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, source = small(), InMemorySource(SMALL_IMAGES, SIZES)
+    expected = summed(made(engine, model, source), model, tasks_of(source), rule)
+    monkeypatch.setattr(owner, name, with_room_for(most, getattr(owner, name), count))
+    trainer = made(engine, model, source)
+    with caplog.at_level(logging.WARNING, logger="fedmpi"):
+        for _ in range(2):
+            assert_same_work(summed(trainer, model, tasks_of(source), rule), expected, 1e-5)
+    warnings = [message for message in caplog.messages if message.startswith("out of memory") and said in message]
+    assert 1 <= len(warnings) <= 6  # in the first round only, until it fits
+    monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
+    if engine is MergedEngine:
+        with pytest.raises(torch.OutOfMemoryError):  # not even one fits
+            summed(made(engine, model, source), model, tasks_of(source), rule)
+
+
+class Limited(nn.Module):
+    """A model on a device that has no memory for more than `most` samples in evaluation mode."""
+
+    most = 50
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(x) > self.most:
+            raise torch.OutOfMemoryError("a test fault")
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize(("batch", "first"), [(40, 7), (4000, 25)])
+def test_an_evaluation_continues_with_fewer_samples_at_once(
+    batch: int, first: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A part smaller than a pass is halved from its own size."""
+    x, y = torch.randn(50, 16), torch.arange(50) % 4
+    store = SimpleNamespace(
+        part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))
+    )
+    flat = DataDescription((16,), "float32", 4, "vector", 0, (0.0,), (1.0,))
+    data = SimpleNamespace(description=flat, test=lambda: (x, y))
+    config = Config(preset="fedavg", evaluation={"batch_size": batch, "on": "test"}, model={"name": Limited})
+    parts, model = EvaluatedParts(config, store, data), FlatModel(Limited())  # type: ignore[arg-type]
+    whole = parts.scores(model, model.initial, 0)
+    for most in (first, 1):
+        monkeypatch.setattr(Limited, "most", most)
+        with caplog.at_level(logging.WARNING, logger="fedmpi"):
+            assert parts.scores(model, model.initial, 0) == pytest.approx(whole, rel=1e-6)
+        assert most // 2 < parts._rows <= most
+    assert f"with {min(batch, 50)} samples evaluated at once; continuing with {min(batch, 50) // 2}" in caplog.text
+    monkeypatch.setattr(Limited, "most", 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        parts.scores(model, model.initial, 0)
+
+
+# bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"), [(SequentialEngine, WHOLE), (SequentialEngine, EPOCHS), (MergedEngine, WHOLE)]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_updates_in_bfloat16_are_float32_of_the_accuracy_of_bfloat16(name: str, kind: type, rule: LocalRule) -> None:
+    """bfloat16 keeps 8 significant bits; under max pooling a rounding can make another input the largest."""
+    description, options = MODELS[name]
+    source, model = InMemorySource(description, [13, 1, 40, 7]), flat_model(name, description, **options)
+    found, rough = summed(made(kind, model, source, precision="bfloat16"), model, tasks_of(source), rule)
+    expected, exact = summed(made(kind, model, source), model, tasks_of(source), rule)
+    assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.1
+    assert rough.loss_sum != exact.loss_sum and rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
+
+
+# The choice
 
 MIXED = [3, 20, 10, 1, 37, 8]
 
@@ -37,95 +417,67 @@ def chosen(source: InMemorySource, model: FlatModel, observer: Any = None, **par
     return choose_engine(config, model, source, STREAMS, observer=observer)
 
 
-@pytest.mark.parametrize(
-    "name, description, options",
-    [
-        ("mlp", SMALL_IMAGES, {"hidden": [9], "dropout": 0.5}),
-        ("cnn", IMAGES, {}),
-        ("text-cnn", TEXTS, {"dimension": 6, "filters": 4}),
-    ],
-)
-def test_the_automatic_choice_equals_the_sequential_engine(name: str, description: Any, options: dict[str, Any]):
+@pytest.mark.parametrize("engine", ["auto", "sequential", "batched"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_chosen_engine_equals_the_sequential_one(name: str, engine: str) -> None:
+    description, options = MODELS[name]
     source, rule = InMemorySource(description, MIXED), LocalRule(lr=0.1, batch_size=10)
     model = flat_model(name, description, **options)
-    expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    engine = chosen(source, model)
-    found, report = summed(engine, model, tasks_of(source), rule)
-    assert relative_error(found, expected) < 1e-5
-    assert (report.clients, report.steps, report.samples) == (counted.clients, counted.steps, counted.samples)
-    assert report.weight == pytest.approx(counted.weight)
-    assert report.loss_sum == pytest.approx(counted.loss_sum, rel=1e-5)
-    assert (engine.merged_clients, engine.other_clients) == (4, 2)
-    assert "4 merged and 2 others" in engine.description
+    expected = summed(made(SequentialEngine, model, source), model, tasks_of(source), rule)
+    way = chosen(source, model, local={"engine": engine})
+    assert_same_work(summed(way, model, tasks_of(source), rule), expected, 1e-5)
+    if engine == "auto":
+        assert (way.merged_clients, way.other_clients) == (4, 2) and "4 merged and 2 others" in way.description
+    else:
+        assert way.name == engine and f'local.engine = "{engine}"' in way.description
+
+
+OBSERVED = lambda client, delta: None  # noqa: E731
 
 
 @pytest.mark.parametrize(
-    "parts, observer, words",
+    ("parts", "observer", "net", "words"),
     [
-        ({"local": {"optimizer": "adam"}}, None, "not linear"),
-        ({"server": {"exact": True}}, None, "server.exact"),
-        ({}, lambda client, delta: None, "every client's own update"),
-        ({"topology": "mediators"}, None, "mediators"),
+        ({"local": {"optimizer": "adam"}}, None, None, "nothing is merged: local.optimizer .* is not linear"),
+        ({"server": {"exact": True}}, None, None, "nothing is merged: server.exact"),
+        ({}, OBSERVED, None, "nothing is merged: .*every client's own update"),
+        ({"topology": "mediators"}, None, None, "nothing is merged: mediators"),
+        ({"local": {"precision": "bfloat16"}}, None, None, 'the others sequential .local.precision = "bfloat16"'),
+        ({}, None, BatchNormNet, "buffers"),
+        ({}, None, AlphaDropoutNet, "random numbers"),
     ],
 )
-def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
-    source, model = InMemorySource(SMALL_IMAGES, [3, 4]), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    description = chosen(source, model, observer, **parts).description
-    assert "nothing is merged" in description
-    assert words in description
+def test_why_clients_are_not_merged_or_batched_is_said(parts: Any, observer: Any, net: Any, words: str) -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [3, 4]), small() if net is None else FlatModel(net(36, 5))
+    engine = chosen(source, model, observer, **parts)
+    assert re.search(words, engine.description)
 
 
-def test_a_demand_for_merging_is_rejected_where_a_single_update_or_the_model_forbids_it():
-    source, demand = InMemorySource(SMALL_IMAGES, [3, 4]), {"engine": "merged", "batch_size": "all"}
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(UserError, match="not possible here: clipping, transport, attacks or diagnostics"):
-        chosen(source, model, lambda client, delta: None, local=demand)
-    with pytest.raises(UserError, match="not possible here: .*buffers"):
-        chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)
+@pytest.mark.parametrize(
+    ("local", "observer", "net", "words"),
+    [
+        ({"engine": "merged", "batch_size": "all"}, OBSERVED, None, "clipping, transport, attacks or diagnostics"),
+        ({"engine": "merged", "batch_size": "all"}, None, BatchNormNet, "buffers"),
+        ({"engine": "batched"}, None, AlphaDropoutNet, "random numbers"),
+        ({"engine": "batched", "precision": "bfloat16"}, None, None, 'local.precision = "bfloat16"'),
+    ],
+)
+def test_an_engine_that_is_named_and_not_possible_is_rejected(local: Any, observer: Any, net: Any, words: str) -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [3, 4]), small() if net is None else FlatModel(net(36, 5))
+    with pytest.raises(UserError, match=f'local.engine = "{local["engine"]}" is not possible here: .*{words}'):
+        chosen(source, model, observer, local=local)
 
 
-@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "random numbers")])
-def test_models_that_cannot_be_merged_are_trained_sequentially(net: Any, words: str):
-    source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
-    model = FlatModel(net(36, 5))
-    engine = chosen(source, model)
-    assert words in engine.description
-    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    found, _ = summed(engine, model, tasks_of(source), rule)
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("wanted", ["sequential", "batched"])
-def test_the_named_engine_is_taken(wanted: str):
+def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split() -> None:
     source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine = chosen(source, model, local={"engine": wanted})
-    assert engine.name == wanted
-    assert f'local.engine = "{wanted}"' in engine.description
-    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    assert relative_error(summed(engine, model, tasks_of(source), rule)[0], expected) < 1e-5
-
-
-def test_a_batched_engine_is_rejected_for_a_model_without_a_stacked_form():
-    source, model = InMemorySource(SMALL_IMAGES, MIXED), FlatModel(AlphaDropoutNet(36, 5))
-    with pytest.raises(UserError, match='local.engine = "batched" is not possible here'):
-        chosen(source, model, local={"engine": "batched"})
-
-
-def test_exact_sums_are_bit_identical_whichever_way_the_tasks_are_split():
-    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
-    tasks = tasks_of(source)
-    found = []
+    model, tasks, found = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5), tasks_of(source), []
     for parts in ([tasks], [tasks[4:], tasks[:1], tasks[1:4]], [[task] for task in reversed(tasks)]):
         buffers = np.zeros((len(parts), model.size), np.int64)
         for buffer, part in zip(buffers, parts, strict=True):
             engine = chosen(source, model, server={"exact": True})
-            engine.train(part, Job(model.initial, rule, 0, FixedPointSum(buffer)))
-        found.append(torch.from_numpy(buffers.sum(0)))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert found[0].any()
+            engine.train(part, RoundJob(model.initial, rule, 0, FixedPointSum(buffer)))
+        found.append(buffers.sum(0))
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2]) and found[0].any()
 
 
 @pytest.mark.parametrize(("largest", "rest"), [(1, "sequential"), (1 << 40, "batched")])
@@ -133,5 +485,5 @@ def test_large_activations_are_left_to_the_sequential_engine(
     largest: int, rest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "LARGEST_BATCH", largest)
-    engine = chosen(InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9]))
+    engine = chosen(InMemorySource(SMALL_IMAGES, MIXED), small())
     assert engine.merged is not None and engine.rest.name == rest

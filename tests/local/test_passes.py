@@ -14,9 +14,8 @@ import fedmpi
 from fedmpi.common.registry import resolve
 from fedmpi.core.evaluation import rows_evaluated
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import client_gradients
+from fedmpi.local.probes import Gradients
 from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
@@ -127,7 +126,7 @@ def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influenc
     source, model = InMemorySource(IMAGES, [100], torch.float64), spread(WIDE, norm, torch.float64)
     forward_traits(model, IMAGES)
     seen[True].clear()
-    [(_, found)] = client_gradients(source, model, [0], model.initial, "full", STREAMS, 0)
+    [(_, found)] = Gradients(source, model, STREAMS).each([0], model.initial, 0)
     assert seen[True] == passes
     assert relative_error(found, gradient_of(model, *source.load(0))[: model.trainable]) < 1e-12
 
@@ -138,22 +137,6 @@ def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     model.module.train()
     loss = nn.functional.cross_entropy(model.module(x), y)
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, model.parameters)])
-
-
-def wide(description: DataDescription) -> nn.Module:
-    """A model for configurations."""
-    return layers(WIDE)
-
-
-def test_losses_of_clients_are_measured_in_small_passes(seen: Seen) -> None:
-    source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg", model="tests.local.test_passes:wide")
-    measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
-    seen[False].clear()
-    before = measures.loss(0, measures.start, 0)
-    assert seen[False] == [WIDE_ROWS, WIDE_ROWS, 44]
-    found = measures(0, measures.model.initial, np.array([0]), ["loss"])
-    assert seen[False] == 2 * [WIDE_ROWS, WIDE_ROWS, 44]
-    assert found[0, 0] == pytest.approx(before, rel=1e-6)
 
 
 @pytest.mark.parametrize(

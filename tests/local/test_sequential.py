@@ -1,25 +1,36 @@
-"""The sequential engine does what a plain PyTorch loop does, client after client."""
+"""One client's batches, steps, gradients and numbers, beside a plain PyTorch loop."""
 
 from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from fedmpi import ClientFailure
 from fedmpi.common.streams import Purpose
+from fedmpi.config import load_config
+from fedmpi.data.schema import DataDescription
+from fedmpi.local import probes
+from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.optimizers import AdamState
-from fedmpi.local.schedule import schedule
-from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.probes import Gradients
+from fedmpi.local.schedule import needs_order, schedule, step_count
+from fedmpi.local.sequential import SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
     TEXTS,
+    AlphaDropoutNet,
     BatchNormNet,
     InMemorySource,
     flat_model,
@@ -28,18 +39,72 @@ from tests.local.synthetic import (
     tasks_of,
 )
 
-SIZES = [13, 1, 40, 7]
+SIZES = [13, 1, 40, 0, 7]
+SOURCE = InMemorySource(SMALL_IMAGES, SIZES)
+EPOCHS, ADAM = LocalRule(lr=0.1, epochs=2, batch_size=5), LocalRule("adam", lr=0.01, epochs=2, batch_size=5)
 RULES = {
-    "sgd epochs": LocalRule(lr=0.1, epochs=2, batch_size=5),
-    "sgd steps": LocalRule(lr=0.1, epochs=None, steps=40, batch_size=6),
-    "sgd whole set": LocalRule(lr=0.1, epochs=3, batch_size=None),
-    "proximal": LocalRule(lr=0.1, epochs=2, batch_size=5, proximal_mu=0.7),
-    "adam": LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=5),
-    "adam proximal": LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=5, proximal_mu=0.7, beta1=0.8),
+    "epochs": EPOCHS,
+    "steps": LocalRule(lr=0.1, epochs=None, steps=40, batch_size=6),
+    "whole set": LocalRule(lr=0.1, epochs=3, batch_size=None),
+    "proximal": replace(EPOCHS, proximal_mu=0.7),
+    "adam": ADAM,
+    "adam proximal": replace(ADAM, proximal_mu=0.7, beta1=0.8),
 }
 
 
-def plain_loop(module: nn.Module, source: InMemorySource, rule: LocalRule, round: int = 0) -> torch.Tensor:
+def small() -> FlatModel:
+    return flat_model("mlp", SMALL_IMAGES, hidden=[9])
+
+
+# Batches
+
+
+def drawn(rule: LocalRule, n: int) -> list[np.ndarray]:
+    batches = schedule(rule, n, STREAMS.generator(Purpose.BATCH_ORDER, 1, 2))
+    return [np.arange(n) if rows is None else rows for rows in batches]
+
+
+@given(n=st.integers(0, 60), batch=st.none() | st.integers(1, 70), repeat=st.integers(1, 40), by_steps=st.booleans())
+def test_epochs_see_every_row_once_and_steps_draw_distinct_ones(
+    n: int, batch: int | None, repeat: int, by_steps: bool
+) -> None:
+    repeats = {"epochs": None, "steps": repeat} if by_steps else {"epochs": repeat, "steps": None}
+    rule = LocalRule(**repeats, batch_size=batch)
+    found = drawn(rule, n)
+    assert step_count(rule, n) == len(found)
+    if not needs_order(rule, n):
+        assert schedule(rule, n, None) == [None] * step_count(rule, n)
+    if by_steps:
+        assert len(found) == (repeat if n else 0)
+        assert all(len(set(rows)) == len(rows) == min(batch or n, n) and set(rows) <= set(range(n)) for rows in found)
+        return
+    per_epoch = len(found) // repeat
+    for epoch in range(repeat if n else 0):
+        part = found[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(np.concatenate(part)) == list(range(n))
+        assert all(len(rows) == (batch or n) for rows in part[:-1])
+
+
+def test_every_epoch_and_step_has_a_new_draw_and_every_row_is_drawn_equally_often() -> None:
+    """χ² over 20 rows of 4000 draws at a fixed seed; false alarm rate 1e-4 (χ²_19 > 49.7, larger for sampling
+    without replacement)."""
+    first, second = (np.concatenate(half) for half in np.split(np.array(drawn(LocalRule(epochs=2), 50)), 2))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(*drawn(LocalRule(epochs=None, steps=2, batch_size=10), 1000))
+    counts = np.bincount(np.concatenate(drawn(LocalRule(epochs=None, steps=1000, batch_size=4), 20)), minlength=20)
+    assert ((counts - 200) ** 2 / 200).sum() < 49.7
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(None, None), (1, 1)])
+def test_a_rule_has_either_epochs_or_steps(epochs: int | None, steps: int | None) -> None:
+    with pytest.raises(ValueError, match="either epochs or steps"):
+        LocalRule(epochs=epochs, steps=steps)
+
+
+# Steps
+
+
+def plain_loop(module: nn.Module, source: InMemorySource, rule: LocalRule) -> torch.Tensor:
     """Σ (n_k/n) Δ_k by torch.optim and backward(), with FedProx's term written as a loss."""
     result = 0.0
     for client, n in enumerate(source.sizes.tolist()):
@@ -50,7 +115,7 @@ def plain_loop(module: nn.Module, source: InMemorySource, rule: LocalRule, round
         else:
             optimizer = torch.optim.Adam(net.parameters(), lr=rule.lr, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
         x, y = source.load(client)
-        for rows in schedule(rule, n, STREAMS.generator(Purpose.BATCH_ORDER, round, client)):
+        for rows in schedule(rule, n, STREAMS.generator(Purpose.BATCH_ORDER, 0, client)):
             chosen = slice(None) if rows is None else torch.from_numpy(rows)
             loss = nn.functional.cross_entropy(net(x[chosen]), y[chosen])
             pull = sum(((p - s) ** 2).sum() for p, s in zip(net.parameters(), start, strict=True))
@@ -63,130 +128,212 @@ def plain_loop(module: nn.Module, source: InMemorySource, rule: LocalRule, round
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_result_is_that_of_a_plain_pytorch_loop(rule: LocalRule, dtype: torch.dtype):
-    source = InMemorySource(SMALL_IMAGES, SIZES, dtype)
-    model = flat_model("mlp", SMALL_IMAGES, dtype, hidden=[9])
+def test_the_result_is_that_of_a_plain_pytorch_loop(rule: LocalRule) -> None:
+    source = InMemorySource(SMALL_IMAGES, SIZES, torch.float64)
+    model = flat_model("mlp", SMALL_IMAGES, torch.float64, hidden=[9])
     expected = plain_loop(copy.deepcopy(model.module), source, rule)
-    found, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    # Adam divides by the root of tiny second moments, which magnifies float32 rounding
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-4 if rule.optimizer == "adam" else 2e-6
-    assert relative_error(found, expected) < tolerance
+    found, report = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    assert relative_error(found, expected) < 1e-12
+    steps = [len(drawn(rule, n)) for n in SIZES]
+    assert (report.clients, report.samples, report.steps) == (5, 61, sum(steps))
+    assert report.weight == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("vocabulary", [60, 6000])  # gradients of the large table are kept sparse
-@pytest.mark.parametrize("rule", [RULES["sgd epochs"], RULES["proximal"]], ids=["sgd", "proximal"])
-def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: LocalRule):
+@pytest.mark.parametrize("rule", ["epochs", "proximal"])
+def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: str) -> None:
     description = replace(TEXTS, vocabulary=vocabulary)
     source, model = InMemorySource(description, SIZES), flat_model("text-cnn", description, dimension=6, filters=4)
     assert model.sparse_pays(5 * 12) == (vocabulary == 6000)
-    expected = plain_loop(copy.deepcopy(model.module), source, rule)
-    found, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    assert relative_error(found, expected) < 1e-5
-    assert not model.module.words.sparse
+    expected = plain_loop(copy.deepcopy(model.module), source, RULES[rule])
+    found, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), RULES[rule])
+    assert relative_error(found, expected) < 1e-5 and not model.module.words.sparse
 
 
-def test_the_report_counts_clients_steps_samples_and_losses():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=1e-12, epochs=2, batch_size=5)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    _, report = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
-    assert (report.clients, report.samples, report.loss_count) == (4, 61, 122)
-    assert report.steps == 2 * (3 + 1 + 8 + 2)
-    assert report.weight == pytest.approx(1.0)
+def test_the_loss_of_the_report_is_a_mean_over_samples() -> None:
+    model = small()
+    rule = LocalRule(lr=1e-12, epochs=2, batch_size=5)
+    _, report = summed(SequentialEngine(model, SOURCE, STREAMS), model, tasks_of(SOURCE), rule)
     model.bind(model.initial)
     with torch.no_grad():
-        mean = float(nn.functional.cross_entropy(model.module(source.x), source.y))
-    assert report.loss_sum / report.loss_count == pytest.approx(mean, rel=1e-4)
+        mean = float(nn.functional.cross_entropy(model.module(SOURCE.x), SOURCE.y))
+    assert report.loss_count == 122 and report.loss_sum / 122 == pytest.approx(mean, rel=1e-4)
 
 
-def test_batch_norm_statistics_travel_with_the_update():
-    source, rule = InMemorySource(SMALL_IMAGES, [9]), LocalRule(lr=0.1, epochs=1, batch_size=None)
-    model = FlatModel(BatchNormNet(36, 5))
-    change, _ = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(0, None, 1.0)], rule)
+def test_batch_norm_statistics_travel_with_the_update() -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [9]), FlatModel(BatchNormNet(36, 5))
     net = BatchNormNet(36, 5)
     nn.utils.vector_to_parameters(model.initial[: model.trainable], net.parameters())
+    once = replace(RULES["whole set"], epochs=1)
+    change, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), once)
     with torch.no_grad():
         net.train()(source.x)
     expected = torch.cat([net.norm.running_mean, net.norm.running_var - 1])
     assert torch.allclose(change[model.trainable :], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("batch_size, dropout", [(4, 0.3), (4, 0.0), (None, 0.3)])
-def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: float):
+@pytest.mark.parametrize(("batch_size", "dropout"), [(4, 0.3), (4, 0.0), (None, 0.3)])
+def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: float) -> None:
     source, rule = InMemorySource(SMALL_IMAGES, [20]), LocalRule(lr=0.1, epochs=1, batch_size=batch_size)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=dropout)
     engine = SequentialEngine(model, source, STREAMS)
     first, again, second = (summed(engine, model, [ClientTask(0, None, 1.0, visit=v)], rule)[0] for v in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert relative_error(second, first) > 1e-3
+    assert torch.equal(first, again) and relative_error(second, first) > 1e-3
 
 
-def test_without_dropout_no_mask_of_the_round_before_is_left():
-    source, masked = InMemorySource(SMALL_IMAGES, [20, 9]), LocalRule(lr=0.1, epochs=1, batch_size=4)
-    bare = replace(masked, dropout=False)
+def test_without_dropout_no_mask_of_the_round_before_is_left() -> None:
+    masked = LocalRule(lr=0.1, epochs=1, batch_size=4)
     model, never = (flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=p) for p in (0.4, 0.0))
-    engine = SequentialEngine(model, source, STREAMS)
-    dropped, _ = summed(engine, model, tasks_of(source), masked)
-    plain, _ = summed(engine, model, tasks_of(source), bare)
-    again, _ = summed(engine, model, tasks_of(source), masked)
-    expected, _ = summed(SequentialEngine(never, source, STREAMS), never, tasks_of(source), masked)
+    engine, tasks = SequentialEngine(model, SOURCE, STREAMS), tasks_of(SOURCE)
+    dropped, plain, again = (
+        summed(engine, model, tasks, rule)[0] for rule in (masked, replace(masked, dropout=False), masked)
+    )
+    expected, _ = summed(SequentialEngine(never, SOURCE, STREAMS), never, tasks, masked)
     assert torch.equal(plain, expected) and torch.equal(again, dropped) and not torch.allclose(dropped, plain)
 
 
-def test_adams_memory_is_fresh_unless_it_is_handed_on():
-    source = InMemorySource(SMALL_IMAGES, [20])
-    rule = LocalRule(optimizer="adam", lr=0.01, epochs=1, batch_size=None)
-    twice = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=None)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine, task = SequentialEngine(model, source, STREAMS), ClientTask(0, None, 1.0)
+def test_adams_memory_is_fresh_unless_it_is_handed_on() -> None:
+    model, task = small(), ClientTask(0, None, 1.0)
+    rule, engine = LocalRule("adam", lr=0.01, epochs=1, batch_size=None), SequentialEngine(model, SOURCE, STREAMS)
     expected, forgetful, remembering = (model.initial.clone() for _ in range(3))
-    engine.advance(expected, task, twice, 0)
+    engine.advance(expected, task, replace(rule, epochs=2), 0)
     state = AdamState.fresh(model)
     for _ in range(2):
         engine.advance(forgetful, task, rule, 0)
         engine.advance(remembering, task, rule, 0, state)
-    assert torch.equal(remembering, expected)
-    assert state.steps == 2
+    assert torch.equal(remembering, expected) and state.steps == 2
     assert relative_error(forgetful, expected) > 1e-4
 
 
-def test_an_observer_sees_every_update_and_may_replace_it():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["sgd epochs"]
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    seen = []
+def test_an_observer_sees_every_update_and_may_replace_it() -> None:
+    model, seen = small(), []
     observer = lambda client, delta: (seen.append(client), torch.ones_like(delta))[1]  # noqa: E731
-    total, _ = summed(SequentialEngine(model, source, STREAMS, observe=observer), model, tasks_of(source), rule)
-    assert seen == [0, 1, 2, 3]
-    assert torch.allclose(total, torch.ones_like(total))
+    total, _ = summed(SequentialEngine(model, SOURCE, STREAMS, observe=observer), model, tasks_of(SOURCE), EPOCHS)
+    assert seen == list(range(5)) and torch.allclose(total, torch.ones_like(total))
 
 
-def test_a_parameter_that_the_model_does_not_use_stays_as_it_is():
-    class Partial(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.unused = nn.Linear(3, 3)
-            self.used = nn.Linear(36, 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x.flatten(1))
-
-    source, model = InMemorySource(SMALL_IMAGES, [5]), FlatModel(Partial())
-    change, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), LocalRule())
-    assert not change[:12].any()
-    assert change[12:].any()
-
-
-def test_rounds_leave_no_tensors_behind():
-    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["adam proximal"]
+def test_rounds_leave_no_tensors_behind() -> None:
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
-    engine = SequentialEngine(model, source, STREAMS)
+    engine = SequentialEngine(model, SOURCE, STREAMS)
 
-    def living() -> int:
+    def living(rounds: int) -> int:
+        for t in range(rounds):
+            summed(engine, model, tasks_of(SOURCE), RULES["adam proximal"], round=t)
         gc.collect()
         return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
 
-    summed(engine, model, tasks_of(source), rule)
-    before = living()
-    for t in range(5):
-        summed(engine, model, tasks_of(source), rule, round=t)
-    assert living() <= before
+    assert living(1) >= living(5)
+
+
+# Gradients at a given model
+
+
+def probed(model: FlatModel, probe: probes.Probe = "full", clients: Sequence[int] = range(5), **options):
+    stream = Gradients(SOURCE, model, STREAMS, probe, **options).each(clients, model.initial, 2)
+    return {client: gradient.clone() for client, gradient in stream}
+
+
+@pytest.mark.parametrize("rows", [1024, 4])
+def test_the_full_probe_is_the_local_gradient_without_dropout(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "PROBE_ROWS", rows)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    found = probed(model)
+    assert not found[3].any()
+    for client in (0, 1, 2, 4):
+        model.bind(model.initial)
+        model.module.eval()
+        _, gradients = model.loss_gradient(*SOURCE.load(client))
+        assert relative_error(found[client], torch.cat([one.flatten() for one in gradients])) < 1e-5
+
+
+def test_batch_and_sample_probes_are_gradients_of_drawn_samples_of_round_and_client() -> None:
+    model = small()
+    x, y = SOURCE.load(2)
+    single = probed(model, "sample")[2]
+    model.bind(model.initial)
+    each = [torch.cat([g.flatten() for g in model.loss_gradient(x[[i]], y[[i]])[1]]) for i in range(40)]
+    assert sum(relative_error(single, gradient) < 1e-5 for gradient in each) == 1
+    batch = probed(model, "batch", batch_rows=8)[2]
+    shares = torch.linalg.lstsq(torch.stack(each).T.double(), batch.double()).solution
+    assert int((shares > 1 / 16).sum()) == 8
+    assert torch.allclose(shares[shares > 1 / 16], torch.tensor(1 / 8, dtype=torch.float64), atol=1e-3)
+    assert torch.equal(probed(model, "batch")[2], probed(model)[2])
+    assert torch.equal(single, probed(model, "sample", clients=[4, 2])[2])
+    later = dict(Gradients(SOURCE, model, STREAMS, "sample").each([2], model.initial, 3))
+    assert not torch.equal(single, later[2])
+
+
+@pytest.mark.parametrize("net", [BatchNormNet, AlphaDropoutNet])
+def test_probing_leaves_the_model_and_torchs_generator_alone(net: type[nn.Module]) -> None:
+    model, state = FlatModel(net(36, 5)), torch.get_rng_state()
+    before, first = model.initial.clone(), probed(model, clients=[0, 2])
+    assert torch.equal(first[2], probed(model, clients=[2])[2]) and first[2].shape == (model.trainable,)
+    assert torch.equal(model.initial, before) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("height", [1, 2, 100])
+def test_blocks_hold_all_clients_in_order(height: int) -> None:
+    model = small()
+    found = Gradients(SOURCE, model, STREAMS)
+    blocks = list(found.blocks(np.arange(5), model.initial, 2, block_bytes=height * 4 * model.trainable))
+    assert all(len(clients) == len(gradients) <= height for clients, gradients in blocks)
+    assert np.concatenate([clients for clients, _ in blocks]).tolist() == list(range(5))
+    assert torch.equal(torch.cat([gradients for _, gradients in blocks]), torch.stack([*probed(model).values()]))
+    with pytest.raises(ClientFailure, match="client 0 on rank 4"):
+        next(Gradients(SOURCE, model, STREAMS, rank=4).each([0], model.initial * np.inf, 0))
+
+
+# Numbers of single clients
+
+
+class Noisy(nn.Sequential):
+    """Adds noise to its logits, in evaluation mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits + torch.randn(logits.shape)
+
+
+def noisy(description: DataDescription) -> nn.Module:
+    return Noisy(nn.Flatten(), nn.Linear(36, description.classes))
+
+
+def measures(model: str = "mlp") -> ClientMeasures:
+    config = load_config(None, ["clients.sampler=all", f"model.name={model}"])
+    return ClientMeasures(config, SOURCE, STREAMS, torch.device("cpu"), rank=4)
+
+
+def test_clients_with_samples_are_measured_and_tried() -> None:
+    measure, held = measures(), [size > 0 for size in SIZES]
+    found = measure(0, measure.model.initial, np.arange(5), ("loss", "accuracy", "gradient_norm"))
+    assert np.isfinite(found).tolist() == [[there] * 3 for there in held]
+    trying = SequentialEngine(small(), SOURCE, STREAMS)
+    norms = update_norms(trying, np.arange(5), trying.model.initial, EPOCHS, 0)
+    assert np.isfinite(norms).tolist() == held and (norms[held] > 0).all()
+    for client in (0, 2):
+        own, _ = summed(trying, trying.model, [ClientTask(client, None, 1.0)], EPOCHS)
+        assert norms[client] == pytest.approx(float(own.norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan, None])
+def test_a_client_whose_numbers_are_not_finite_is_named(factor: float | None) -> None:
+    measure = measures()
+    w = measure.model.initial * (factor or 0)
+    if factor is None:
+        w[-4:] = torch.tensor([3e38, 3e38, 3e38, -3e38])  # the logits' bias: no class is far from the others but one
+    with pytest.raises(ClientFailure, match="client 4 on rank 4.*its loss is not finite"):
+        measure(0, w, np.array([4]), ("loss",))
+    trying, rule = SequentialEngine(small(), SOURCE, STREAMS, rank=4), LocalRule(lr=1e30, epochs=None, steps=1)
+    with pytest.raises(ClientFailure, match="client 4 on rank 4.*the update is not finite"):
+        update_norms(trying, np.array([4]), trying.model.initial, rule, 0)
+
+
+def test_a_model_that_draws_in_evaluation_mode_is_seeded_by_round_and_client() -> None:
+    measure = measures("tests.local.test_sequential:noisy")
+
+    def losses(round: int, clients: Sequence[int] = (0, 1, 4)) -> list[float]:
+        return measure(round, measure.model.initial, np.array(clients), ("loss",))[:, 0].tolist()
+
+    first = losses(1)
+    assert losses(1) == first and losses(1, [4, 0]) == [first[2], first[0]]
+    assert all(a != b for a, b in zip(first, losses(2), strict=True))

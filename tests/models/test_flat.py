@@ -36,6 +36,10 @@ def test_parameters_come_first_then_the_float_buffers_and_nothing_else():
     net = model.module
     expected = [net.norm.weight, net.norm.bias, net.first.weight, net.norm.running_mean, net.norm.running_var]
     assert torch.equal(model.initial, torch.cat([value.detach().flatten() for value in expected]))
+    values = dict(net.named_parameters()) | dict(net.named_buffers())
+    assert list(model.layout) == ["norm.weight", "norm.bias", "first.weight", "norm.running_mean", "norm.running_var"]
+    for name, place in model.layout.items():
+        assert torch.equal(model.initial[place], values[name].detach().flatten())
 
 
 def test_masks_of_minus_infinity_stay_out_of_the_vector_and_as_they_are():
@@ -58,14 +62,6 @@ def test_a_bound_module_is_the_vector_without_a_copy():
     assert flat[20:24].tolist() == [120, 121, 122, 123]
     model.bind(model.initial.clone())
     assert float(model.module.norm.running_mean[0]) == 0
-
-
-def test_the_state_dict_of_a_bound_module_holds_the_vectors_values():
-    model = FlatModel(Mixed())
-    model.bind(torch.full((model.size,), 7.0))
-    state = model.module.state_dict()
-    assert float(state["first.weight"][0, 0]) == 7
-    assert "drop.p" not in state
 
 
 def test_views_have_the_shapes_of_the_parameters_and_share_memory():

@@ -106,10 +106,10 @@ def test_data_of_another_kind_are_rejected():
 @pytest.mark.parametrize(
     ("world", "model", "words"),
     [
-        ("tokens", "text-cnn", r"of shape \(samples, 12, \d+\) for tokens"),
+        ("tokens", "text-cnn", r"of shape \(samples, 12, \d+\) on cpu for tokens"),
         ("tokens", "mlp", "mlp"),
         ("multilabel", "char-lstm", "reads texts"),
-        ("regression of three", "tests.tasks.test_kinds:two_values", r"of shape \(samples, 3\) for regression"),
+        ("regression of three", "tests.tasks.test_kinds:two_values", r"of shape \(samples, 3\) on cpu for regression"),
     ],
 )
 def test_models_of_another_kind_are_rejected(world: str, model: str, words: str):

@@ -14,7 +14,7 @@ from fedmpi import ComponentFailure
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.engines import why_not_batched
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import gradient_blocks
+from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
@@ -81,7 +81,7 @@ def plain_gradient(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, Tenso
 def test_probes_look_at_gradients_of_the_loss(side_by_side: bool):
     source, model = sources(), model_of(SQUARED)
     probe = made(BatchedEngine, model, source) if side_by_side else None
-    blocks = gradient_blocks(source, model, range(6), model.initial, "full", STREAMS, 0, batched=probe)
+    blocks = Gradients(source, model, STREAMS, batched=probe).blocks(range(6), model.initial, 0)
     found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
     model.bind(model.initial.clone())
     for client, size in enumerate(SIZES):

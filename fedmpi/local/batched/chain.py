@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -20,6 +19,7 @@ from fedmpi.local.batched.forms import LAYERS
 from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.local.batched.pooled import with_pools
 from fedmpi.local.batched.text import Embedding
+from fedmpi.local.traits import dummy_samples
 from fedmpi.models.isolation import Tracer
 from fedmpi.models.layers import Dropout
 
@@ -42,16 +42,6 @@ class StackedNet:
     description: DataDescription  # description of the samples and their targets
 
     @property
-    def feature_shape(self) -> tuple[int, ...]:
-        """Return the shape of one sample."""
-        return tuple(self.description.feature_shape)
-
-    @property
-    def reads_words(self) -> bool:
-        """Check whether samples are token ids."""
-        return self.description.task == "text"
-
-    @property
     def embedding(self) -> Embedding | None:
         """Return the look-up of words, always the first layer."""
         return self.layers[0] if isinstance(self.layers[0], Embedding) else None
@@ -69,7 +59,7 @@ class StackedNet:
     @property
     def values_per_row(self) -> int:
         """Return the number of floats per sample in buffers."""
-        return math.prod(self.feature_shape) + sum(layer.values for layer in self.layers)
+        return math.prod(self.description.feature_shape) + sum(layer.values for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -122,31 +112,10 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
         traced = Traced(module, copied, tracer.trace(copied))
         tracer.root, tracer.tensor_attrs = nn.Module(), {}  # torch's remaining reference cycle then contains no values
         with torch.no_grad():
-            _Values(traced).run(made_up(copied, description, ROWS))
+            _Values(traced).run(dummy_samples(description, ROWS, next(copied.parameters())))
     except Exception as error:
         raise NotStackable(f"torch.fx cannot trace {type(module).__name__}: {raised(error)}") from error
     return traced
-
-
-def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
-    """Return dummy samples as the module reads them: (rows, …).
-
-    Texts resemble real ones: from the second one on they end with padding (0), and half of the other tokens are among
-    the first few ids, which often have a special meaning.
-    """
-    parameter = next(module.parameters())
-    generator = np.random.Generator(np.random.Philox(rows))
-    shape = (rows, *description.feature_shape)
-    if description.task != "text":
-        return torch.from_numpy(generator.standard_normal(shape)).to(device=parameter.device, dtype=parameter.dtype)
-    words = max(description.vocabulary, 1)
-    tokens = generator.integers(0, words, shape, dtype=np.int32)
-    few = np.array([0, 1, 2, 3, words - 1], np.int32) % words
-    tokens = np.where(generator.random(shape) < 0.5, few[generator.integers(0, len(few), shape)], tokens)
-    tokens[..., 0] = generator.integers(min(1, words - 1), words, shape[:-1])
-    for row in range(1, len(tokens)):
-        tokens[row, ..., max(1, tokens.shape[-1] // (row + 1)) :] = 0
-    return torch.from_numpy(tokens).to(parameter.device)
 
 
 def by_hand(traced: Traced, description: DataDescription) -> StackedNet:
@@ -219,13 +188,10 @@ class _Translation:
         self.start += slot.aligned_size
         return slot
 
-    def optional(self, parameter: Tensor | None) -> Slot | None:
-        return None if parameter is None else self.slot(parameter)
-
     def linear(self, part: nn.Linear) -> None:
         if self.columns or self.shape != (part.in_features,):
             raise NotStackable(f"Linear of {part.in_features} inputs on values of shape {self.shape}")
-        weight, bias = self.slot(part.weight), self.optional(part.bias)
+        weight, bias = self.slot(part.weight), None if part.bias is None else self.slot(part.bias)
         self.layers.append(Linear(part.in_features, part.out_features, weight, bias))
         self.shape = (part.out_features,)
 
@@ -237,18 +203,7 @@ class _Translation:
     def squash(self, part: nn.Module) -> None:
         if not self.layers:
             raise NotStackable(f"{type(part).__name__} on the samples themselves")
-        if isinstance(part, nn.Sigmoid) and self._cut():
-            raise NotStackable("Sigmoid that overwrites ReLU's outputs, which ReLU's backward pass needs")
         self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid", self.units))
-
-    def _cut(self) -> bool:
-        """Check whether the next in-place layer would overwrite outputs of ReLU."""
-        for layer in reversed(self.layers):
-            if isinstance(layer, ReLU):
-                return True
-            if not isinstance(layer, Squash | StackedDropout | Flatten):
-                break
-        return False
 
     def dropout(self, part: Dropout | nn.Dropout) -> None:
         if part.p == 0:
@@ -272,7 +227,7 @@ class _Translation:
             raise NotStackable(f"Conv2d of {part.in_channels} channels on an input of shape {self.shape}")
         if geometry.patch * math.prod(geometry.output) > LARGEST_UNFOLDED:
             raise NotStackable(f"Conv2d on an input of shape {self.shape}, too large to be unfolded")
-        weight, bias = self.slot(part.weight), self.optional(part.bias)
+        weight, bias = self.slot(part.weight), None if part.bias is None else self.slot(part.bias)
         self.layers.append(Convolution(geometry, part.out_channels, weight, bias))
         self.shape = (part.out_channels, *geometry.output)
 

@@ -71,18 +71,19 @@ class ReLU(Layer):
 
 
 class Squash(Layer):
-    """In-place tanh or logistic function with a copy of its outputs, since a later layer may change them."""
+    """tanh or logistic function with a copy of its outputs, since a later layer may change them."""
 
     def __init__(self, kind: str, values: int):
         self.kind, self.values = kind, values
 
     def attach(self, place: Place, x: Tensor) -> None:
-        self.output, self.kept = x, place.take("squashed", *x.shape)
+        self.x, self.kept = x, place.take("squashed", *x.shape)
+        self.output = place.take("output", *x.shape, guard=place.rows)
         self.derive = getattr(torch.ops.aten, f"{self.kind}_backward").grad_input
 
     def forward(self) -> None:
-        getattr(self.output, f"{self.kind}_")()
-        self.kept.copy_(self.output)
+        getattr(torch, self.kind)(self.x, out=self.kept)
+        self.output.copy_(self.kept)
 
     def backward(self, gradient: Tensor) -> Tensor:
         self.derive(gradient, self.kept, grad_input=gradient)

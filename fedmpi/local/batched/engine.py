@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence
+from fedmpi.common.errors import ComponentFailure, Divergence
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Ints
 from fedmpi.local.batched.chain import StackedNet
@@ -23,11 +24,11 @@ from fedmpi.local.batched.first_layer import pays_off, steps_at_once
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.batched.update import StackOptimizer, stack_optimizer
-from fedmpi.local.failures import check_loss, halved, named_client, ran_out
+from fedmpi.local.failures import check_loss, halved, named_client
 from fedmpi.local.hooks import ClientHooks, deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, Job, LocalRule, WorkReport, task_size
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_size
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -39,26 +40,32 @@ MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
 
 
+@dataclass
+class _Chunk:
+    """Clients that are trained together."""
+
+    tasks: Sequence[ClientTask]
+    features: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    hooks: list[ClientHooks] = field(default_factory=list)  # empty without a stateful algorithm
+    steps: list[int] = field(default_factory=list)  # number of steps of each client
+    report: WorkReport = field(default_factory=WorkReport)
+
+
 class BatchedEngine:
     """Engine that trains chunks of clients as batches."""
 
     name = "batched"
 
     def __init__(self, sequential: SequentialEngine, chunk: int | None = None):
-        self.sequential, self.chunk, self._summing = sequential, chunk, False
+        self.sequential, self.chunk = sequential, chunk
         self.model, self.source, self.streams = sequential.model, sequential.source, sequential.streams
         self.rank, self.observe, self.hooks = sequential.rank, sequential.observe, sequential.hooks
         self.net = translate(self.model.module, self.source.description, self.model.stacked_forms)
         self._stack: Stack | None = None
 
-    def train(self, tasks: Sequence[ClientTask], job: Job) -> WorkReport:
-        """Add Σ coefficient · Δ of the tasks to the job's sum.
-
-        Raises
-        ------
-        ClientFailure
-            Reading a client's samples failed, or a loss or an update is not finite; the message names the client.
-        """
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
         rule, start = job.rule, job.start
         sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
         report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
@@ -70,35 +77,12 @@ class BatchedEngine:
         most = step_count(rule, sizes[id(working[0])])
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
         capacity = max(1, min(capacity, MOST_LAID_OUT // (most * rows * LAID_OUT_BYTES)))
+        chunks = -(-len(working) // capacity)
+        together = -(-len(working) // chunks)
         with torch.no_grad():
-            while working:
-                done, capacity = self._train_chunks(working, capacity, rows, job, report)
-                working = working[done:]
+            for part in np.array_split(np.arange(len(working)), chunks):
+                report += self._train_chunk([working[i] for i in part], together, rows, job)
         return report
-
-    def _train_chunks(
-        self, tasks: list[ClientTask], capacity: int, rows: int, job: Job, report: WorkReport
-    ) -> tuple[int, int]:
-        """Train tasks in chunks of about equal size; return how many are done and how many fit into one chunk.
-
-        If the device runs out of memory, not all are done and later chunks are smaller.
-        """
-        chunks, done = -(-len(tasks) // capacity), 0
-        together = -(-len(tasks) // chunks)
-        stack: Stack | None = None
-        try:
-            stack = self._prepare(together, rows, job.rule, job.start)
-            for part in np.array_split(np.arange(len(tasks)), chunks):
-                self._summing, together = False, len(part)
-                report += self._train_chunk(stack, [tasks[i] for i in part], job)
-                done += len(part)
-            return done, capacity
-        except (torch.OutOfMemoryError, ClientFailure) as error:
-            if not ran_out(error) or self._summing or together == 1:
-                raise
-        self._stack = stack = None
-        self.chunk = halved(together, "batched clients")
-        return done, self.chunk
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
         """Return the stack of earlier rounds if it is large enough, else a new one."""
@@ -112,66 +96,69 @@ class BatchedEngine:
         stack.begin(start)
         return stack
 
-    def _train_chunk(self, stack: Stack, tasks: list[ClientTask], job: Job) -> WorkReport:
-        started = time.perf_counter()
-        features, labels = self._load(tasks)
-        report = WorkReport(samples=sum(map(len, labels)), load_seconds=time.perf_counter() - started)
-        timetable = self._timetable(tasks, [len(y) for y in labels], job)
-        report.steps, report.loss_count = int(np.count_nonzero(timetable.counts)), int(timetable.counts.sum())
-        clients = self._open(tasks, labels)
+    def _train_chunk(self, tasks: list[ClientTask], together: int, rows: int, job: RoundJob) -> WorkReport:
+        """Train clients in one batch; if it fails or does not fit into the device's memory, one at a time."""
+        failure: Exception
+        stack: Stack | None = None
+        chunk = self._load(tasks)
         try:
-            self._take_steps(stack, timetable, tasks, features, labels, clients, job)
-            report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
-            check_loss(report.loss_sum, job.rule.lr)
+            stack = self._prepare(together, rows, job.rule, job.start)
+            self._take_steps(stack, chunk, job)
+            chunk.report.loss_sum = float(stack.losses.sum(dtype=torch.float64))
+            check_loss(chunk.report.loss_sum, job.rule.lr)
             if self.sequential.on_divergence.drops:
                 stack.check_changes(job.rule.lr)
-        except (Divergence, ComponentFailure) as failure:
-            again = self.sequential.one_by_one(failure, tasks, job)
-            again.clients -= len(tasks)  # `train` counts them
-            again.weight -= sum(task.coefficient for task in tasks)
-            return again
-        self._summing = True
-        if self._collect(stack, tasks, clients, timetable, job):
-            return report
-        failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
-        return self.sequential.one_by_one(failure, tasks, job)
+        except (Divergence, ComponentFailure, torch.OutOfMemoryError) as error:
+            failure = error.with_traceback(None)  # it refers to the memory of the steps
+        else:
+            if self._collect(stack, chunk, job):
+                return chunk.report
+            failure = Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
+        if isinstance(failure, torch.OutOfMemoryError):
+            self._stack = stack = None
+            self.chunk = halved(together, "batched clients")
+        again = self.sequential.one_by_one(failure, tasks, job)
+        again.clients -= len(tasks)  # `train` counts them
+        again.weight -= sum(task.coefficient for task in tasks)
+        return again
 
-    def _load(self, tasks: Sequence[ClientTask]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the samples and the labels of each client."""
-        features, labels = [], []
+    def _load(self, tasks: Sequence[ClientTask]) -> _Chunk:
+        started = time.perf_counter()
+        chunk = _Chunk(tasks)
         for task in tasks:
             with named_client(task.client, self.rank):
                 x, y = self.source.load(task.client, task.rows)
-                features.append(x)
-                labels.append(y)
-        return features, labels
+                chunk.features.append(x)
+                chunk.labels.append(y)
+        chunk.report = WorkReport(samples=sum(map(len, chunk.labels)), load_seconds=time.perf_counter() - started)
+        return chunk
 
-    def _take_steps(
-        self,
-        stack: Stack,
-        timetable: Timetable,
-        tasks: list[ClientTask],
-        features: list[Tensor],
-        labels: list[Tensor],
-        clients: list[ClientHooks | None],
-        job: Job,
-    ) -> None:
-        rule, optimizer = job.rule, stack_optimizer(job.rule)
-        corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
+    def _take_steps(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> None:
+        """Take all local steps of a chunk's clients."""
+        rule, tasks, optimizer = job.rule, chunk.tasks, stack_optimizer(job.rule)
+        batches = []
+        for task, n in zip(tasks, map(len, chunk.labels), strict=True):
+            generator = self._generator(Purpose.BATCH_ORDER, task, job.round) if needs_order(rule, n) else None
+            batches.append(schedule(rule, n, generator))
+            if self.hooks is not None:
+                with named_client(task.client, self.rank):
+                    chunk.hooks.append(self.hooks.open(task, n))
+        timetable = Timetable(batches, [*map(len, chunk.labels)])
+        chunk.steps = timetable.steps_of_clients
+        chunk.report.steps, chunk.report.loss_count = sum(chunk.steps), int(timetable.counts.sum())
+        corrections = self._corrections(chunk) if self.hooks is not None and self.hooks.corrects else None
         apart = corrections is not None and self._kept_apart(rule, timetable.steps)
-        read = stack.open(features, job.start, optimizer, corrections, apart)
+        read = stack.open(chunk.features, job.start, optimizer, corrections, apart)
         finishes = optimizer.finishes or corrections is not None
-        passes = finishes and stack.apart is None  # every step changes all weights
-        by_step = passes or stack.device.type != "cpu"
-        head = self.net.head
-        together = 0
-        if head is not None and not by_step:
+        changes_all = finishes and stack.apart is None  # every step changes all weights
+        head, together = self.net.head, 0
+        if head is not None and not changes_all and stack.device.type == "cpu":
             together = steps_at_once(head.inputs, head.outputs, rule.batch_size, timetable.steps)
         if together:
             stack.look_ahead(read, timetable.orders(stack.device), max(timetable.most), together)
         products = None if stack.apart is None else stack.apart.products
         masks = [self._generator(Purpose.DROPOUT, task, job.round) for task in tasks] if rule.dropout else None
-        feed = Feed(timetable, read, labels, stack.dtype, products, not together, masks)
+        feed = Feed(timetable, read, chunk.labels, stack.dtype, products, not together, masks)
         for step in range(timetable.steps):
             net = stack.bound(timetable.active[step], timetable.most[step])
             feed.fill(net, step)
@@ -179,7 +166,7 @@ class BatchedEngine:
             net.step(*feed.weights(net, step))
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
-        stack.settle(timetable.steps_of_clients)
+        stack.settle(chunk.steps)
 
     def gradients(
         self, clients: Ints, rows_of: Sequence[Ints | None], sizes: Ints, w: Tensor, most: int
@@ -191,33 +178,22 @@ class BatchedEngine:
         if not len(clients):
             return
         order, largest = np.argsort(-sizes, kind="stable"), int(sizes.max())
-        chunk = min(chunk_size(self.net, largest, LocalRule(), w), len(order), most)
-        stack = self._prepare(chunk, largest, LocalRule(), w)
-        for first in range(0, len(order), chunk):
-            places = order[first : first + chunk].tolist()
-            features, labels = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
-            timetable = Timetable([[None]] * len(places), [len(y) for y in labels])
+        together = min(chunk_size(self.net, largest, LocalRule(), w), len(order), most)
+        stack = self._prepare(together, largest, LocalRule(), w)
+        for first in range(0, len(order), together):
+            places = order[first : first + together].tolist()
+            chunk = self._load([ClientTask(int(clients[place]), rows_of[place], 1.0) for place in places])
+            timetable = Timetable([[None]] * len(places), [*map(len, chunk.labels)])
             with torch.no_grad():
-                feed = Feed(timetable, stack.open(features, w, StackOptimizer()), labels, stack.dtype)
+                feed = Feed(timetable, stack.open(chunk.features, w, StackOptimizer()), chunk.labels, stack.dtype)
                 net = stack.bound(timetable.active[0], timetable.most[0])
                 feed.fill(net, 0)
                 net.step(*feed.weights(net, 0))
             yield clients[places], stack.flat_gradients()
 
-    def _open(self, tasks: list[ClientTask], labels: list[Tensor]) -> list[ClientHooks | None]:
-        """Open the algorithm's hooks for each of the clients; None for each without a stateful algorithm."""
-        if self.hooks is None:
-            return [None] * len(tasks)
-        clients: list[ClientHooks | None] = []
-        for task, own in zip(tasks, labels, strict=True):
-            with named_client(task.client, self.rank):
-                clients.append(self.hooks.open(task, len(own)))
-        return clients
-
-    def _corrections(self, tasks: list[ClientTask], clients: list[ClientHooks | None]) -> Iterator[Tensor | None]:
+    def _corrections(self, chunk: _Chunk) -> Iterator[Tensor | None]:
         """Yield the clients' corrections; each is made when needed, so that it is still in the cache."""
-        for task, client in zip(tasks, clients, strict=True):
-            assert client is not None
+        for task, client in zip(chunk.tasks, chunk.hooks, strict=True):
             with named_client(task.client, self.rank):
                 yield client.correction
             del client.correction
@@ -238,33 +214,24 @@ class BatchedEngine:
         head = self.net.head
         return head is not None and pays_off(head.inputs, head.outputs, rule, steps)
 
-    def _timetable(self, tasks: list[ClientTask], sizes: list[int], job: Job) -> Timetable:
-        batches = []
-        for task, n in zip(tasks, sizes, strict=True):
-            drawn = needs_order(job.rule, n)
-            generator = self._generator(Purpose.BATCH_ORDER, task, job.round) if drawn else None
-            batches.append(schedule(job.rule, n, generator))
-        return Timetable(batches, sizes)
-
     def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
-    def _collect(
-        self, stack: Stack, tasks: list[ClientTask], clients: list[ClientHooks | None], timetable: Timetable, job: Job
-    ) -> bool:
+    def _collect(self, stack: Stack, chunk: _Chunk, job: RoundJob) -> bool:
         """Add the changes to the sum: all at once, or one by one if an observer reads them or the sum is exact.
 
         Return False if the sum of all at once is not finite.
         """
         looked_at = self.observe is not None or (self.hooks is not None and self.hooks.finishes)
         if not looked_at and isinstance(job.total, FloatSum):
-            coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
+            coefficients = [task.coefficient for task in chunk.tasks]
+            factors = torch.tensor(coefficients, dtype=stack.dtype, device=stack.device)
             job.total.added()
-            return bool(stack.add_changes(coefficients, job.total.tensor).isfinite())
-        for number, (task, client) in enumerate(zip(tasks, clients, strict=True)):
+            return bool(stack.add_changes(factors, job.total.tensor).isfinite())
+        for number, task in enumerate(chunk.tasks):
             with named_client(task.client, self.rank):
-                steps = timetable.steps_of_clients[number]
-                deliver(task, stack.change_of(number), job, self.observe, client, steps)
+                client = chunk.hooks[number] if chunk.hooks else None
+                deliver(task, stack.change_of(number), job, self.observe, client, chunk.steps[number])
         return True
 
 

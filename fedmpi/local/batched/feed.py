@@ -15,12 +15,7 @@ from fedmpi.local.batched.stack import BoundNet, client_by_client
 class Timetable:
     """Steps and batch sizes of the clients of a chunk, which are sorted by steps, longest first.
 
-    Parameters
-    ----------
-    batches : list of list of (int64 ndarray or None)
-        Local samples of each step of every client, None = all of them.
-    sizes : sequence of int
-        Samples of each client.
+    `batches` are the local samples of each step of every client, None = all of them; `sizes` the clients' samples.
     """
 
     def __init__(self, batches: list[list[Ints | None]], sizes: Sequence[int]):
@@ -57,20 +52,9 @@ class Timetable:
 class Feed:
     """Filler of the buffers of a bound network with the batches, weights and masks of a step.
 
-    Parameters
-    ----------
-    timetable : Timetable
-    features : list of Tensor (n_j, …)
-        Inputs of the steps, one tensor per client.
-    labels : list of int64 Tensor (n_j,)
-    dtype : torch.dtype
-        Type of the weights.
-    products : Tensor (Σ n_j, outputs), optional
-        x·v of every sample, for a first layer whose weights are stored in two parts (`KeptApart`).
-    samples : bool
-        True if the first layer reads a step's samples.
-    generators : sequence of Generator, optional
-        Streams of the clients' masks; None disables dropout.
+    `features` and `labels` have one tensor per client. `products` are those of `KeptApart`; `samples` is False if the
+    first layer does not read a step's samples. `generators` are the streams of the clients' masks; None disables
+    dropout.
     """
 
     def __init__(

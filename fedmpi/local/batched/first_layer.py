@@ -182,23 +182,9 @@ def steps_at_once(inputs: int, outputs: int, batch: int | None, steps: int) -> i
 
 
 class KeptApart:
-    """First layer's weights of the batched clients, stored as ŵ_t and v.
+    """First layer's weights of the batched clients, stored as ŵ_t and v, and `products` x·v of all their samples.
 
-    Parameters
-    ----------
-    shape : tuple
-        (outputs, inputs) of the layer.
-    optimizer : StackSGD
-    drift : Drift
-        The object that the layer reads.
-    samples : list of Tensor (n_j, inputs)
-        One tensor per client.
-    workspace : Workspace
-
-    Attributes
-    ----------
-    products : Tensor (Σ n_j, outputs)
-        x·v of all samples, concatenated client after client.
+    `shape` is (outputs, inputs) of the layer, which reads `drift`; `samples` has one tensor (n_j, inputs) per client.
     """
 
     def __init__(

@@ -153,17 +153,15 @@ def _rows_of(tables: Tensor, ids: Tensor) -> Tensor:
 
 
 @built_in(nn.LSTM)
-def each_lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = None) -> Any:
+def each_lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor) -> Any:
     """Call torch's LSTM, client by client; nn.LSTM itself has side effects when its parameters are replaced."""
     if x.dim() != 4:
         raise NotStackable("LSTM of sequences without samples")
-    if hx is None:
-        places, rows = layer.num_layers * (1 + layer.bidirectional), x.shape[1 if layer.batch_first else 2]
-        sizes = layer.proj_size or layer.hidden_size, layer.hidden_size
-        hx = tuple(x.new_zeros(len(x), places, rows, size) for size in sizes)
+    places, rows = layer.num_layers * (1 + layer.bidirectional), x.shape[1 if layer.batch_first else 2]
+    sizes = layer.proj_size or layer.hidden_size, layer.hidden_size
+    first = [x.new_zeros(places, rows, size) for size in sizes]
     ways = layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first
     each = zip(*(weights[name].value.unbind(0) for name in layer._flat_weights_names), strict=True)
-    own = zip(x.unbind(0), *(one.unbind(0) for one in hx), each, strict=True)
-    found = [torch.lstm(given, [state, cell], list(values), *ways) for given, state, cell, values in own]
+    found = [torch.lstm(given, first, list(values), *ways) for given, values in zip(x.unbind(0), each, strict=True)]
     states, last, cells = (torch.stack(parts) for parts in zip(*found, strict=True))
     return states, (last, cells)

@@ -26,9 +26,6 @@ from fedmpi.local.batched.chain import DROPOUTS, ROWS, StackedNet, Traced
 from fedmpi.local.batched.dense import StackedDropout
 from fedmpi.local.batched.forms import ARRANGED, LAYERS, Form, Weight, finish
 from fedmpi.local.batched.text import Embedding
-from fedmpi.models.flat import travelling_buffers
-
-RECURRENT = nn.GRU, nn.LSTM
 
 
 class GraphLayer(Layer):
@@ -45,16 +42,6 @@ class GraphLayer(Layer):
         modules = [one for one in self.module.modules() if isinstance(one, _Batched)]
         uses = Counter(key for one in modules for key in one.keys.values())
         self.alone = {key for key, count in uses.items() if count == 1}
-        self.buffers: list[tuple[int, Tensor]] = []
-        offset = sum(one.numel() for one in traced.copied.parameters() if one.requires_grad)
-        for buffer in travelling_buffers(traced.copied):
-            self.buffers.append((offset, buffer))
-            offset += buffer.numel()
-
-    def read_buffers(self, flat: Tensor) -> None:
-        """Copy the buffers from a flat vector (d,)."""
-        for offset, buffer in self.buffers:
-            buffer.copy_(flat[offset : offset + buffer.numel()].view(buffer.shape))
 
     def attach(self, place: Place, x: Tensor) -> None:
         self.clients = place.clients
@@ -113,20 +100,18 @@ class _Batched(nn.Module):
         named = dict(layer.named_parameters())
         self.keys = {name: id(one) for name, one in named.items() if one.requires_grad}
         self.frozen = {name: one for name, one in named.items() if not one.requires_grad}
-        recurrent = isinstance(layer, RECURRENT)
-        self.axis = int(recurrent and not layer.batch_first)  # the axis of samples in the inputs
-        self.axis_of_state = 1 if recurrent else 0
+        self.axis = int(
+            isinstance(layer, nn.GRU | nn.LSTM) and not layer.batch_first
+        )  # the axis of samples in the inputs
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor) -> Any:
         bound = CURRENT[-1]
         weights = {name: Weight.constant(one, bound.clients) for name, one in self.frozen.items()}
         weights |= {name: bound.weights[key] for name, key in self.keys.items()}
-        x = _by_client(x, self.axis, bound.clients)
-        args = tuple(_by_client(one, self.axis_of_state, bound.clients) for one in args)
-        kwargs = {name: _by_client(one, self.axis_of_state, bound.clients) for name, one in kwargs.items()}
-        found = self.form(self.layer, weights, x, *args, **kwargs)
-        if isinstance(found, tuple):
-            return _joined(found[0], self.axis), *(_joined(one, self.axis_of_state) for one in found[1:])
+        x = torch.unflatten(x, self.axis, (bound.clients, -1)).movedim(self.axis, 0)
+        found = self.form(self.layer, weights, x)
+        if isinstance(found, tuple):  # states of all steps, and the last ones of each layer
+            return _joined(found[0], self.axis), _joined(found[1], 1)
         return _joined(found, self.axis)
 
 
@@ -147,12 +132,6 @@ class _Vectors(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return CURRENT[-1].input
-
-
-def _by_client(value: Any, axis: int, clients: int) -> Any:
-    if isinstance(value, tuple | list):
-        return tuple(_by_client(one, axis, clients) for one in value)
-    return torch.unflatten(value, axis, (clients, -1)).movedim(axis, 0) if isinstance(value, Tensor) else value
 
 
 def _joined(value: Any, axis: int) -> Any:

@@ -4,8 +4,6 @@ through autograd.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -14,17 +12,9 @@ from fedmpi.local.batched.base import Place
 from fedmpi.tasks.losses import CrossEntropyLoss, Loss
 
 
-class StackedLoss(Protocol):
-    """Interface of a loss bound to k clients of b rows."""
-
-    labels: Tensor
-    """Targets (k, b, …), to be filled in before every step."""
-
-    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """Return ∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
-
-
-def stacked_loss(loss: Loss, place: Place, outputs: Tensor, description: DataDescription) -> StackedLoss:
+def stacked_loss(
+    loss: Loss, place: Place, outputs: Tensor, description: DataDescription
+) -> CrossEntropy | PerSampleLoss:
     """Return the batched form of a loss on the outputs (k, b, C) of such samples."""
     if isinstance(loss, CrossEntropyLoss):
         return CrossEntropy(place, outputs)
@@ -45,16 +35,10 @@ class CrossEntropy:
         self._minus_one = self._minus_one.expand(clients, rows, 1)
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """Return ∂/∂logits of Σ weights · loss; add the samples' losses to `sums`.
+        """Return ∂/∂logits of Σ weights · loss; add the samples' losses to `sums` (k, b, 1).
 
-        Parameters
-        ----------
-        weights : Tensor (k, b, 1) or float
-            1 / samples of the client's batch, 0 for padding.
-        counted : Tensor (k, b, 1) or None
-            1 for a sample, 0 for padding; None = all are samples.
-        sums : Tensor (k, b, 1)
-            Sums to which the loss of each sample is added.
+        `weights` (k, b, 1) are 1 / samples of the client's batch and 0 for padding, `counted` (k, b, 1) is 1 for a
+        sample and 0 for padding; None = all are samples.
         """
         torch.log_softmax(self.logits, 2, out=self._log)
         torch.gather(self._log, 2, self._labels, out=self._picked)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.batched.base import Biased, Layer, Place
-from fedmpi.local.batched.dense import ReLU, Squash
+from fedmpi.local.batched.dense import ReLU
 from fedmpi.local.batched.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
 
 FEW_FILTERS = 8
@@ -209,14 +209,8 @@ def to_the_larger(gradient: Tensor, first: Tensor, second: Tensor) -> None:
 
 
 def with_pools(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Return the layers with every convolution and the following pooling fused, where there is such a form.
-
-    ReLU after a pooling needs its unchanged outputs, and a logistic layer overwrites them: models with one stay
-    unchanged.
-    """
+    """Return the layers with every convolution and the following pooling fused, where there is such a form."""
     given = list(layers)
-    if any(isinstance(layer, Squash) and layer.kind == "sigmoid" for layer in given):
-        return tuple(given)
     joined: list[Layer] = []
     while given:
         layer = given.pop(0)

@@ -117,9 +117,7 @@ class _Held:
 
 
 @built_in(nn.GRU)
-def stacked_gru(
-    layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, hx: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def stacked_gru(layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor) -> tuple[Tensor, Tensor]:
     """Return states (k, b, L, H · directions) of the last layer, or (k, L, b, …), and last states (k, layers, b, H)."""
     if x.dim() != 4:
         raise NotStackable("GRU of sequences without samples")
@@ -130,7 +128,7 @@ def stacked_gru(
         made = []
         for direction in range(directions):
             held = _Held(weights, f"l{number}{'_reverse' * direction}")
-            first = x.new_zeros(len(x), x.shape[2], layer.hidden_size) if hx is None else hx[:, len(lasts)]
+            first = x.new_zeros(len(x), x.shape[2], layer.hidden_size)
             given = x.flip(1) if direction else x.contiguous()
             states = _gru(given, first, held.inner.value, held.outer.value, held.bias, held.outer_bias, held)
             lasts.append(states[:, -1])

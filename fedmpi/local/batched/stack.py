@@ -68,9 +68,6 @@ class Stack:
     def begin(self, start: Tensor) -> None:
         """Copy the server's values (d,) of this round."""
         self.size = start.numel()
-        for layer in self.net.layers:
-            if isinstance(layer, GraphLayer):
-                layer.read_buffers(start)
         for slot in self.net.slots:
             slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 
@@ -95,7 +92,7 @@ class Stack:
         self._blocks.clear()
         embedding = self.net.embedding
         if embedding is None:
-            dtype = torch.int64 if self.net.reads_words else self.dtype
+            dtype = torch.int64 if self.net.description.task == "text" else self.dtype
             samples = [x.reshape(len(x), -1).to(dtype) for x in features]
             if corrections is not None:
                 if apart and self.net.head is not None and isinstance(optimizer, StackSGD):
@@ -103,10 +100,9 @@ class Stack:
                     self.apart = KeptApart(shape, optimizer, self.drift, samples, self.workspace)
                 self._correct(corrections, optimizer)
             return samples
-        self.tables = Tables(features, embedding.weight.from_flat(start))
-        gradient = self.tables.values if self.fused else self.tables.gradient
-        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, not self.fused)
-        return self.tables.ids
+        self.tables = tables = Tables(features, embedding.weight.from_flat(start), self.fused)
+        self._table_block = Block.of(tables.values, tables.gradient, tables.start, not self.fused)
+        return tables.ids
 
     def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
         """Compute the first layer's products with the open clients' samples for so many steps at once."""
@@ -152,7 +148,7 @@ class Stack:
                 self._bound.clear()
             self._bound[key] = BoundNet(self, clients, rows)
         found = self._bound[key]
-        found.attach(self.tables, self.fused)
+        found.attach(self.tables)
         return found
 
     def blocks(self, clients: int) -> list[Block]:
@@ -164,17 +160,9 @@ class Stack:
         return self._blocks[clients]
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
-        """Compute total += Σ coefficient · (value − start) over the open clients.
+        """Compute total (d,) += Σ coefficient · (value − start) over the open clients.
 
-        Parameters
-        ----------
-        coefficients : Tensor (k,)
-        total : Tensor (d,)
-
-        Returns
-        -------
-        Tensor ()
-            Squared norm of the added sum; not finite if a client's training diverged.
+        Return the squared norm of the added sum, which is not finite if a client's training diverged.
         """
         change = torch.mv(self.values[: self.clients].t(), coefficients)
         change.sub_(self.start[0] * coefficients.sum())
@@ -200,8 +188,8 @@ class Stack:
             for slot in self.net.slots:
                 slot.from_flat(own).copy_(self._parameter_in(self.gradients[client], slot).view(slot.arranged))
             if tables is not None:
-                words, changed = tables.of_clients[client], tables.values if self.fused else tables.gradient
-                self._table(own)[tables.rows[words].cpu()] = changed[words].cpu()
+                words = tables.of_clients[client]
+                self._table(own)[tables.rows[words].cpu()] = tables.gradient[words].cpu()
         return flat
 
     def change_of(self, client: int) -> Tensor:
@@ -239,8 +227,8 @@ class BoundNet:
     def __init__(self, stack: Stack, clients: int, rows: int):
         net, take = stack.net, stack.workspace.take
         self.clients, self.rows = clients, rows
-        dtype = torch.int64 if net.reads_words else stack.dtype
-        values = math.prod(net.feature_shape)
+        dtype = torch.int64 if net.description.task == "text" else stack.dtype
+        values = math.prod(net.description.feature_shape)
         turned = isinstance(net.layers[0], ImageColumns) and client_by_client(stack.values.new_empty(0, values))
         self.x = take("x", 1 if turned else clients, rows, values, dtype=dtype).expand(clients, -1, -1)
         place = Place(stack.values[:clients], stack.gradients[:clients], stack.step, rows, stack.workspace)
@@ -279,13 +267,13 @@ class BoundNet:
         if self._columns is not None:
             self._columns.turn(client)
 
-    def attach(self, tables: Tables | None, fused: bool) -> None:
+    def attach(self, tables: Tables | None) -> None:
         """Set the word tables of the clients that are trained now."""
         first = self.layers[0]
         if isinstance(first, Embedding) and tables is not None:
             count = tables.bounds[self.clients]
             first.table, first.words = tables.values[:count], tables.rows
-            first.target = first.table if fused else tables.gradient[:count]
+            first.target = tables.gradient[:count]
             if self.graph is not None:
                 self.graph.words_of_rows = self.x, tables.rows
 

@@ -29,7 +29,7 @@ BLOCK = 256
 class Tables:
     """Word vectors of the clients of one chunk, concatenated client after client."""
 
-    def __init__(self, texts: Sequence[Tensor], table: Tensor):
+    def __init__(self, texts: Sequence[Tensor], table: Tensor, fused: bool = True):
         words, self.ids, self.bounds = [], [], [0]
         for text in texts:
             present, local = torch.unique(text, return_inverse=True)
@@ -40,28 +40,11 @@ class Tables:
         self.start = table.index_select(0, self.rows)
         self.values = self.start.clone()
         self.of_clients = [slice(*pair) for pair in zip(self.bounds, self.bounds[1:], strict=False)]
-        self._gradient: Tensor | None = None
-
-    @property
-    def gradient(self) -> Tensor:
-        """Return the gradient, zeros at the first access: plain SGD never uses it."""
-        if self._gradient is None:
-            self._gradient = torch.zeros_like(self.start)
-        return self._gradient
+        self.gradient = self.values if fused else torch.zeros_like(self.start)
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
-        """Compute total += Σ coefficient · (value − start) in blocks of words whose changes stay in the cache.
-
-        Parameters
-        ----------
-        coefficients : Tensor (K,)
-        total : Tensor (V, E)
-
-        Returns
-        -------
-        Tensor ()
-            Squared norm of the added sum.
-        """
+        """Compute total (V, E) += Σ coefficient · (value − start) in blocks of words whose changes stay in the cache;
+        return the squared norm of the added sum."""
         length = total.new_zeros(())
         block = BLOCK if total.device.type == "cpu" else len(self.rows)
         scratch = total.new_empty(min(block, len(self.rows)), total.shape[1])
@@ -119,15 +102,7 @@ class Peaks:
         self._taps = taps + taps % width * (filters * width)
 
     def of_filters(self, patches: Tensor, where: Tensor, gradient: Tensor) -> Tensor:
-        """Return Σ over a client's texts of gradient · patch: (k, F, w · E).
-
-        Parameters
-        ----------
-        patches : Tensor (k · b · positions, w · E)
-        where : int64 (k, b, F)
-            The position of each maximum.
-        gradient : Tensor (k, b, F)
-        """
+        """Return Σ over a client's texts of gradient (k, b, F) · patch at `where` (k, b, F): (k, F, w · E)."""
         members = (where + self._first).transpose(1, 2).reshape(-1)
         shares = gradient.transpose(1, 2).reshape(-1)
         summed = embedding_bag(

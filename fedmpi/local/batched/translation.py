@@ -15,12 +15,12 @@ from fedmpi.common.errors import raised
 from fedmpi.common.generators import kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.base import NotStackable
-from fedmpi.local.batched.chain import ROWS, StackedNet, by_hand, made_up, trace
+from fedmpi.local.batched.chain import ROWS, StackedNet, by_hand, trace
 from fedmpi.local.batched.graph import graph_net
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.update import StackAdam
+from fedmpi.local.traits import dummy_samples
 from fedmpi.local.work import LocalRule
-from fedmpi.models.flat import travelling_buffers
 
 COUNTS = 3, 2
 """Samples of the two clients of a test; the second client's batch is filled up."""
@@ -72,13 +72,14 @@ def check_form(net: StackedNet, copied: nn.Module) -> None:
     spread = 0.3 * (own.abs().mean() + 1e-3)
     flat = torch.stack([own, own + spread * torch.randn(own.shape, generator=generator, dtype=own.dtype)])
     flat = flat.to(parameters[0].device)
-    samples = [made_up(copied, net.description, ROWS + client)[:count] for client, count in enumerate(COUNTS)]
+    samples = [
+        dummy_samples(net.description, ROWS + client, parameters[0])[:count] for client, count in enumerate(COUNTS)
+    ]
     outputs = math.prod(net.description.output_shape)
     towards = torch.randn(2, ROWS, outputs, generator=generator, dtype=own.dtype).to(flat.device)
     limit = TOLERANCE.get(own.dtype, 2e-3)
     with full_precision():
-        buffers = [buffer.reshape(-1) for buffer in travelling_buffers(copied)]
-        found = _batched(net, flat, buffers, samples, towards.clone())
+        found = _batched(net, flat, samples, towards.clone())
         for client, (mine, count) in enumerate(zip(found, COUNTS, strict=True)):
             theirs = _alone(copied, parameters, flat[client], samples[client], towards[client, :count])
             for what, one, other in zip(("outputs", "gradients"), mine, theirs, strict=True):
@@ -103,13 +104,11 @@ def _alone(
     return outputs.detach().cpu(), torch.cat([gradient.reshape(-1) for gradient in whole]).cpu()
 
 
-def _batched(
-    net: StackedNet, flat: Tensor, buffers: list[Tensor], samples: list[Tensor], towards: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _batched(net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the same as `_alone` for both clients, by the batched form."""
     stack = Stack(net, 2, ROWS, False, flat.dtype, flat.device)
     with torch.no_grad():
-        stack.begin(torch.cat([flat[0], *buffers]))
+        stack.begin(flat[0])
         read = stack.open(samples, flat[0], StackAdam(LocalRule()))
         for slot in net.slots:
             slot.of_stack(stack.values[1:], slot.arranged)[0].copy_(slot.from_flat(flat[1]))
