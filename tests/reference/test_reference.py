@@ -3,7 +3,7 @@
 The rows are the presets and compositions of samplers, weights, algorithms and topologies. Each runs in one process;
 together they run on three ranks, where each is stopped after its first round and resumed. Clients, rows and counts are
 compared exactly, weights to 2e-7, models to 1e-5 of their length after every round, losses to 1e-5, the rest of the
-record up to rounding. Rows of a second table, with exact sums, give the same bits on any number of ranks.
+record up to rounding. Rows of a second table, with exact sums, are bit-identical on any number of ranks.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(ranks, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for ranks in (2, 8))]
 )
-def test_exact_sums_give_the_same_bits_on_any_number_of_ranks_after_a_resume(
+def test_exact_sums_are_bit_identical_on_any_number_of_ranks_after_a_resume(
     ranks: int, alone: dict[str, Trace], tmp_path: Path
 ) -> None:
     for name, trace in on_ranks(ranks, EXACT_ROWS, tmp_path).items():
