@@ -368,7 +368,7 @@ def test_a_run_continues_with_another_number_of_ranks_bit_for_bit(alone: dict[st
 @pytest.mark.parametrize(
     ("count", "seed", "with_state"),
     [
-        (14, 1, False),
+        (6, 1, False),
         (3, 3, True),
         pytest.param(80, 2, False, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
         pytest.param(30, 4, True, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
