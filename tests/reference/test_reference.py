@@ -125,6 +125,9 @@ COMPOSITIONS: dict[str, list[str]] = {
         ),
         "devices.speed.median=5.0",
     ],
+    "samples of an opening step count as used": [
+        *(*STRATA, *SAMPLED, "clients.sampler.initial_step=true", "logging.diagnostics=true"),
+    ],
     "models after one step spread as far as that step goes": [
         *(*STRATA, "clients.sampler.features=one-step-change", "clients.sampler.allocation=neyman"),
         "logging.diagnostics=true",
@@ -263,8 +266,10 @@ def disagreeing(configs: dict[str, Config], traces: dict[str, Trace]) -> dict[st
 @pytest.mark.timeout(900)
 def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
     stars = {f"star {number}": config for number, config in enumerate(drawn_stars(24, 5))}
-    wrong = disagreeing(ROWS | stars, on_ranks(3, ROWS | stars, tmp_path))
-    assert not wrong, json.dumps(wrong, indent=1)
+    traces = on_ranks(3, ROWS | stars, tmp_path)
+    accepted = {name: config for name, config in stars.items() if "refusal" not in traces[name]}
+    wrong = disagreeing(ROWS | accepted, traces)
+    assert not wrong and len(accepted) > len(stars) / 2, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow
