@@ -31,9 +31,10 @@ def _run(interrupt: Interrupt | None) -> int:
 def _greet() -> None:
     """Print the first line of a run on rank 0, before anything slow is loaded."""
     from fedmpi import __version__
-    from fedmpi.mpi import read_launch, who_runs
+    from fedmpi.mpi import read_launch
 
-    who, launch = who_runs(), read_launch()
+    launch = read_launch()
+    who = "one process" if launch is None or launch.size == 1 else f"{launch.size} ranks"
     if launch is None or launch.rank == 0:
         print(f"fedmpi {__version__}: {who}, loading ...", flush=True)
 

@@ -203,7 +203,7 @@ def test_squeeze_is_rejected_only_where_a_batch_has_one_sample(more: dict[str, A
     done, plain = (run(network(), arrays(), {**SEQUENTIAL, **more}) for network in (Squeezed, Own))
     assert torch.equal(values(done), values(plain))
     assert done.records[-1]["test_loss"] == plain.records[-1]["test_loss"]
-    with pytest.raises(UserError, match=r"squeeze\(\).* leaves to client 1 \(11 samples\)"):
+    with pytest.raises(UserError, match=r"squeeze\(\).* client 1 \(11 samples\)"):
         run(Squeezed(), arrays(sizes=(20, 11)), more)
 
 

@@ -76,6 +76,14 @@ class Usage:
         """Count the samples at these global positions, once per occurrence."""
         np.add.at(self.samples, positions, 1)
 
+    def state(self) -> dict[str, Ints]:
+        """Return the counts, for a checkpoint."""
+        return {"clients": self.clients, "samples": self.samples}
+
+    def load(self, state: dict[str, Ints]) -> None:
+        """Restore the counts of a checkpoint."""
+        self.clients[:], self.samples[:] = state["clients"], state["samples"]
+
 
 def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
     """Return the distribution of a number over K clients; each client counts once, except in "weighted".

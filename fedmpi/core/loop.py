@@ -80,29 +80,12 @@ class Simulation:
         first, self.unsettled = self.saved.resume(self.model)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
-            self.display = open_display(
-                self.config.rounds, first, self.config.logging.interval, launched=read_launch() is not None
-            )
+            launched = read_launch() is not None
+            self.display = open_display(self.config.rounds, first, self.config.logging.interval, launched=launched)
         ending: Ending = "finished"
         t = first - 1
         for t in range(first, self.config.rounds):
-            started = time.perf_counter()
-            self.phases = {}
-            self.rearm()
-            enter_round(t)
-            plan = self._plan(t)
-            work = self._work(plan)
-            if self.decisions.inquires:
-                with self._phase("inquire"):
-                    self.decisions.inquire(plan, self.model)  # measured before the server step
-            with self._phase("reduce"):
-                totals = self.sums.reduce()
-            self.trainer.check(plan, totals.sums)
-            self._apply(plan, totals)
-            seen = self._view_clients(plan)
-            self._note(plan, totals, started, seen)
-            if work.steady and self.cluster.is_server:
-                self.decisions.learn(totals)
+            plan, totals = self._round(t)
             enough = self._enough(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
@@ -115,6 +98,25 @@ class Simulation:
             self._settle(last=True)
         self._finish(ending)
         return ending
+
+    def _round(self, t: int) -> tuple[Plan, RoundTotals]:
+        """Plan, train, reduce, step, and record one round."""
+        started, self.phases = time.perf_counter(), {}
+        self.rearm()
+        enter_round(t)
+        plan = self._plan(t)
+        work = self._work(plan)
+        if self.decisions.inquires:
+            with self._phase("inquire"):
+                self.decisions.inquire(plan, self.model)  # measured before the server step
+        with self._phase("reduce"):
+            totals = self.sums.reduce()
+        self.trainer.check(plan, totals.sums)
+        self._apply(plan, totals)
+        self._note(plan, totals, started, self._view_clients(plan))
+        if work.steady and self.cluster.is_server:
+            self.decisions.learn(totals)
+        return plan, totals
 
     def _plan(self, t: int) -> Plan:
         """Plan on the server and broadcast the plan. If it needs strata, all ranks first measure the clients."""

@@ -28,7 +28,7 @@ from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import AnyArray, Floats, Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
 from fedmpi.config.local_algorithm import local_algorithm
@@ -126,15 +126,15 @@ class Accounts:
             "sample_use_gini": samples.gini,
         }
 
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """The accounts of this run by their names in a checkpoint."""
+        accounts = {"ledger": self.ledger, "accountant": self.accountant, "usage": self.usage}
+        return {name: account for name, account in accounts.items() if account is not None}
+
     def state(self) -> dict[str, Tensor]:
         """Return the accounts as tensors, for a checkpoint."""
-        arrays: dict[str, AnyArray] = {}
-        if self.ledger is not None:
-            arrays |= {f"ledger.{name}": array for name, array in self.ledger.state().items()}
-        if self.accountant is not None:
-            arrays |= {f"accountant.{name}": array for name, array in self.accountant.state().items()}
-        if self.usage is not None:
-            arrays["usage.clients"], arrays["usage.samples"] = self.usage.clients, self.usage.samples
+        arrays = {f"{name}.{key}": array for name, kept in self._kept.items() for key, array in kept.state().items()}
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -145,17 +145,8 @@ class Accounts:
                 f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
                 "run cannot resume from it. Use the version of fedmpi that wrote it, or choose another --out"
             )
-        if self.ledger is not None:
-            self.ledger.load(_section(state, "ledger."))
-        if self.accountant is not None:
-            self.accountant.load(_section(state, "accountant."))
-        if self.usage is not None:
-            self.usage.clients[:] = state["usage.clients"].numpy()
-            self.usage.samples[:] = state["usage.samples"].numpy()
-
-
-def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
-    return {name.removeprefix(prefix): value.numpy() for name, value in state.items() if name.startswith(prefix)}
+        for name, kept in self._kept.items():
+            kept.load({key: state[f"{name}.{key}"].numpy() for key in kept.state()})
 
 
 def rate_of(config: Config, t: int) -> float:

@@ -3,7 +3,7 @@
 from fedmpi.mpi.collectives import BytesMoved
 from fedmpi.mpi.device import choose_device
 from fedmpi.mpi.launch import Launch, LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.mpi.ranks import Cluster, who_runs
+from fedmpi.mpi.ranks import Cluster
 
 __all__ = [
     "BytesMoved",
@@ -15,6 +15,5 @@ __all__ = [
     "choose_device",
     "read_launch",
     "start_mpi",
-    "who_runs",
     "world_rank",
 ]

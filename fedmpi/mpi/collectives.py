@@ -200,7 +200,7 @@ class Communicators:
         from mpi4py import MPI
 
         world = comm.Dup()
-        node = ranks_of_node(world)
+        node = cls.ranks_of_node(world)
         leads = node.rank == 0
         leaders = cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank))
         nodes = total(world, int(leads))
@@ -217,6 +217,13 @@ class Communicators:
             fewest_cores=-maximum(world, -cores),
         )
 
+    @staticmethod
+    def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return the communicator of the ranks that share memory with this one; collective."""
+        from mpi4py import MPI
+
+        return cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
     def free(self) -> None:
         """Free the communicators; collective."""
         for comm in (self.leaders, self.node, self.world):
@@ -224,37 +231,25 @@ class Communicators:
                 comm.Free()
 
 
-def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return the communicator of the ranks that share memory with this one; collective."""
-    from mpi4py import MPI
-
-    return cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
-
-
-def count_nodes(comm: MPI.Intracomm) -> int:
-    """Count the nodes of the ranks; collective."""
-    node = ranks_of_node(comm)
-    nodes = total(comm, int(node.rank == 0))
-    node.Free()
-    return nodes
-
-
 def maximum(comm: MPI.Intracomm, value: int) -> int:
     """Return the largest of the ranks' integers, on all ranks, after a polite wait."""
     from mpi4py import MPI
 
-    meet(comm)
-    largest = np.empty(1, np.int64)
-    comm.Allreduce(np.array([value], np.int64), largest, op=MPI.MAX)
-    return int(largest[0])
+    return _agreed(comm, value, MPI.MAX)
 
 
 def total(comm: MPI.Intracomm, value: int) -> int:
     """Return the sum of the ranks' integers, on all ranks, after a polite wait."""
+    from mpi4py import MPI
+
+    return _agreed(comm, value, MPI.SUM)
+
+
+def _agreed(comm: MPI.Intracomm, value: int, operation: MPI.Op) -> int:
     meet(comm)
-    summed = np.empty(1, np.int64)
-    comm.Allreduce(np.array([value], np.int64), summed)
-    return int(summed[0])
+    result = np.empty(1, np.int64)
+    comm.Allreduce(np.array([value], np.int64), result, op=operation)
+    return int(result[0])
 
 
 def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:

@@ -43,24 +43,19 @@ Ranks = tuple[int, ...]
 """Members of a group, ascending."""
 
 
-def calls_from_threads() -> bool:
-    """Check whether MPI allows calls from several threads at the same time."""
-    from mpi4py import MPI
-
-    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
 class Messages:
     """Messages that this rank sends and receives; all ranks of the world make and close the object together."""
 
     def __init__(self, world: MPI.Intracomm, moved: BytesMoved):
+        from mpi4py import MPI
+
         self._comm, self._moved = world.Dup(), moved
         self._groups: dict[Ranks, MPI.Intracomm] = {}  # Sub-communicators, null for those without this rank
         self._sending: list[tuple[MPI.Request, Bytes]] = []
         self._open_round = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
-        if calls_from_threads():
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             threading.Thread(target=self._push_along, name="fedmpi-sends", daemon=True).start()
 
     def use_groups(self, groups: Iterable[Ranks]) -> None:

@@ -22,7 +22,6 @@ from fedmpi.mpi.collectives import (
     Communicators,
     Reduction,
     broadcast_message,
-    count_nodes,
     exchange_parts,
     gather_messages,
     maximum,
@@ -31,7 +30,7 @@ from fedmpi.mpi.collectives import (
     unpacked,
 )
 from fedmpi.mpi.device import choose_device, core_mask, cores_allowed, fair_threads
-from fedmpi.mpi.launch import read_launch, short_version, start_mpi
+from fedmpi.mpi.launch import short_version, start_mpi
 from fedmpi.mpi.messages import Messages
 from fedmpi.mpi.sums import Sum, build_sum
 
@@ -232,16 +231,6 @@ def _shared_memory(comms: Communicators) -> Board | None:
     except ImportError:
         return None
     return board_of(comms)
-
-
-def who_runs() -> str:
-    """Describe the processes that were launched together, as soon as MPI has started; collective."""
-    launch = read_launch()
-    mpi = start_mpi() if launch is not None and launch.size > 1 else None
-    if mpi is None:
-        return "one process"
-    nodes = count_nodes(mpi.COMM_WORLD)
-    return f"{mpi.COMM_WORLD.Get_size()} ranks on {nodes} node{'s' if nodes > 1 else ''}"
 
 
 def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:

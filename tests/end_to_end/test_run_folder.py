@@ -76,7 +76,7 @@ def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
 
 def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
     first, _, *others = run.job.stdout.splitlines()
-    assert first.startswith("fedmpi ") and first.endswith("3 ranks on 1 node, loading ...")
+    assert first.startswith("fedmpi ") and first.endswith("3 ranks, loading ...")
     lines = [line for line in others if line.startswith("round ")]
     assert len(lines) == ROUNDS  # logging.interval = 0 shows them all
     assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and " left" in lines[1]

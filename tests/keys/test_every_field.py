@@ -14,7 +14,7 @@ from tests.keys.watched import Watcher
 
 TESTS = Path(__file__).resolve().parents[1]
 STARS, RELAYS = "reference/plain_*.py", "reference/plain_relays.py"
-FOLDER, RANKS = "end_to_end/test_run_folder.py", "mpi/test_measured_balance.py"
+FOLDER = "end_to_end/test_run_folder.py"
 RECORD = {
     STARS: (
         "round lr train_loss samples steps participants opening available asked virtual_seconds strata stratum_sizes "

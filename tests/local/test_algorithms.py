@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedmpi.clients.view import View
 
 import fedmpi
 from fedmpi import ClientArrays, Cohort, ComponentFailure, UserError, client_sampler
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.clients.sampler import View
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config

@@ -45,9 +45,8 @@ def main() -> None:
             command()
         except SystemExit as end:
             sys.stdout.flush()
-            (folder / f"{name}.json").write_text(
-                json.dumps([end.code or 0, files[1].read_text(), files[2].read_text()])
-            )
+            found = [end.code or 0, files[1].read_text(), files[2].read_text()]
+            (folder / f"{name}.json").write_text(json.dumps(found))
         finally:
             for descriptor, kept in own.items():
                 os.dup2(kept, descriptor)

@@ -114,7 +114,7 @@ def nap(naps: random.Random) -> None:
 
 def two_nodes(chunk: str, *reductions: str) -> None:
     """Exchanges and hierarchical sums of ranks that meet on two nodes, as every second one of this host does here."""
-    collectives.ranks_of_node = lambda comm: comm.Split(comm.rank % 2, comm.rank)
+    Communicators.ranks_of_node = lambda comm: comm.Split(comm.rank % 2, comm.rank)  # type: ignore[assignment]
     exchanges(chunk)
     for reduction in reductions:
         sum_rounds(reduction, "4", nodes=2)
@@ -451,8 +451,9 @@ def _refused(*_: Any) -> None:
 
 
 REPLACED: list[tuple[Any, str]] = [
-    *((collectives, name) for name in ("CHUNK", "MOST_VALUES", "YIELDING_SECONDS", "time", "ranks_of_node")),
+    *((collectives, name) for name in ("CHUNK", "MOST_VALUES", "YIELDING_SECONDS", "time")),
     (messages, "CHUNK"),
+    (Communicators, "ranks_of_node"),
     *((window, name) for name in ("LONGEST_REST", "semaphores_work", "Board", "WindowSum", "shared_memory_lacks")),
     (window.Board, "_rest"),
     (sums, "cuda_aware"),

@@ -20,8 +20,8 @@ TOGETHER = {
     1: EVERYWHERE,
     2: EVERYWHERE,
     3: [
-        *("exchanges 1000", "wait_politely {folder}", "sum_rounds window 50", "sum_rounds device 10 1000", "gpus"),
-        *("two_nodes 1000 window allreduce", "woken", "progress", "signals", "many_meetings 200", "server_away"),
+        *("exchanges 20000", "wait_politely {folder}", "sum_rounds window 50", "sum_rounds device 10 1000", "gpus"),
+        *("two_nodes 20000 window allreduce", "woken", "progress", "signals", "many_meetings 200", "server_away"),
         *("large_broadcasts", *(f"without {what}" for what in LACKING)),
     ],
     4: [*EVERYWHERE, "two_nodes 1000000 window auto"],

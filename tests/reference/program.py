@@ -20,6 +20,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.config import config_toml, load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
+from fedmpi.mpi import read_launch
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
 from tests.mpi.launch import run_mpi
@@ -120,7 +121,8 @@ def main() -> int:
         except UserError as refusal:
             found = {"refusal": np.array(str(refusal))}
         traces |= {f"{path.stem}/{key}": value for key, value in (found or {}).items()}
-    if traces:
+    launch = read_launch()
+    if launch is None or launch.rank == 0:
         np.savez(out, **traces)
     return 0
 

@@ -3,7 +3,7 @@
 The rows are the presets and compositions of samplers, weights, algorithms and topologies. Each runs in one process;
 together they run on three ranks, where each is stopped after its first round and resumed. Clients, rows and counts are
 compared exactly, weights to 2e-7, models to 1e-5 of their length after every round, losses to 1e-5, the rest of the
-record up to rounding. Rows of a second table, with exact sums, give the same bits on any number of ranks.
+record up to rounding. Rows of a second table, with exact sums, are bit-identical on any number of ranks.
 """
 
 from __future__ import annotations
@@ -124,6 +124,9 @@ COMPOSITIONS: dict[str, list[str]] = {
             "local.batch_size=8",
         ),
         "devices.speed.median=5.0",
+    ],
+    "samples of an opening step count as used": [
+        *(*STRATA, *SAMPLED, "clients.sampler.initial_step=true", "logging.diagnostics=true"),
     ],
     "models after one step spread as far as that step goes": [
         *(*STRATA, "clients.sampler.features=one-step-change", "clients.sampler.allocation=neyman"),
@@ -263,8 +266,10 @@ def disagreeing(configs: dict[str, Config], traces: dict[str, Trace]) -> dict[st
 @pytest.mark.timeout(900)
 def test_all_rows_agree_on_three_ranks_after_a_resume(tmp_path: Path) -> None:
     stars = {f"star {number}": config for number, config in enumerate(drawn_stars(24, 5))}
-    wrong = disagreeing(ROWS | stars, on_ranks(3, ROWS | stars, tmp_path))
-    assert not wrong, json.dumps(wrong, indent=1)
+    traces = on_ranks(3, ROWS | stars, tmp_path)
+    accepted = {name: config for name, config in stars.items() if "refusal" not in traces[name]}
+    wrong = disagreeing(ROWS | accepted, traces)
+    assert not wrong and len(accepted) > len(stars) / 2, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow
@@ -344,7 +349,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(ranks, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for ranks in (2, 8))]
 )
-def test_exact_sums_give_the_same_bits_on_any_number_of_ranks_after_a_resume(
+def test_exact_sums_are_bit_identical_on_any_number_of_ranks_after_a_resume(
     ranks: int, alone: dict[str, Trace], tmp_path: Path
 ) -> None:
     for name, trace in on_ranks(ranks, EXACT_ROWS, tmp_path).items():
@@ -368,7 +373,7 @@ def test_a_run_continues_with_another_number_of_ranks_bit_for_bit(alone: dict[st
 @pytest.mark.parametrize(
     ("count", "seed", "with_state"),
     [
-        (14, 1, False),
+        (6, 1, False),
         (3, 3, True),
         pytest.param(80, 2, False, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
         pytest.param(30, 4, True, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
