@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.traits import forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.losses import why_loss_alone
+from fedmpi.tasks.losses import LOSS_ALONE
 
 if TYPE_CHECKING:
     from fedmpi.local.batched.engine import BatchedEngine
@@ -28,7 +28,7 @@ def why_not_batched(model: FlatModel, description: DataDescription) -> str | Non
         translate(model.module, description, model.stacked_forms)
     except NotStackable as reason:
         return str(reason)
-    return why_loss_alone(traits.loss)
+    return LOSS_ALONE if traits.loss_couples else None
 
 
 def batched_engine(*args: Any, **kwargs: Any) -> BatchedEngine:
