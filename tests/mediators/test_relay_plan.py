@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.mediators.relay import Leg, RelayPlan, place_mediators, plan_relay, visiting_order
-from fedmpi.mediators.scheduling import random_groups
+from fedmpi.mediators.scheduling import grouped_at_random
 
 
 @st.composite
@@ -20,7 +20,7 @@ def rounds(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, np
     owners = generator.integers(0, workers, count)
     if draw(st.booleans()):
         owners.sort()  # contiguous ranges, as in a run
-    mediators = random_groups(count, draw(st.integers(1, 10)), generator)
+    mediators = grouped_at_random(np.ones((count, 1), np.int64), draw(st.integers(1, 10)), generator, None)
     costs = generator.pareto(1.5, count) if draw(st.booleans()) else np.ones(count)
     return owners, clients, mediators, draw(st.integers(1, 3)), costs, workers
 
@@ -127,7 +127,10 @@ def test_equal_clients_keep_two_workers_busy_nine_tenths_of_the_time() -> None:
     for _ in range(30):
         clients = np.sort(generator.choice(500, 50, replace=False))
         owners = (clients >= 250).astype(np.int64)
-        plan = plan_relay(owners, clients, random_groups(50, 10, generator), 2, np.ones(50), 2)
+        mediators = grouped_at_random(np.ones((50, 1), np.int64), 10, generator, None)
+        plan = plan_relay(owners, clients, mediators, 2, np.ones(50), 2)
+            owners, clients, grouped_at_random(np.ones((50, 1), np.int64), 10, generator, None), 2, np.ones(50), 2
+        )
         efficiencies.append(efficiency(plan, 2))
         bounds.append(25 / np.bincount(owners).max())
     assert np.mean(efficiencies) > 0.97 * np.mean(bounds)
