@@ -129,8 +129,6 @@ def test_equal_clients_keep_two_workers_busy_nine_tenths_of_the_time() -> None:
         owners = (clients >= 250).astype(np.int64)
         mediators = grouped_at_random(np.ones((50, 1), np.int64), 10, generator, None)
         plan = plan_relay(owners, clients, mediators, 2, np.ones(50), 2)
-            owners, clients, grouped_at_random(np.ones((50, 1), np.int64), 10, generator, None), 2, np.ones(50), 2
-        )
         efficiencies.append(efficiency(plan, 2))
         bounds.append(25 / np.bincount(owners).max())
     assert np.mean(efficiencies) > 0.97 * np.mean(bounds)
