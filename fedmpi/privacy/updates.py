@@ -75,20 +75,7 @@ class GaussianAccountant:
     Rényi divergences of the rounds add up (Mironov 2017). A round is the Gaussian mechanism with multiplier σ / 2. If
     the cohort is a secret uniform sample of fixed size without replacement, it is that of such a sample (Wang, Balle
     and Kasiviswanathan 2019, Theorem 27, or the bound without sampling if that is smaller).
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        σ; 0 means no privacy, ε infinite from the first round.
-    delta : float
-        δ in (0, 1), customarily below 1/N.
-    clients : int
-        N.
-
-    Raises
-    ------
-    UserError
-        If dp-accounting is not installed, or its version hides the divergences.
+    σ is the noise multiplier, 0 for no privacy: ε is then infinite from the first round.
     """
 
     def __init__(self, noise_multiplier: float, delta: float, clients: int):

@@ -213,20 +213,3 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
     assert 0 < float((model - plain).norm() / plain.norm()) < (0.1 if kind == "top-k" else 0.005)
     assert record["bytes_client_up"] == pytest.approx(share * plain_record["bytes_client_up"], rel=0.01)
     assert record["bytes_client_down"] == plain_record["bytes_client_down"]
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        (["preset=astraea", "compression=int8"], "mediators"),
-        (["preset=fedavg", "local.engine=merged", "compression=int8"], "compression"),
-        (["preset=fedavg", "compression.fraction=0.1"], "has no effect here"),
-        (
-            ["preset=fedavg", "compression=top-k", "compression.error_feedback=true", "cluster.placement=shared"],
-            "moves clients between ranks",
-        ),
-    ],
-)
-def test_what_does_not_go_with_a_transport_is_said(settings: list[str], words: str):
-    with pytest.raises(UserError, match=words):
-        load_config(None, settings)
