@@ -5,7 +5,7 @@ bias of unequal availability (FedSSO, §2.1, Example 1, Eq 6).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, register
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config import Config
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 

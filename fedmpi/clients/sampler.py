@@ -20,10 +20,11 @@ from fedmpi.common.plan import read_only
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedmpi.config import Config
 
 KEPT, STATE = "numbers.", "sampler."
 """Prefixes of the names in a checkpoint."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import ClientFailure, ComponentFailure, UserError, raised
 from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
 from fedmpi.common.imports import as_written, innermost
 from fedmpi.common.registry import Component
+from fedmpi.common.types import AnyArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ def result_array(
     client: int | None = None,
     *,
     whole: bool = False,
-) -> NDArray[Any]:
+) -> AnyArray:
     """Return a component's result as finite float64 numbers, or as int64 ones, after checks of type and shape.
 
     Without a shape it is any vector, also an empty one of another type.

@@ -21,10 +21,16 @@ class TaskKind:
     """Kind of task, chosen by `task.kind`."""
 
     name: str  # name in the configuration and in the description of the data's targets
-    loss: str  # default loss
+    losses: tuple[str, ...]  # built-in losses, the default first
     metrics: tuple[str, ...]  # metrics that are always computed
+    further: tuple[str, ...] = ()  # metrics that can be chosen
     score: str = "accuracy"  # number of a record that ranks two models
     higher: bool = True  # True if higher scores are better
+
+    @property
+    def loss(self) -> str:
+        """Default loss."""
+        return self.losses[0]
 
     def judged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs of the built-in metrics for a batch, one row per item that counts once."""
@@ -41,22 +47,31 @@ class TaskKind:
 
     def refusal(self, part: Component) -> str | None:
         """Return why a loss or a metric does not belong to this kind, or None."""
-        fits = part.marks.get("tasks")
-        if part.foreign or fits is None or self.name in fits:
+        fits = kinds_of(part)
+        if not fits or self.name in fits:
             return None
         kinds = " or ".join(f'"{name}"' for name in fits)
         return f'{part.key} = "{part.name}" is for task.kind = {kinds}, not "{self.name}"'
 
 
+OF_CLASSES = ("cross-entropy", "label-smoothing", "focal")
+CHOSEN = ("top-5", "top-k", "calibration-error")
 KINDS: Mapping[str, TaskKind] = {
     kind.name: kind
     for kind in (
-        TaskKind("classification", "cross-entropy", ("accuracy", "macro-f1")),
-        TaskKind("tokens", "cross-entropy", ("accuracy", "perplexity")),
-        TaskKind("multilabel", "bce", ("accuracy", "macro-f1", "mean-average-precision")),
-        TaskKind("regression", "mse", ("mae", "rmse", "r2"), score="loss", higher=False),
+        TaskKind("classification", OF_CLASSES, ("accuracy", "macro-f1"), ("perplexity", *CHOSEN)),
+        TaskKind("tokens", OF_CLASSES, ("accuracy", "perplexity"), ("macro-f1", *CHOSEN)),
+        TaskKind("multilabel", ("bce",), ("accuracy", "macro-f1", "mean-average-precision")),
+        TaskKind("regression", ("mse", "l1", "huber"), ("mae", "rmse", "r2"), score="loss", higher=False),
     )
 }
 CLASSIFICATION = KINDS["classification"]
 TARGETS = tuple(KINDS)
 """Contents of y: a class per sample; a class per position, -1 if it is ignored; 0 or 1 per label; numbers."""
+
+
+def kinds_of(part: Component) -> tuple[str, ...]:
+    """Return the kinds of tasks of a built-in loss or metric; () for a custom one, which fits any."""
+    if part.foreign:
+        return ()
+    return tuple(kind.name for kind in KINDS.values() if part.name in (*kind.losses, *kind.metrics, *kind.further))

@@ -295,8 +295,8 @@ class Planner:
         asked = None if isinstance(queried, int) else queried
         answers = answer_stream(self.streams, t, table.reuse_reports)
         size = estimate_total(table.estimate, self.sizes, table.epsilon, table.max_size, answers, table.clip, asked)
-        for saturation in saturations(size, part.budget, table.max_size):
-            self._warn_once(saturation.kind, t, saturation.message)
+        for kind, message in saturations(size, part.budget, table.max_size).items():
+            self._warn_once(kind, t, message)
         return sampling_probability(part.budget, size.total), size, asked
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:

@@ -24,7 +24,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, RoundJob, WorkReport
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.losses import why_loss_alone
+from fedmpi.tasks.losses import LOSS_ALONE
 
 if TYPE_CHECKING:
     from fedmpi.config import Config
@@ -194,7 +194,7 @@ def why_not_batched(model: FlatModel, description: DataDescription) -> str | Non
         translate(model.module, description, model.stacked_forms)
     except NotStackable as reason:
         return str(reason)
-    return why_loss_alone(traits.loss)
+    return LOSS_ALONE if traits.loss_couples else None
 
 
 def batched_engine(sequential: SequentialEngine) -> BatchedEngine:

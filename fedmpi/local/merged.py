@@ -29,7 +29,7 @@ from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_
 from fedmpi.models.flat import add_gradients
 from fedmpi.models.isolation import why_untraceable
 from fedmpi.models.layers import JoinedMasks, NoMasks
-from fedmpi.tasks.losses import why_loss_alone
+from fedmpi.tasks.losses import LOSS_ALONE
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples per pass; on a CPU few enough to keep the activations in the cache."""
@@ -75,7 +75,7 @@ class MergedEngine:
             return "hooks may clip or normalize the gradients of a batch"
         if not model.plain and (reason := why_untraceable(model.module)):
             return f"torch.fx cannot trace the forward pass: {reason}"
-        return why_loss_alone(traits.loss)
+        return LOSS_ALONE if traits.loss_couples else None
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Check whether the task is a single step."""

@@ -24,7 +24,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers import NoMasks
 from fedmpi.tasks.evaluation import rows_per_pass
-from fedmpi.tasks.losses import LossTraits, loss_traits
+from fedmpi.tasks.losses import couples_samples
 
 TRIAL_ROWS = 4
 PASS_BYTES = 8 << 20
@@ -44,15 +44,9 @@ class ForwardTraits:
     couples: bool
     couples_evaluated: bool = False  # the same in evaluation mode
     keeps: bool = False  # a forward pass changes parameters, buffers or attributes, or draws random numbers
-    loss_draws: bool = False  # the loss draws from a global generator
-    loss_couples: bool = False  # a sample's loss depends on the other samples of its batch
+    loss_couples: bool = False  # a sample's loss depends on the other samples of its batch, or is drawn
     bytes_widest: int = 0  # a sample's share of the largest tensor that is kept until its gradient is known
     least: int = 1  # fewest samples of a training batch: 2 if a single one fails (batch norm, squeeze())
-
-    @property
-    def loss(self) -> LossTraits:
-        """Return the traits of the loss."""
-        return LossTraits(self.loss_draws, self.loss_couples)
 
 
 _known: WeakKeyDictionary[FlatModel, ForwardTraits] = WeakKeyDictionary()
@@ -88,9 +82,9 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
             least = 1 + bool(_outputs(model, x[:1], description).isnan().any())
         except Exception:  # batch norm: "Expected more than 1 value per channel when training"
             least = 2
-        loss = loss_traits(model.loss, outputs.detach(), description)
+        loss_couples = couples_samples(model.loss, outputs.detach(), description)
         widest = _bytes_widest(model, x)
-        return ForwardTraits(couples, couples_evaluated, keeps, loss.draws, loss.couples, widest, least)
+        return ForwardTraits(couples, couples_evaluated, keeps, loss_couples, widest, least)
 
 
 @contextmanager
@@ -233,7 +227,7 @@ def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, tr
 def couples_in_evaluation(model: FlatModel, description: DataDescription) -> bool:
     """Check whether a sample's loss in evaluation mode depends on the other samples of the same pass."""
     traits = forward_traits(model, description)
-    return traits.couples_evaluated or traits.loss_couples or traits.loss_draws
+    return traits.couples_evaluated or traits.loss_couples
 
 
 def dummy_samples(description: DataDescription, rows: int, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.calling import calling, naming, refuse_result, takes
+from fedmpi.common.calling import calling, refuse_result, result_array, takes
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -78,15 +78,7 @@ class MediatorGroups:
 
 def checked_mediators(part: Component, found: Any, participants: int, most: int, t: int) -> Ints:
     """Check and renumber without gaps the mediators (m,) that a custom scheduling returned."""
-    with naming(part, t):  # objects that cannot be converted to an array
-        mediators = np.asarray(found)
-    if mediators.shape != (participants,) or not np.issubdtype(mediators.dtype, np.integer):
-        raise refuse_result(
-            part,
-            f"returned {mediators.dtype} of shape {mediators.shape}: return the number of a mediator for each of the "
-            f"{participants} participants",
-            t,
-        )
+    mediators: Ints = result_array(part, found, (participants,), "mediators", t, whole=True)
     if (mediators < 0).any():
         raise refuse_result(part, f"gave the mediator {mediators.min()}: mediators are numbered from 0 on", t)
     numbers, times = np.unique(mediators, return_counts=True)

@@ -96,68 +96,46 @@ def plan_relay(owners: Ints, clients: Ints, mediators: Ints, epochs: int, costs:
     return RelayPlan(tuple(_simulate(chains, workers)))
 
 
-@dataclass(frozen=True)
-class _Visits:
-    """Leg before its time is known."""
-
-    mediator: int
-    worker: int
-    clients: tuple[int, ...]
-    epochs: tuple[int, ...]
-    cost: float
-
-
-def _chain(mediator: int, ring: Ints, owners: Ints, costs: Floats, epochs: int) -> list[_Visits]:
-    """Return the legs of one mediator: its ring E_m times, cut at changes of the worker."""
+def _chain(mediator: int, ring: Ints, owners: Ints, costs: Floats, epochs: int) -> list[Leg]:
+    """Return the legs of one mediator, each from time 0: its ring E_m times, cut at changes of the worker."""
     visits, workers = np.tile(ring, epochs), np.tile(owners, epochs)
     cost, epoch = np.tile(costs, epochs), np.repeat(np.arange(epochs), len(ring))
-    cuts = np.flatnonzero(np.diff(workers)) + 1
+    runs = np.split(np.arange(len(visits)), np.flatnonzero(np.diff(workers)) + 1)
+    along = [None, *(int(workers[run[0]]) for run in runs), None]
     return [
-        _Visits(
+        Leg(
             mediator,
             int(workers[run[0]]),
             tuple(visits[run].tolist()),
             tuple(epoch[run].tolist()),
+            along[place],
+            along[place + 2],
+            0.0,
             float(cost[run].sum()),
         )
-        for run in np.split(np.arange(len(visits)), cuts)
+        for place, run in enumerate(runs)
     ]
 
 
-def _simulate(chains: list[list[_Visits]], workers: int) -> list[Leg]:
+def _simulate(chains: list[list[Leg]], workers: int) -> list[Leg]:
     """Schedule the leg that can start first; in a tie that of the mediator with the most work left."""
     legs: list[Leg] = []
     done = np.zeros(len(chains), np.int64)
     ready, free = np.zeros(len(chains)), np.zeros(workers)
-    left = np.array([sum(leg.cost for leg in chain) for chain in chains])
+    left = np.array([sum(leg.finish for leg in chain) for chain in chains])
     place = np.array([chain[0].worker for chain in chains], np.int64)
     for _ in range(sum(len(chain) for chain in chains)):
         start = np.maximum(ready, free[place])
         first = np.flatnonzero(start == start.min())
         mediator = int(first[left[first].argmax()])
-        chain, position = chains[mediator], int(done[mediator])
-        leg = _timed(chain, position, float(start[mediator]))
-        legs.append(leg)
-        free[leg.worker] = leg.finish
-        left[mediator] -= chain[position].cost
+        leg, began = chains[mediator][done[mediator]], float(start[mediator])
+        legs.append(replace(leg, start=began, finish=began + leg.finish))
+        left[mediator] -= leg.finish
         done[mediator] += 1
-        ready[mediator] = leg.finish if position + 1 < len(chain) else np.inf
-        place[mediator] = chain[min(position + 1, len(chain) - 1)].worker
+        free[leg.worker] = legs[-1].finish
+        ready[mediator] = np.inf if leg.following is None else legs[-1].finish
+        place[mediator] = leg.worker if leg.following is None else leg.following
     return legs
-
-
-def _timed(chain: list[_Visits], position: int, start: float) -> Leg:
-    visits = chain[position]
-    return Leg(
-        mediator=visits.mediator,
-        worker=visits.worker,
-        clients=visits.clients,
-        epochs=visits.epochs,
-        previous=chain[position - 1].worker if position else None,
-        following=chain[position + 1].worker if position + 1 < len(chain) else None,
-        start=start,
-        finish=start + visits.cost,
-    )
 
 
 @dataclass

@@ -39,30 +39,13 @@ EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one co
 
 
 @register("scheduling", name="greedy")
-def greedy_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Fill one mediator after another with the client that brings it closest to the target (Astraea)."""
-    return greedy(class_counts, most, target)
-
-
-@register("scheduling", name="exchange")
-def exchanged_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Make greedy groups, then swap clients between mediators as long as the divergence falls."""
-    return exchange(class_counts, greedy(class_counts, most, target), target)
-
-
-@register("scheduling", name="random")
-def grouped_at_random(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
-    """Make random groups, as a control."""
-    return random_groups(len(class_counts), most, generator)
-
-
-def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
+def greedy(
+    class_counts: Ints, most: int, generator: np.random.Generator | None = None, target: Floats | None = None
+) -> Ints:
     """Fill one mediator after another with the client that brings it closest to the target (Astraea, Algorithm 3).
 
     P_m + P_i of line 7 is read as the pooled class counts of the mediator and the client. Ties go to the client with
     the lower index. Time O(c² C); the paper states O(c²).
-
-    Return the mediator of every client, int64 (c,).
     """
     log_target = _log_target(class_counts, target)
     counts = np.asarray(class_counts, np.float64)
@@ -91,22 +74,25 @@ def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
     return members
 
 
-def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, sweeps: int | None = None) -> Ints:
+@register("scheduling", name="exchange")
+def exchanged(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
+    """Make greedy groups, then swap clients between mediators as long as the divergence falls."""
+    return exchange(class_counts, greedy(class_counts, most, target=target), target)
+
+
+def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None) -> Ints:
     """Swap clients of different mediators while that lowers the sum of the divergences (beyond the paper).
 
     The greedy pass leaves the worst clients to the last mediators; swaps reduce that. The group sizes do not change,
-    and the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C).
-
-    `mediators` (c,) are a first grouping, `target` (C,) the class shares, uniform if None. `sweeps` is the largest
-    number of passes over the clients; by default ten, fewer for large cohorts (two for 1,000 clients with 100 classes).
+    and the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C). There are
+    at most ten sweeps, fewer for large cohorts (two for 1,000 clients with 100 classes).
     """
     mediators = mediators.copy()
     if len(mediators) == 0 or np.bincount(mediators).max() == 1:
         return mediators
     log_target = _log_target(class_counts, target)
     counts = np.asarray(class_counts, np.float64)
-    if sweeps is None:
-        sweeps = int(np.clip(EXCHANGE_CELLS // (len(counts) * counts.size), 1, MOST_SWEEPS))
+    sweeps = int(np.clip(EXCHANGE_CELLS // (len(counts) * counts.size), 1, MOST_SWEEPS))
     pooled = pooled_counts(class_counts, mediators).astype(np.float64)
     for _ in range(sweeps):
         swapped = [_swap_best(client, counts, mediators, pooled, log_target) for client in range(len(counts))]
@@ -131,8 +117,10 @@ def _swap_best(client: int, counts: Floats, mediators: Ints, pooled: Floats, log
     return True
 
 
-def random_groups(clients: int, most: int, generator: np.random.Generator) -> Ints:
-    """Draw mediators with ≤ γ clients at random, the control of Algorithm 3; int64 (clients,)."""
+@register("scheduling", name="random")
+def grouped_at_random(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
+    """Draw mediators with ≤ γ clients at random, the control of Algorithm 3."""
+    clients = len(class_counts)
     mediators = np.empty(clients, np.int64)
     mediators[generator.permutation(clients)] = np.arange(clients) // most
     return mediators

@@ -20,9 +20,9 @@ report above M − 1 or by an open use of n_k elsewhere, has no guarantee: its �
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -40,32 +40,31 @@ EMPTY_WORTH_A_WARNING = 0.05
 SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
 """Samplers that do not use the clients' sizes."""
 WEIGHED_BY_SIZE = ("normalized", "unbiased", "literal")
+WEIGHED_BY_USE = ("samples", "gradient-sum", "gradient-sum-squared")
 
 
-class Mechanism(Protocol):
+@dataclass(frozen=True)
+class Mechanism(ABC):
     """Randomized size report; sizes are in 1 … M − 1 (see `clip_sizes`)."""
 
-    @property
-    def epsilon(self) -> float:
-        """ε of one report; infinite for the exact report."""
+    epsilon: float  # ε > 0 of one report
+    threshold: int  # M ≥ 3
 
+    @abstractmethod
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         """Return every client's report, float64 (N,), drawn in client order."""
 
+    @abstractmethod
     def total(self, answers: Floats) -> float:
         """Return the unbiased estimate of Σ sizes from the reports."""
 
+    @abstractmethod
     def variance(self, sizes: Ints) -> Floats:
         """Return each client's contribution to the variance of `total`, float64 (N,)."""
 
 
-@dataclass(frozen=True)
-class Exact:
+class Exact(Mechanism):
     """True size, without privacy."""
-
-    @property
-    def epsilon(self) -> float:
-        return math.inf
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         return sizes.astype(np.float64)
@@ -77,16 +76,7 @@ class Exact:
         return np.zeros(sizes.size)
 
 
-@dataclass(frozen=True)
-class PrivateAnswer:
-    """Common parameters of private mechanisms."""
-
-    epsilon: float  # ε > 0 of one report
-    threshold: int  # M ≥ 3
-
-
-@dataclass(frozen=True)
-class RescaledAnswer(PrivateAnswer):
+class RescaledAnswer(Mechanism):
     """Unbiased report of the size rescaled from [1, M − 1] to [−1, 1]."""
 
     def total(self, answers: Floats) -> float:
@@ -98,8 +88,7 @@ class RescaledAnswer(PrivateAnswer):
         return (sizes.astype(np.float64) - self.threshold / 2) / (self.threshold / 2 - 1)
 
 
-@dataclass(frozen=True)
-class RandomizedResponse(PrivateAnswer):
+class RandomizedResponse(Mechanism):
     """True size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1)."""
 
     @property
@@ -133,7 +122,6 @@ class RandomizedResponse(PrivateAnswer):
         return lie * (truth * (n - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
 
 
-@dataclass(frozen=True)
 class Duchi(RescaledAnswer):
     """One of two values ±(e^ε + 1)/(e^ε − 1) with the rescaled size as its mean (Duchi et al. 2018)."""
 
@@ -143,7 +131,7 @@ class Duchi(RescaledAnswer):
         return 1 / math.tanh(self.epsilon / 2)
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
-        upper = generator.random(sizes.size) < self._upper_probability(sizes)
+        upper = generator.random(sizes.size) < 0.5 + self.rescaled(sizes) / (2 * self.magnitude)
         return np.where(upper, self.magnitude, -self.magnitude)
 
     def variance(self, sizes: Ints) -> Floats:
@@ -152,11 +140,7 @@ class Duchi(RescaledAnswer):
         t = self.rescaled(sizes)
         return (1 / math.sinh(self.epsilon / 2) ** 2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
-    def _upper_probability(self, sizes: Ints) -> Floats:
-        return 0.5 + self.rescaled(sizes) / (2 * self.magnitude)
 
-
-@dataclass(frozen=True)
 class Piecewise(RescaledAnswer):
     """Number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2)."""
 
@@ -201,9 +185,7 @@ MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
 def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     """Make the mechanism of a configuration."""
     if mechanism == "exact":
-        return Exact()
-    if mechanism not in MECHANISMS:
-        raise UserError(f"samples.size.estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
+        return Exact(math.inf, threshold)
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         raise UserError(
             f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, "
@@ -243,14 +225,6 @@ class SizeEstimate:
         return math.sqrt(float(self.law.variance(self.answered).sum()))
 
 
-@dataclass(frozen=True)
-class Saturation:
-    """Reason why data-level sampling does not work as configured, and the setting to change."""
-
-    kind: str  # "probability", "clipping", "unclipped" or "empty"; a run warns once per kind
-    message: str  # One sentence for the log
-
-
 def answer_stream(streams: Streams, round: int, memoize: bool) -> np.random.Generator:
     """Return the generator of a round's reports; with `memoize` that of round 0, so every report is permanent."""
     return streams.generator(Purpose.SIZE_ANSWER, 0 if memoize else round)
@@ -269,10 +243,6 @@ def estimate_total(
 
     Reports are drawn for all clients in index order, so a client's report does not depend on the others queried.
     """
-    if not clip and mechanism in ("duchi", "piecewise"):
-        raise UserError(
-            f"samples.size.clip = false is defined for randomized-response only; {mechanism} answers within M"
-        )
     law = make_mechanism(mechanism, epsilon, threshold)
     exact = isinstance(law, Exact)
     answered = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
@@ -300,44 +270,35 @@ def sampling_probability(wanted: int, total: float) -> float:
     return min(1.0, wanted / total) if total > 0 else 1.0
 
 
-def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tuple[Saturation, ...]:
-    """Return reasons why this round's data-level sampling is ineffective or biased; empty if there are none."""
-    found = []
+def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> dict[str, str]:
+    """Return reasons why this round's data-level sampling is ineffective or biased, and the setting to change.
+
+    The keys are "probability", "clipping", "unclipped" and "empty"; a run warns once of each.
+    """
+    found = {}
     if size_estimate.true_total and wanted >= size_estimate.total:  # otherwise there are no clients to sample from
-        found.append(
-            Saturation(
-                "probability",
-                f"the sampling probability is 1: samples.budget = {wanted} is not below the estimated total of "
-                f"{size_estimate.total:.0f}, so every sample is used; {_cause(size_estimate, wanted, threshold)}",
-            )
+        found["probability"] = (
+            f"the sampling probability is 1: samples.budget = {wanted} is not below the estimated total of "
+            f"{size_estimate.total:.0f}, so every sample is used; {_cause(size_estimate, wanted, threshold)}"
         )
     private = math.isfinite(size_estimate.epsilon)
     if private and size_estimate.unprotected:
-        found.append(
-            Saturation(
-                "unclipped",
-                f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients have "
-                f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
-                "infinite; set samples.size.clip = true or raise samples.size.max_size",
-            )
+        found["unclipped"] = (
+            f"samples.size.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients have "
+            f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
+            "infinite; set samples.size.clip = true or raise samples.size.max_size"
         )
     elif size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
-        found.append(
-            Saturation(
-                "clipping",
-                f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
-                "samples and are counted as if they held that many; raise samples.size.max_size",
-            )
+        found["clipping"] = (
+            f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
+            "samples and are counted as if they held that many; raise samples.size.max_size"
         )
     if private and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(size_estimate.true_total, 1):
-        found.append(
-            Saturation(
-                "empty",
-                f"{size_estimate.empty} of the {size_estimate.asked} clients asked hold no sample and answer 1 as "
-                "private answers do, so the total is estimated too high; leave them out of the shards",
-            )
+        found["empty"] = (
+            f"{size_estimate.empty} of the {size_estimate.asked} clients asked hold no sample and answer 1 as "
+            "private answers do, so the total is estimated too high; leave them out of the shards"
         )
-    return tuple(found)
+    return found
 
 
 def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
@@ -376,32 +337,31 @@ class Exposure:
 
 def exposure(config: Config) -> Exposure | None:
     """Return the setting that reveals most sizes beside a private `samples.size.estimate`; None if nothing does."""
-    name, weights = config.clients.sampler.name, config.server.weights.name
-    by_samples = config.server.weights.options.get("population", "samples") == "samples"
-    if name not in SEES_NO_SIZES:
-        return Exposure(f'clients.sampler = "{name}"', True, 'set it to "uniform"')
-    if config.rebalance is not None:
-        return Exposure("rebalance = true", True, "switch it off")
-    if name == "stratified" and stratification(config).features.name == "label-histogram":
-        return Exposure('clients.sampler.features = "label-histogram"', True, "choose features made of gradients")
-    if weights in WEIGHED_BY_SIZE and by_samples:
-        remedy = 'set server.weights.population = "clients"'
-        return Exposure(f'server.weights = "{weights}" with population = "samples"', True, remedy)
-    if (own := config.server.weights.component).foreign:
-        remedy = 'set it to "uniform" or "gradient-sum"'
-        return Exposure(f'server.weights = "{own.name}", which sees all sizes,', True, remedy)
-    if (
-        name == "stratified"
-        and stratification(config).initial_step
-        and weights in ("samples", "gradient-sum", "gradient-sum-squared")
-        and by_samples
-    ):
-        return Exposure("clients.sampler.initial_step = true", True, "switch it off or choose equal server.weights")
-    if isinstance(config.topology, Mediators) and config.topology.scheduling.name != "random":
-        return Exposure(f'topology.scheduling = "{config.topology.scheduling.name}"', False, 'set it to "random"')
-    if weights == "samples":
-        return Exposure('server.weights = "samples"', False, 'set it to "uniform" or "gradient-sum"')
-    return None
+    sampler, strata = config.clients.sampler.name, stratification(config)
+    weights = config.server.weights
+    by_samples = weights.options.get("population", "samples") == "samples"
+    stratified = sampler == "stratified"
+    histogram = stratified and strata.features.name == "label-histogram"
+    of_size = weights.name in WEIGHED_BY_SIZE and by_samples
+    opening = stratified and strata.initial_step and weights.name in WEIGHED_BY_USE
+    scheduling = config.topology.scheduling.name if isinstance(config.topology, Mediators) else "random"
+    remedy = 'set it to "uniform" or "gradient-sum"'
+    settings = (  # whether it holds, the setting, whether it reveals all sizes, what to do
+        (sampler not in SEES_NO_SIZES, f'clients.sampler = "{sampler}"', True, 'set it to "uniform"'),
+        (config.rebalance is not None, "rebalance = true", True, "switch it off"),
+        (histogram, 'clients.sampler.features = "label-histogram"', True, "choose features made of gradients"),
+        (
+            of_size,
+            f'server.weights = "{weights.name}" with population = "samples"',
+            True,
+            'set server.weights.population = "clients"',
+        ),
+        (weights.component.foreign, f'server.weights = "{weights.name}", which sees all sizes,', True, remedy),
+        (opening, "clients.sampler.initial_step = true", True, "switch it off or choose equal server.weights"),
+        (scheduling != "random", f'topology.scheduling = "{scheduling}"', False, 'set it to "random"'),
+        (weights.name == "samples", 'server.weights = "samples"', False, remedy),
+    )
+    return next((Exposure(key, all_clients, change) for holds, key, all_clients, change in settings if holds), None)
 
 
 @dataclass(frozen=True)

@@ -81,20 +81,7 @@ class Pool:
 
 
 class RowRule:
-    """Choice of the selected clients' samples.
-
-    Parameters
-    ----------
-    part : Component
-        The rule.
-    options : mapping
-        Its options.
-    streams : Streams
-    wanted : int or None
-        K, samples.budget, the sample budget.
-    labels : callable, optional
-        labels(client): int64 (n,), for rules that are called client by client.
-    """
+    """Choice of the selected clients' samples; `labels` (client) -> int64 (n,) serve rules called client by client."""
 
     def __init__(
         self,
@@ -118,13 +105,7 @@ class RowRule:
     def positions(
         self, round: int, sizes: Ints, probability: float = 1.0, start: int = 0, stop: int | None = None
     ) -> Ints:
-        """Return the sorted positions on the cohort's axis that a pooled rule draws in [start, stop), int64 (r,).
-
-        Raises
-        ------
-        ComponentFailure
-            The rule raised an exception, or returned an invalid result.
-        """
+        """Return the sorted positions on the cohort's axis that a pooled rule draws in [start, stop), int64 (r,)."""
         stop = int(sizes.sum()) if stop is None else stop
         pool = Pool(round, sizes, start, stop, probability, self.wanted, self.streams)
         with calling(self.part, round):
@@ -132,25 +113,9 @@ class RowRule:
         return self._checked(found, start, stop, round, None) if self.part.foreign else found
 
     def rows(self, round: int, clients: Ints, sizes: Ints, total: int) -> SampledRows:
-        """Draw the samples of some clients sequentially.
+        """Draw the samples of some clients (q,) sequentially; `total` are the samples of the whole cohort.
 
-        Parameters
-        ----------
-        round : int
-        clients, sizes : int64 (q,)
-            Clients and their numbers of samples.
-        total : int
-            Samples of the whole cohort.
-
-        Returns
-        -------
-        SampledRows
-            `members` are positions in `clients`.
-
-        Raises
-        ------
-        ComponentFailure
-            The rule raised an exception, or did not return sorted local rows; names round and client.
+        The `members` returned are positions in `clients`.
         """
         drawn = [
             self._of_client(round, client, size, total)
@@ -188,21 +153,11 @@ class RowRule:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Drawn samples of a rank's clients, without clients that have none.
+    """Drawn samples of a rank's clients, without clients that have none."""
 
-    Attributes
-    ----------
-    members : int64 (q,)
-        Cohort positions of the clients that have samples.
-    counts : int64 (q,)
-        Number of samples of each, at least one.
-    rows : int64 (r,)
-        Local rows, client after client.
-    """
-
-    members: Ints
-    counts: Ints
-    rows: Ints
+    members: Ints  # (q,): Cohort positions of the clients that have samples
+    counts: Ints  # (q,): Number of samples of each, at least one
+    rows: Ints  # (r,): Local rows, client after client
 
     @property
     def largest(self) -> int:

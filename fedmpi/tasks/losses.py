@@ -7,16 +7,16 @@ sample has many targets, its loss is the mean over those that count.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fedmpi.common.calling import is_complex, naming, refuse_result, takes
+from pydantic import Field
+
+from fedmpi.common.calling import naming, refuse_result, result_tensor, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
+from fedmpi.common.generators import kept_generators
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
@@ -32,10 +32,10 @@ else:
     torch, functional = Later("torch"), Later("torch.nn.functional")
 
 
-OF_CLASSES = ("classification", "tokens")
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@register("loss", "cross-entropy", tasks=OF_CLASSES)
+@register("loss", "cross-entropy")
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return −log of the target's probability under the softmax of the outputs.
 
@@ -60,8 +60,8 @@ def _over_positions(of_classes: Callable[..., Tensor], outputs: Tensor, targets:
     return flat.view(targets.shape).sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
 
 
-@register("loss", "label-smoothing", tasks=OF_CLASSES)
-def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1) -> Tensor:
+@register("loss", "label-smoothing")
+def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: Share = 0.1) -> Tensor:
     """Return the cross-entropy with part of the target's weight spread over all classes (Szegedy et al. 2016, §7).
 
     Parameters
@@ -71,13 +71,11 @@ def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1)
     smoothing : float
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
-    if not 0 <= smoothing <= 1:
-        raise UserError(f"task.loss.smoothing = {smoothing:g} is not in [0, 1]. Choose a share of the weight")
     return _over_positions(functional.cross_entropy, outputs, targets, label_smoothing=smoothing)
 
 
-@register("loss", "focal", tasks=OF_CLASSES)
-def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
+@register("loss", "focal")
+def focal(outputs: Tensor, targets: Tensor, *, gamma: Annotated[float, Field(ge=0)] = 2.0) -> Tensor:
     """Return (1 − p)^γ · −log p, p the target's probability: easy samples count less (Lin et al. 2017, Eq 4).
 
     Parameters
@@ -87,8 +85,6 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
     gamma : float
         γ ≥ 0; 0 is cross-entropy.
     """
-    if not gamma >= 0:
-        raise UserError(f"task.loss.gamma = {gamma:g}: the exponent of the focal loss is 0 or more")
 
     def focused(outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
         surprise = functional.cross_entropy(outputs, targets, **options)
@@ -98,7 +94,7 @@ def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
     return _over_positions(focused, outputs, targets)
 
 
-@register("loss", "bce", tasks=("multilabel",))
+@register("loss", "bce")
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each label under the logistic function of its output, averaged over the labels.
 
@@ -113,7 +109,7 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").mean(1)
 
 
-@register("loss", "mse", tasks=("regression",))
+@register("loss", "mse")
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return (y − ŷ)², averaged over the numbers of a sample.
 
@@ -124,7 +120,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
 
 
-@register("loss", "l1", tasks=("regression",))
+@register("loss", "l1")
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return |y − ŷ|, averaged over the numbers of a sample.
 
@@ -135,8 +131,8 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.l1_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
 
 
-@register("loss", "huber", tasks=("regression",))
-def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
+@register("loss", "huber")
+def huber(outputs: Tensor, targets: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
     """Return half the squared error up to δ, δ(|y − ŷ| − δ/2) beyond (Huber 1964), averaged over a sample's numbers.
 
     Parameters
@@ -145,8 +141,6 @@ def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
     delta : float
         δ above 0: the error above which it grows linearly.
     """
-    if not delta > 0:
-        raise UserError(f"task.loss.delta = {delta:g}: the Huber loss bends at an error above 0")
     return functional.huber_loss(outputs, targets, reduction="none", delta=delta).reshape(len(targets), -1).mean(1)
 
 
@@ -159,6 +153,13 @@ class Loss:
             self._function: PerSample = part.make(options or {})
         self._first = copy.deepcopy(self._function) if part.foreign else self._function
         takes(part, self._function, "outputs", "targets")
+        if part.foreign and isinstance(self._function, torch.nn.Module):
+            trained = [name for name, one in self._function.named_parameters() if one.requires_grad]
+            if trained:
+                raise UserError(
+                    f"task.loss = {part.name} has parameters of its own ({', '.join(trained)}), which nothing trains: "
+                    "let the model hold them, or freeze them by requires_grad_(False)"
+                )
 
     @property
     def name(self) -> str:
@@ -170,25 +171,6 @@ class Loss:
         if self.part.foreign:
             self._function = copy.deepcopy(self._first)
 
-    @property
-    def _holder(self) -> Any:
-        """Custom loss without bound arguments: a function, or the object whose method it is."""
-        function = self._function if self.part.foreign else None
-        while isinstance(function, functools.partial):
-            function = function.func
-        return getattr(function, "__self__", function)
-
-    def check_untrained(self) -> None:
-        """Reject a loss with its own parameters: an engine trains those of the model only."""
-        holder = self._holder
-        named = holder.named_parameters() if isinstance(holder, torch.nn.Module) else ()
-        if trained := [name for name, one in named if one.requires_grad]:
-            raise UserError(
-                f"task.loss = {self.name} has parameters of its own ({', '.join(trained)}), which nothing trains: only "
-                "the model's are; let the model hold them and return what the loss needs of them, or freeze them by "
-                "requires_grad_(False)"
-            )
-
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return each sample's loss, (b,), in the outputs' type; outputs of a regression get the targets' shape."""
         outputs = self.kind.aligned(outputs, targets)
@@ -197,10 +179,10 @@ class Loss:
             targets = targets.clone()
         with naming(self.part):
             losses = self._function(outputs, targets)
-        if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
-            raise refuse_result(self.part, _wrong_shape(losses, len(outputs)))
-        if is_complex(losses):
-            raise refuse_result(self.part, "returned complex numbers: return real ones")
+        if isinstance(losses, torch.Tensor) and not losses.dim():
+            problem = 'returned a single number: return one loss for each sample, without the mean (reduction="none")'
+            raise refuse_result(self.part, problem)
+        losses = result_tensor(self.part, losses, outputs.shape[:1])
         return losses if losses.dtype == outputs.dtype else losses.to(outputs.dtype)
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -214,15 +196,6 @@ class Loss:
     def kept_generators(self) -> AbstractContextManager[None]:
         """Restore the global generators after work that calls a custom loss many times."""
         return kept_generators() if self.part.foreign else nullcontext()
-
-
-def _wrong_shape(returned: Any, samples: int) -> str:
-    found, mean = type(returned).__name__, ""
-    if isinstance(returned, torch.Tensor) and returned.dim():
-        found = f"a tensor of shape {tuple(returned.shape)}"
-    elif isinstance(returned, torch.Tensor):
-        found, mean = "a single number", ': leave out the mean (reduction="none" in torch)'
-    return f"returned {found} for {samples} samples, but a loss gives one value a sample, shape ({samples},){mean}"
 
 
 class CrossEntropyLoss(Loss):
@@ -257,21 +230,18 @@ def made_up_targets(description: DataDescription, samples: int) -> Tensor:
     return values.float().view(samples, *description.target_shape)
 
 
-@dataclass(frozen=True)
-class LossTraits:
-    """Traits of a loss found by trying it."""
-
-    draws: bool = False  # True if it draws from a global generator of torch, numpy or random
-    couples: bool = False  # True if a sample's loss depends on the other samples in the call; has no effect if it draws
+LOSS_ALONE = "task.loss of a sample depends on the other samples of its batch, or is drawn"
+"""Reason to train clients with such a loss sequentially."""
 
 
-def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> LossTraits:
-    """Try a loss on some outputs, in a context that restores the global generators afterwards."""
+def couples_samples(loss: Loss, outputs: Tensor, description: DataDescription) -> bool:
+    """Try a loss on some outputs: True if the loss of a sample depends on the other samples of the call, or is drawn.
+
+    Call it in a context that restores the global generators.
+    """
     if isinstance(loss, CrossEntropyLoss):
-        return LossTraits()
-    loss.check_untrained()
+        return False
     targets = made_up_targets(description, len(outputs)).to(outputs.device)
-    before = generator_states()
     tried = outputs.detach().clone().requires_grad_()
     whole = loss.per_sample(tried, targets)
     depends = whole.requires_grad and torch.autograd.grad(whole.sum(), tried, allow_unused=True)[0] is not None
@@ -281,18 +251,8 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
             "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "
             ".detach() or NumPy",
         )
-    draws = bool(drawn_from(before))
     with torch.no_grad():
         halves = zip(tried.chunk(2), targets.chunk(2), strict=True)
         parts = torch.cat([loss.per_sample(some, own) for some, own in halves])
     # an untrained model's outputs may be nearly equal: only rounding is tolerated
-    return LossTraits(draws, couples=not torch.allclose(whole, parts, rtol=1e-5, atol=1e-6))
-
-
-def why_loss_alone(traits: LossTraits) -> str | None:
-    """Explain why clients with this loss are trained sequentially; None if their samples may be joined."""
-    if traits.draws:
-        return "task.loss draws from a global generator"
-    if traits.couples:
-        return "task.loss of a sample depends on the other samples of its batch"
-    return None
+    return not torch.allclose(whole, parts, rtol=1e-5, atol=1e-6)

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import isclass
-from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from fedmpi.common.calling import calling, is_complex, refuse_result
-from fedmpi.common.errors import UserError
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.imports import Later, as_written
 from fedmpi.common.registry import Component, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
@@ -33,15 +32,11 @@ if TYPE_CHECKING:
 else:
     torch, functional = Later("torch"), Later("torch.nn.functional")
 
-OF_CLASSES = ("classification", "tokens")
-"""Tasks whose metrics receive a class and one output per class, for every sample or every position."""
 MOST_CONFUSED = 4096
 """Largest number of classes for a confusion matrix."""
-MOST_BINS = 1_000_000
-"""Largest number of bins of a calibration error: far more than any evaluation fills."""
 
 
-@register("metric", "accuracy", tasks=(*OF_CLASSES, "multilabel"))
+@register("metric", "accuracy")
 def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """Measure the share of samples (or token positions) with the correct class, or with all labels correct.
 
@@ -56,7 +51,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
     return {"accuracy": (outputs.argmax(1) == targets).sum()}
 
 
-@register("metric", "macro-f1", tasks=(*OF_CLASSES, "multilabel"))
+@register("metric", "macro-f1")
 class MacroF1:
     """Unweighted mean over the classes, or labels, of F1 = 2 TP / (2 TP + FP + FN)."""
 
@@ -81,7 +76,7 @@ class MacroF1:
         return {"macro_f1": mean_f1(sums["right"], sums["guessed"] + sums["there"])}
 
 
-@register("metric", "top-5", tasks=OF_CLASSES)
+@register("metric", "top-5")
 def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
     """Measure the share of samples (or token positions) whose class is among the five largest outputs.
 
@@ -93,8 +88,8 @@ def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
     return top_k(outputs, targets, k=5)
 
 
-@register("metric", "top-k", tasks=OF_CLASSES)
-def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
+@register("metric", "top-k")
+def top_k(outputs: Tensor, targets: Tensor, *, k: Annotated[int, Field(ge=1)] = 5) -> dict[str, Any]:
     """Measure the share of samples whose class is among the k largest outputs.
 
     Parameters
@@ -104,13 +99,11 @@ def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
     k : int
         Number of outputs; 1 is accuracy.
     """
-    if k < 1:
-        raise UserError(f"task.metrics.k = {k}: choose at least 1")
     largest = outputs.topk(min(k, outputs.shape[1]), dim=1).indices
     return {f"top_{k}_accuracy": (largest == targets[:, None]).any(1).sum()}
 
 
-@register("metric", "perplexity", tasks=OF_CLASSES)
+@register("metric", "perplexity")
 class Perplexity:
     """exp of the mean over all samples (for tokens: all positions) of −log of the target's probability."""
 
@@ -124,7 +117,7 @@ class Perplexity:
             return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else math.nan}
 
 
-@register("metric", "calibration-error", tasks=OF_CLASSES)
+@register("metric", "calibration-error")
 class CalibrationError:
     """Gap between the largest probability and the share of correct answers (ECE, Guo et al. 2017, Eq 3).
 
@@ -134,9 +127,7 @@ class CalibrationError:
         Number of equal parts of [0, 1] in which the two are compared.
     """
 
-    def __init__(self, *, bins: int = 15):
-        if not 1 <= bins <= MOST_BINS:
-            raise UserError(f"task.metrics.bins = {bins}: choose 1 to {MOST_BINS:,}")
+    def __init__(self, *, bins: Annotated[int, Field(ge=1, le=1_000_000)] = 15):
         self.bins = bins
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -184,7 +175,18 @@ class Metric:
         if not isinstance(found, Mapping) or not found:
             wanted = 'return a dictionary of sums over the samples, {"name": sum}'
             raise refuse_result(self.part, f"returned a {type(found).__name__}: {wanted}")
-        return {str(name): self._added_up(str(name), value) for name, value in found.items()}
+        return {str(name): self._summed(str(name), value) for name, value in found.items()}
+
+    def _summed(self, name: str, value: Any) -> Tensor:
+        try:
+            sums = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise refuse_result(
+                self.part, f"returned a {type(value).__name__} for {name!r}: return sums, real numbers"
+            ) from None
+        if sums.is_complex():
+            raise refuse_result(self.part, f"returned complex numbers for {name!r}: return real ones")
+        return sums.to("cpu", torch.float64 if sums.is_floating_point() else torch.int64)
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
         """Return the recorded numbers from the sums over all samples; NaN without samples."""
@@ -201,83 +203,66 @@ class Metric:
         given = {name: value.numpy() if value.dim() else value.item() for name, value in sums.items()}
         with calling(self.part):
             found = own(given, samples)
-        if not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError):
             wanted = 'return a dictionary of numbers, {"name": value}'
-            raise refuse_result(self.part, f"its result is {found!r}: {wanted}")
-        return {str(name): float(value) for name, value in found.items()}
-
-    def _added_up(self, name: str, value: Any) -> Tensor:
-        if not isinstance(value, torch.Tensor):
-            if not isinstance(value, Number | np.ndarray | np.generic):
-                raise refuse_result(self.part, f"returned a {type(value).__name__} for {name!r}: return sums, numbers")
-            value = torch.as_tensor(value)
-        if is_complex(value):
-            raise refuse_result(self.part, f"returned complex numbers for {name!r}: return real ones")
-        kept: Tensor = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
-        return kept
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return value.ndim == 0 and not is_complex(value)
-    return isinstance(value, Number) and not isinstance(value, complex)
+            raise refuse_result(self.part, f"its result is {found!r}: {wanted}") from None
 
 
 class MetricTally:
-    """Sums of some metrics over batches."""
+    """Sums of some metrics over batches; the values of each batch for metrics that gather them."""
 
     def __init__(self, metrics: Iterable[Metric], kind: TaskKind = CLASSIFICATION):
-        self._sums: list[tuple[Metric, Sums]] = [(metric, {}) for metric in metrics]
-        self._gathered: dict[str, list[Tensor]] = {}
+        self._parts: list[tuple[Metric, list[Sums]]] = [(metric, []) for metric in metrics]
         self.kind = kind
         self.samples = self.judged = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         """Add one batch."""
-        given = outputs, targets
         judged = self.kind.judged(outputs, targets)
-        for metric, sums in self._sums:
-            found = metric.sums(*(given if metric.part.foreign else judged))
-            if metric.gathers:
-                for name, value in found.items():
-                    self._gathered.setdefault(f"{metric.part.name}.{name}", []).append(value)
+        for metric, parts in self._parts:
+            found = metric.sums(*((outputs, targets) if metric.part.foreign else judged))
+            if metric.gathers or not parts:
+                parts.append(found)
                 continue
-            if sums and (sums.keys() != found.keys() or any(sums[n].shape != found[n].shape for n in sums)):
+            (sums,) = parts
+            if sums.keys() != found.keys() or any(sums[name].shape != found[name].shape for name in sums):
                 raise refuse_result(
                     metric.part,
                     f"returned {_shapes(found)} after {_shapes(sums)}: return the same sums of every batch",
                 )
             for name, value in found.items():
-                sums[name] = sums[name] + value if name in sums else value
+                sums[name] = sums[name] + value
         self.samples += len(targets)
         self.judged += len(judged[1])
 
     def sums(self, metric: str) -> Sums:
         """Return the sums of a built-in metric so far; {} if it is not among the metrics."""
-        return next((sums for one, sums in self._sums if one.part.name == metric), {})
+        return next((_joined(parts) for one, parts in self._parts if one.part.name == metric), {})
 
     def numbers(self) -> dict[str, float]:
         """Return the recorded numbers, by name."""
         found: dict[str, float] = {}
-        for metric, sums in self._sums:
-            prefix = f"{metric.part.name}."
-            gathered = {
-                name.removeprefix(prefix): torch.cat(values)
-                for name, values in self._gathered.items()
-                if metric.gathers and name.startswith(prefix)
-            }
-            own = metric.numbers(gathered or sums, self.samples if metric.part.foreign else self.judged)
+        for metric, parts in self._parts:
+            own = metric.numbers(_joined(parts), self.samples if metric.part.foreign else self.judged)
             if twice := sorted((found.keys() | {"loss"}) & own.keys()):
                 raise refuse_result(metric.part, f"gives {twice[0]!r}, which is measured already: name it otherwise")
             found |= own
         return found
 
 
+def _joined(parts: list[Sums]) -> Sums:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+
 def _shapes(sums: Sums) -> str:
     return ", ".join(f"{name} {tuple(value.shape)}" for name, value in sums.items())
 
 
-@register("metric", "mean-average-precision", tasks=("multilabel",))
+@register("metric", "mean-average-precision")
 class MeanAveragePrecision:
     """Unweighted mean over the labels of the area under precision and recall, Σ (R_i − R_{i−1}) P_i.
 
@@ -292,13 +277,16 @@ class MeanAveragePrecision:
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         """Return the mean over the labels that some sample has; 0 if none has any."""
+        from sklearn.metrics import average_precision_score  # slow to import
+
         outputs, there = np.asarray(sums["outputs"]), np.asarray(sums["there"], bool)
         held = np.flatnonzero(there.any(axis=0))
-        each = [average_precision(outputs[:, label], there[:, label]) for label in held]
-        return {"mean_average_precision": float(np.mean(each)) if each else 0.0}
+        if not len(held) or np.isnan(outputs).any():
+            return {"mean_average_precision": math.nan if len(held) else 0.0}
+        return {"mean_average_precision": float(average_precision_score(there[:, held], outputs[:, held]))}
 
 
-@register("metric", "mae", tasks=("regression",))
+@register("metric", "mae")
 class MeanAbsoluteError:
     """Mean of |y − ŷ|; with several numbers per sample, the mean over them."""
 
@@ -311,7 +299,7 @@ class MeanAbsoluteError:
         return {"mae": float(np.mean(sums["errors"] / samples))}
 
 
-@register("metric", "rmse", tasks=("regression",))
+@register("metric", "rmse")
 class RootMeanSquaredError:
     """Root of the mean of (y − ŷ)²; with several numbers per sample, the mean of their roots."""
 
@@ -324,7 +312,7 @@ class RootMeanSquaredError:
         return {"rmse": float(np.mean(np.sqrt(sums["squares"] / samples)))}
 
 
-@register("metric", "r2", tasks=("regression",))
+@register("metric", "r2")
 class Determination:
     """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; with several numbers per sample, the mean over them.
 
@@ -356,18 +344,3 @@ class Determination:
         constant = np.where(np.isnan(left), np.nan, left == 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {"r2": float(np.mean(np.where(spread > 0, 1 - left / spread, constant)))}
-
-
-def average_precision(scores: NDArray[np.floating], there: NDArray[np.bool_]) -> float:
-    """Return Σ (R_i − R_{i−1}) P_i over the thresholds between different scores, from the highest down.
-
-    Parameters
-    ----------
-    scores : (n,)
-    there : bool (n,)
-        At least one.
-    """
-    order = np.argsort(-scores.astype(np.float64), kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # equal scores are taken together
-    found = np.cumsum(there[order])[ends].astype(np.float64)
-    return float(np.sum(np.diff(found, prepend=0.0) / found[-1] * found / (ends + 1)))

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from fedmpi.api import run
 from fedmpi.common.registry import Component
-from fedmpi.common.task_kinds import CLASSIFICATION
+from fedmpi.common.task_kinds import CLASSIFICATION, kinds_of
 from fedmpi.common.types import Floats
 from fedmpi.process.children import mpiexec
 from fedmpi.process.exit_codes import run_guarded as run_guarded
@@ -142,7 +142,7 @@ def _same(starts: Starts, ranks: int, resumed: bool, subject: Subject) -> str:
 def startable(part: Component) -> str | None:
     """Return why no run could be started with the component, or None."""
     if not part.foreign:
-        tasks = part.marks.get("tasks", (CLASSIFICATION.name,))
+        tasks = kinds_of(part) or (CLASSIFICATION.name,)
         return None if CLASSIFICATION.name in tasks else f"the runs tried are classifications, and it is for {tasks[0]}"
     if part.source is None or "<" in part.name:
         return "runs in separate processes need the component at the top level of a file"

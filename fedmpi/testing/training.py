@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.common.streams import Streams
-from fedmpi.common.task_kinds import IGNORED, KINDS
+from fedmpi.common.task_kinds import IGNORED, KINDS, kinds_of
 from fedmpi.common.types import AnyArray
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
@@ -97,7 +97,7 @@ def _models(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
 
 def _task(subject: Subject) -> str:
     """Return the task kind on which a loss or a metric is tried: its first one, else that of the settings."""
-    fits: tuple[str, ...] = subject.mark("tasks", ())
+    fits = kinds_of(subject.part)
     return fits[0] if fits else str(subject.settings.get("task.kind", "classification"))
 
 

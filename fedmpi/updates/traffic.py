@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.config.server_tables import Mediators
 from fedmpi.config.stratification import CompressedGradient, LabelHistogram, stratification
 from fedmpi.updates.compression import upload_bits
+
+if TYPE_CHECKING:
+    from fedmpi.models.flat import FlatModel
 
 BYTES_PER_VALUE = 4
 MEGABYTE = 10**6
@@ -45,14 +48,12 @@ class RoundTraffic:
 
 def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8 * BYTES_PER_VALUE) -> RoundTraffic:
     """Return the traffic of a round's models in a star."""
-    return RoundTraffic(
-        client_up=returned * _bytes_of(values, upload_bits), client_down=received * values * BYTES_PER_VALUE
-    )
+    return RoundTraffic(returned * _bytes_of(values, upload_bits), received * values * BYTES_PER_VALUE)
 
 
-def further_values(received: int, returned: int) -> RoundTraffic:
-    """Return the traffic of an algorithm's further values: so many to all clients, and so many from them."""
-    return RoundTraffic(client_up=returned * BYTES_PER_VALUE, client_down=received * BYTES_PER_VALUE)
+def numbers_sent(up: int = 0, down: int = 0) -> RoundTraffic:
+    """Return the traffic of so many 4-byte numbers from and to all clients together."""
+    return RoundTraffic(up * BYTES_PER_VALUE, down * BYTES_PER_VALUE)
 
 
 def mediator_models(
@@ -78,40 +79,6 @@ def mediator_models(
         mediator_up=mediators * _bytes_of(values, upload_bits),
         mediator_down=mediators * values * BYTES_PER_VALUE,
     )
-
-
-def class_counts(clients: int, classes: int) -> RoundTraffic:
-    """Return the traffic of class counts from every client, once: Astraea's step 1, and label-histogram strata."""
-    return RoundTraffic(client_up=clients * classes * BYTES_PER_VALUE)
-
-
-def rebalancing(clients: int, classes: int) -> RoundTraffic:
-    """Return the traffic of class counts and numbers of copies per client, once (Astraea, Algorithm 2)."""
-    return class_counts(clients, classes) + RoundTraffic(client_down=clients * classes * BYTES_PER_VALUE)
-
-
-def size_answers(asked: int, participants: int) -> RoundTraffic:
-    """Return the traffic of size reports, and of K and the estimate sent to clients (FedSampling, Algorithm 1)."""
-    return RoundTraffic(client_up=asked * BYTES_PER_VALUE, client_down=participants * 2 * BYTES_PER_VALUE)
-
-
-def full_probes(clients: int, values: int) -> RoundTraffic:
-    """Return the traffic of full probes: each client gets the model and sends a gradient or one-step model."""
-    return RoundTraffic(client_up=clients * values * BYTES_PER_VALUE, client_down=clients * values * BYTES_PER_VALUE)
-
-
-def compressed_probes(clients: int, values: int, levels: int) -> RoundTraffic:
-    """Return the traffic of probes with compressed gradients (FedSTS, IS()).
-
-    Each sends d' centres of 4 bytes, d indices of ⌈log2 d'⌉ bits, and the norm.
-    """
-    answer = (levels + 1) * BYTES_PER_VALUE + _bytes_of(values, max(1, (levels - 1).bit_length()))
-    return RoundTraffic(client_up=clients * answer, client_down=clients * values * BYTES_PER_VALUE)
-
-
-def fedavg_formula(values: int, clients: int) -> int:
-    """Return 2 c |w|, the paper's bytes of a communication round of FedAvg (section IV-C)."""
-    return 2 * clients * values * BYTES_PER_VALUE
 
 
 def astraea_formula(values: int, clients: int, clients_per_mediator: int, mediator_epochs: int = 1) -> int:
@@ -145,20 +112,8 @@ def _bytes_of(values: int, bits: Bits) -> int:
     return -int(-values * bits // 8)
 
 
-class ModelSize(Protocol):
-    """Number of parameters of a model."""
-
-    @property
-    def size(self) -> int:
-        """Number of all transmitted parameters, d."""
-
-    @property
-    def trainable(self) -> int:
-        """Number of parameters with a gradient."""
-
-
 def round_links(
-    config: Config, model: ModelSize, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
+    config: Config, model: FlatModel, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
     """Return bytes of one round on every link."""
     values, participants = model.size, len(plan.clients)
@@ -169,18 +124,17 @@ def round_links(
         groups = len(np.unique(plan.mediators))
         total = mediator_models(values, visits, groups, moments, lost=asked - participants)
     else:
-        bits = upload_bits(config.compression, values)
-        total = star_models(values, asked, participants, bits)
+        total = star_models(values, asked, participants, upload_bits(config.compression, values))
         down, up, numbers = further_vectors(config)
-        total += further_values(asked * down * values, participants * (up * values + numbers))
-    if "size_asked" in plan.facts:
-        total += size_answers(int(plan.facts["size_asked"]), asked)
+        total += numbers_sent(participants * (up * values + numbers), asked * down * values)
+    if "size_asked" in plan.facts:  # size reports; K and the estimate come back (FedSampling, Algorithm 1)
+        total += numbers_sent(int(plan.facts["size_asked"]), 2 * asked)
     if measured:
         total += _probes(config, values, measured, classes)
-    if plan.round == 0 and config.rebalance is not None:
-        total += rebalancing(clients, classes)
-    elif plan.round == 0 and config.topology.name == "mediators":
-        total += class_counts(clients, classes)
+    if plan.round == 0 and config.rebalance is not None:  # class counts; numbers of copies (Astraea, Algorithm 2)
+        total += numbers_sent(clients * classes, clients * classes)
+    elif plan.round == 0 and config.topology.name == "mediators":  # class counts (Astraea, step 1)
+        total += numbers_sent(clients * classes)
     return total
 
 
@@ -195,16 +149,23 @@ def keeps_moments(config: Config, one_step: bool) -> bool:
 
 
 def paper_formula(config: Config, values: int, participants: int) -> int:
-    """Return bytes of a round's models by the formulas of Astraea's section IV-C, which have no E_m."""
+    """Return bytes of a round's models by the formulas of Astraea's section IV-C: 2 c |w| in a star, no E_m."""
     if isinstance(config.topology, Mediators):
         return astraea_formula(values, participants, config.topology.clients_per_mediator)
-    return fedavg_formula(values, participants)
+    return 2 * participants * values * BYTES_PER_VALUE
 
 
 def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTraffic:
+    """Return the traffic of measuring so many clients for strata.
+
+    A client sends its class counts; or it gets the model and sends a gradient, or for FedSTS's IS() d' centres and the
+    norm as 4-byte numbers and d indices of ⌈log2 d'⌉ bits.
+    """
     features = stratification(config).features
     if isinstance(features, LabelHistogram):
-        return class_counts(clients, classes)
-    if isinstance(features, CompressedGradient):
-        return compressed_probes(clients, values, features.codebook_size)
-    return full_probes(clients, values)
+        return numbers_sent(clients * classes)
+    if not isinstance(features, CompressedGradient):
+        return numbers_sent(clients * values, clients * values)
+    levels = features.codebook_size
+    indices = RoundTraffic(clients * _bytes_of(values, max(1, (levels - 1).bit_length())))
+    return indices + numbers_sent(clients * (levels + 1), clients * values)

@@ -103,16 +103,3 @@ def test_norms_that_are_not_finite_are_rejected() -> None:
 def test_sequential_draws_from_too_many_clients_are_rejected() -> None:
     with pytest.raises(UserError, match="systematic"):
         inclusion_by_norm(np.ones(5000), 3, "sequential")
-
-
-@pytest.mark.parametrize(
-    ("norms", "count", "expected"),
-    [(NORMS, 2, inclusion_one_after_another(NORMS, 2)), (np.array([0, 2.0, 0, 1]), 3, np.array([0.5, 1, 0.5, 1]))],
-    ids=["papers", "zeros"],
-)
-def test_sequential_draws_take_clients_as_often_as_stated(norms: np.ndarray, count: int, expected: np.ndarray) -> None:
-    """4,000 rounds, each frequency within five standard deviations: false alarm 3e-6."""
-    frequency = np.zeros(len(norms))
-    for round in range(4000):
-        frequency[draw_by_norm(norms, count, stream(round), "sequential")] += 1 / 4000
-    assert (np.abs(frequency - expected) < 1e-9 + 5 * np.sqrt(expected * (1 - expected) / 4000)).all()

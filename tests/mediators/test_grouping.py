@@ -55,7 +55,7 @@ def test_a_custom_scheduling_groups_the_participants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"), [([0, 0, 0], "gave 3 clients to one mediator: 2 at most"), ([0.0, 1.0], "return the number")]
+    ("found", "message"), [([0, 0, 0], "2 at most"), ([0, 1], "shape"), ([0.0, 1, 2], "whole"), ([0, -1, 2], "-1")]
 )
 def test_unusable_groups_are_rejected(found: list, message: str) -> None:
     config = given_config(

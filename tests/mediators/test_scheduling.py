@@ -91,14 +91,14 @@ def test_an_exchange_repairs_what_greed_left_over() -> None:
 def test_a_given_target_is_approached_instead_of_the_uniform_one() -> None:
     # Target 3 : 1. Client 1 alone is at 3 : 1 and opens; under the uniform target client 0 would.
     counts = np.array([[2, 2], [3, 1], [1, 1]])
-    assert greedy(counts, 1, target_distribution(2, np.array([30, 10]))).tolist() == [1, 0, 2]
+    assert greedy(counts, 1, target=target_distribution(2, np.array([30, 10]))).tolist() == [1, 0, 2]
     assert greedy(counts, 1).tolist() == [0, 2, 1]
 
 
 def test_a_class_that_the_target_lacks_is_rejected() -> None:
     with pytest.raises(UserError, match="class 1"):
-        greedy(np.array([[1, 1]]), 1, target_distribution(2, np.array([5, 0])))
-    assert greedy(np.array([[1, 0]]), 1, target_distribution(2, np.array([5, 0]))).tolist() == [0]
+        greedy(np.array([[1, 1]]), 1, target=target_distribution(2, np.array([5, 0])))
+    assert greedy(np.array([[1, 0]]), 1, target=target_distribution(2, np.array([5, 0]))).tolist() == [0]
 
 
 def test_clients_without_samples_count_as_the_worst_when_they_are_grouped() -> None:

@@ -113,7 +113,7 @@ def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogC
     assert len(said) == 1 and "1 of the 8 clients" in said[0]
     sizes = np.array([500, *[5] * 999])
     found = estimate_total("randomized-response", sizes, 1.0, 300, np.random.default_rng(3), clip=False)
-    assert [one.kind for one in saturations(found, 10, 300)] == ["unclipped"]
+    assert list(saturations(found, 10, 300)) == ["unclipped"]
 
 
 @pytest.mark.parametrize("lost", ["ledger.answers", "usage.clients"])

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi import Cohort, UserError
+from fedmpi import UserError
 from fedmpi.clients.availability import LabelGroup, TimeOfDay, with_probability
-from fedmpi.clients.cohort import _certain, cohort_size, full_participation, uniform, weighted
+from fedmpi.clients.cohort import _certain, cohort_size, full_participation, weighted
 from fedmpi.clients.devices import survivors
-from fedmpi.clients.sampler import View
+from fedmpi.clients.sampler import ClientSampler, View
+from fedmpi.clients.strata import make_strata
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from tests.statistical.weighed import there
 
@@ -24,55 +26,55 @@ FALSE_ALARM = 1e-6
 SIZES = np.array([1, 2, 3, 5, 8, 13, 21, 34, 0, 4], np.int64)
 
 
+STRATA = make_strata(np.arange(10) % 3, np.array([1.0, 3.0, 0.5]), np.random.default_rng(0).lognormal(0, 0.7, 10))
+DESIGNS = ("systematic", "sequential")
+DRAWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "all": ("all", {}),
+    "uniform": ("uniform", {}),
+    "weighted": ("weighted", {}),
+    "weighted without replacement": ("weighted", {"replace": False}),
+    "clustered-md": ("clustered-md", {}),
+    **{f"importance {design}": ("importance", {"design": design}) for design in DESIGNS},
+    **{
+        f"{allocation} {draw}": ("stratified", {"allocation": allocation, **options})
+        for allocation in ("proportional", "neyman", "equal")
+        for draw, options in (
+            ("uniform", {"within_stratum": "uniform"}),
+            *((design, {"design": design}) for design in DESIGNS),
+        )
+    },
+}
+
+
 def generator(round: int) -> np.random.Generator:
     return Streams(11).generator(Purpose.COHORT, round)
 
 
-def frequencies(draw, rounds: int, clients: int) -> np.ndarray:
-    counts = np.zeros(clients)
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_client_is_drawn_as_often_as_its_stated_probability_says(name: str, count: int) -> None:
+    """3,000 rounds, 500 of the slow sequential design: every frequency is within the two-sided normal quantile of 1e-6
+    over the clients, and the stated probabilities add up to m.
+    """
+    (kind, options), clients = DRAWS[name], len(SIZES)
+    sampler, rounds = ClientSampler(resolve("client sampler", kind), options), 500 if "sequential" in name else 3000
+    expected = clients if kind == "all" else count
+    hits, stated = np.zeros(clients), np.zeros(clients)
     for t in range(rounds):
-        cohort: Cohort = draw(generator(t))
-        counts[cohort.clients] += cohort.multiplicity
-    return counts
+        cohort = sampler.draw(View(t, count, SIZES, clients, Streams(6), strata=STRATA, wanted=lambda n: count))
+        assert cohort.draws == expected
+        hits[cohort.clients] += cohort.multiplicity
+        stated[cohort.clients] = cohort.inclusion
+    assert stated.sum() == pytest.approx(expected)
+    limit = stats.norm.isf(FALSE_ALARM / (2 * clients))
+    variance = stated * (1 - stated / (count if cohort.counts_draws else 1))  # of draws of one client in a round
+    assert (np.abs(hits - rounds * stated) <= limit * np.sqrt(rounds * variance.clip(0)) + 1e-6).all()
 
 
 def size_proportional_inclusion(count: int) -> np.ndarray:
     """Return inclusion probabilities proportional to size that sum to `count`, none above 1."""
     certain, rest, total = _certain(SIZES, count)
     return np.where(certain, 1.0, rest * (SIZES / total) if total else 0.0)
-
-
-def test_uniform_draws_include_every_client_with_probability_m_over_n():
-    clients, count, rounds = 50, 7, 4000
-    counts = frequencies(lambda g: uniform(g, clients, count), rounds, clients)
-    q = count / clients
-    statistic = np.sum((counts - rounds * q) ** 2) / (rounds * q * (1 - q)) * (clients - 1) / clients
-    assert stats.chi2.sf(statistic, clients - 1) > FALSE_ALARM
-    assert uniform(generator(0), clients, count).inclusion == pytest.approx(q)
-
-
-def test_weighted_draws_with_replacement_are_proportional_to_size():
-    count, rounds = 5, 4000
-    counts = frequencies(lambda g: weighted(g, SIZES, len(SIZES), count), rounds, SIZES.size)
-    held = SIZES > 0
-    assert counts[~held].sum() == 0
-    expected = SIZES[held] / SIZES.sum() * count * rounds
-    assert stats.chisquare(counts[held], expected).pvalue > FALSE_ALARM
-    cohort = weighted(generator(1), SIZES, len(SIZES), count)
-    assert cohort.draws == count
-    assert cohort.inclusion == pytest.approx(count * SIZES[cohort.clients] / SIZES.sum())
-
-
-def test_weighted_draws_without_replacement_have_exactly_the_stated_inclusion_probabilities():
-    """z-scores of all frequencies, Bonferroni at 1e-6 in all."""
-    count, rounds = 4, 6000
-    inclusion = size_proportional_inclusion(count)
-    counts = frequencies(lambda g: weighted(g, SIZES, len(SIZES), count, replace=False), rounds, SIZES.size)
-    certain = (inclusion == 0) | (inclusion == 1)
-    assert np.array_equal(counts[certain], rounds * inclusion[certain])
-    q = inclusion[~certain]
-    z = (counts[~certain] - rounds * q) / np.sqrt(rounds * q * (1 - q))
-    assert np.abs(z).max() < stats.norm.isf(FALSE_ALARM / (2 * z.size))
 
 
 @pytest.mark.parametrize("count", range(1, 10))

@@ -10,7 +10,6 @@ import pytest
 
 from fedmpi import Cohort
 from fedmpi.clients.cohort import Design, StrataSummary, inclusion_by_norm, proportional_inclusion, systematic
-from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.sizes import estimate_total, sampling_probability
 from tests.statistical.weighed import coefficients
@@ -84,29 +83,6 @@ def test_the_papers_plain_means_are_biased_by_what_their_inclusion_probabilities
     assert bias == pytest.approx(by_hand, abs=1e-9)
     expected = {"systematic": 0.330, "sequential": 0.284}[design]
     assert np.linalg.norm(bias) / np.linalg.norm(MODELS.mean(axis=0)) == pytest.approx(expected, abs=0.001)
-
-
-@pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
-@pytest.mark.parametrize("draw", ["uniform", "importance"])
-@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
-def test_drawn_cohorts_have_the_inclusion_probabilities_they_state(allocation: str, draw: str, count: int) -> None:
-    """Σ over rounds of 1{k drawn}/π_k is the number of rounds, through random rounding (2 draws, 4 strata) and not.
-
-    1,000 rounds, 24 clients; no client is 5 standard errors off. False alarm: 4e-4 over all twelve cases (exact
-    binomial tails).
-    """
-    labels = np.repeat(np.arange(4), [10, 7, 5, 2])
-    norms = np.random.default_rng(0).lognormal(0, 0.7, 24)
-    strata, streams, rounds = make_strata(labels, np.array([1.0, 3.0, 0.5, 0.0]), norms), Streams(6), 1000
-    hits, inclusion = np.zeros(24), np.full(24, np.nan)
-    for round in range(rounds):
-        cohort = stratified(strata, 24, count, streams, round, allocation=allocation, draw=draw)  # type: ignore[arg-type]
-        hits[cohort.clients] += 1
-        inclusion[cohort.clients] = cohort.inclusion
-    assert not np.isnan(inclusion).any()
-    assert inclusion.sum() == pytest.approx(count)
-    spread = np.sqrt(inclusion * (1 - inclusion) / rounds)
-    assert (np.abs(hits / rounds - inclusion) <= 5 * spread + 1e-9).all()
 
 
 def test_the_sampling_probability_converges_as_more_clients_are_selected() -> None:

@@ -122,27 +122,6 @@ def two_values(description: Any) -> nn.Module:
     return nn.Linear(description.feature_shape[0], 2)
 
 
-TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
-
-
-REFUSED = {
-    "astraea": ({}, "rebalance copies the samples of scarce classes"),
-    "astraea-mediator": ({}, 'topology.scheduling = "greedy" groups clients by their class counts'),
-    "fedstas": (
-        {"clients.sampler.features": "label-histogram", "clients.sampler.within_stratum": "uniform"},
-        '"label-histogram" makes strata of the clients',
-    ),
-    "fedavg": ({"attack": "label-flip"}, '"label-flip" turns class y'),
-    "fedprox": (
-        {"clients.availability": "label-group", "clients.availability.by_label": [0.5]},
-        "most frequent class of a client",
-    ),
-}
-
-
-ACCURACIES: list[float] = []
-
-
 @pytest.mark.slow
 def test_one_rank_and_three_are_bit_identical(tmp_path: Path):
     job = run_mpi(3, ["-m", "tests.tasks.kind_runs", tmp_path / "three.npz"])

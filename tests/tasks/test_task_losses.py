@@ -42,13 +42,21 @@ def by_hand_of_tokens(
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("cross-entropy", {}), ("label-smoothing", {"smoothing": 0.2}), ("focal", {"gamma": 1.5})]
+    ("name", "options"),
+    [
+        ("cross-entropy", {}),
+        *(("label-smoothing", {"smoothing": share}) for share in (0.0, 0.2, 1.0)),
+        *(("focal", {"gamma": gamma}) for gamma in (0.0, 0.5, 1.5)),
+    ],
 )
-def test_of_tokens_the_mean_over_the_positions_that_count(name: str, options: dict[str, float]):
+def test_of_classes_and_of_tokens_the_mean_over_the_positions_that_count(name: str, options: dict[str, float]):
     outputs, targets = drawn(SAMPLES, LENGTH, CLASSES), token_targets()
     found = task_loss(name, options, "tokens").per_sample(outputs, targets)
     assert found.tolist() == pytest.approx(by_hand_of_tokens(outputs, targets, **options), abs=1e-12)
     assert found[0] == 0, "a sample of which no position counts costs nothing"
+    first, classes = outputs[1:2, 0], targets[1:2, 0]
+    expected = by_hand_of_tokens(first[:, None], classes[:, None], **options)
+    assert task_loss(name, options).per_sample(first, classes).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_positions_that_do_not_count_have_no_gradient():

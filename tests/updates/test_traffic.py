@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,25 +16,36 @@ from fedmpi.updates.traffic import (
     RoundTraffic,
     TargetCost,
     astraea_formula,
-    class_counts,
-    compressed_probes,
     cost_to_target,
-    fedavg_formula,
-    full_probes,
     keeps_moments,
     mediator_models,
-    rebalancing,
+    numbers_sent,
+    paper_formula,
     round_links,
-    size_answers,
     star_models,
 )
 
 COUNTS = st.integers(1, 10_000)
+STAR, CHAIN = load_config(None, ["preset=fedavg"]), load_config(None, ["preset=astraea-mediator"])
+MODEL: Any = SimpleNamespace(size=100, trainable=100)
+
+
+def plan_of(t: int, participants: int, **facts: int) -> Plan:
+    members, none = np.arange(participants), np.empty(0)
+    return Plan(t, 0.1, members, np.ones(participants), True, True, mediators=members // 2, balance=none, facts=facts)
+
+
+def further_links(*settings: str, clients: int = 20, measured: int = 0, t: int = 0, **facts: int) -> RoundTraffic:
+    """Bytes beside the models of four clients in a star."""
+    config, models = load_config(None, ["preset=fedavg", *settings]), star_models(100, 4, 4)
+    found = round_links(config, MODEL, clients, 10, plan_of(t, 4, **facts), measured)
+    assert (found.mediator_up, found.mediator_down) == (0, 0)
+    return RoundTraffic(found.client_up - models.client_up, found.client_down - models.client_down)
 
 
 @given(COUNTS, COUNTS)
 def test_a_round_of_fedavg_sends_what_the_formula_says(values: int, clients: int) -> None:
-    assert star_models(values, clients, clients).total == fedavg_formula(values, clients)
+    assert star_models(values, clients, clients).total == paper_formula(STAR, values, clients)
 
 
 @given(COUNTS, COUNTS, st.integers(1, 100), st.integers(1, 5))
@@ -44,7 +56,9 @@ def test_a_round_of_astraea_sends_what_the_formula_says(values: int, clients: in
 
 
 def test_gamma_one_with_one_epoch_doubles_the_traffic_of_fedavg() -> None:
-    assert astraea_formula(100, 7, 1) == 2 * fedavg_formula(100, 7)
+    assert astraea_formula(100, 7, 1) == 2 * paper_formula(STAR, 100, 7)
+    most = CHAIN.topology.clients_per_mediator  # type: ignore[union-attr]
+    assert paper_formula(CHAIN, 100, 47) == astraea_formula(100, 47, most) == 800 * (-(-47 // most) + 47)
 
 
 def test_clients_that_drop_out_receive_but_do_not_send() -> None:
@@ -64,29 +78,15 @@ def test_moments_travel_where_adam_keeps_them_and_not_in_an_opening_step() -> No
     anew = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=false", "local.optimizer=adam"])
     assert keeps_moments(kept, one_step=False)
     assert not keeps_moments(kept, one_step=True) and not keeps_moments(anew, one_step=False)
-    normed, plan = SimpleNamespace(size=100, trainable=90), plan_of(1, 4)
+    normed: Any = SimpleNamespace(size=100, trainable=90)
+    plan = plan_of(1, 4)
     assert round_links(kept, normed, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, optimizer_values=180)
 
 
-MODEL = SimpleNamespace(size=100, trainable=100)
-
-
-def plan_of(t: int, participants: int, **facts: int) -> Plan:
-    members, none = np.arange(participants), np.empty(0)
-    return Plan(t, 0.1, members, np.ones(participants), True, True, mediators=members // 2, balance=none, facts=facts)
-
-
-def test_rebalancing_is_agreed_on_before_the_first_round_alone() -> None:
-    config = load_config(None, ["preset=fedavg", "rebalance=true"])
-    first, second = (round_links(config, MODEL, 20, 10, plan_of(t, 4), 0) for t in (0, 1))
-    assert first == second + rebalancing(20, 10) and second == star_models(100, 4, 4)
-
-
 def test_queried_clients_receive_and_selected_clients_send() -> None:
-    star, chain = load_config(None, ["preset=fedavg"]), load_config(None, ["preset=astraea-mediator"])
     plan = plan_of(1, 4, asked=7)
-    assert round_links(star, MODEL, 20, 10, plan, 0) == star_models(100, received=7, returned=4)
-    assert round_links(chain, MODEL, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, lost=3)
+    assert round_links(STAR, MODEL, 20, 10, plan, 0) == star_models(100, received=7, returned=4)
+    assert round_links(CHAIN, MODEL, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, lost=3)
 
 
 def test_a_compressed_transport_shrinks_what_goes_up() -> None:
@@ -94,20 +94,30 @@ def test_a_compressed_transport_shrinks_what_goes_up() -> None:
     assert star_models(9, 1, 1, upload_bits=1).client_up == 2
 
 
-def test_class_counts_go_up_and_the_copies_come_back() -> None:
-    assert class_counts(500, 47) == RoundTraffic(client_up=94_000)
-    assert rebalancing(500, 47) == RoundTraffic(client_up=94_000, client_down=94_000)
+STRATA = ("clients.sampler=stratified", "clients.sampler.within_stratum=uniform")
 
 
-def test_size_answers_go_up_and_the_estimate_comes_back() -> None:
-    assert size_answers(asked=100, participants=30) == RoundTraffic(client_up=400, client_down=240)
+@pytest.mark.parametrize(
+    ("expected", "settings", "more"),
+    [
+        (RoundTraffic(), (), {"t": 0}),
+        (RoundTraffic(800, 800), ("rebalance=true",), {"t": 0}),  # class counts go up, numbers of copies come back
+        (RoundTraffic(), ("rebalance=true",), {"t": 1}),
+        (RoundTraffic(80, 4 * 2 * 4), (), {"size_asked": 20}),  # size reports; K and the estimate come back
+        (RoundTraffic(6 * 4 * 10), (*STRATA, "clients.sampler.features=label-histogram"), {"measured": 6}),
+        (RoundTraffic(2400, 2400), (*STRATA, "clients.sampler.features=full-gradient"), {"measured": 6}),
+        # 9 centres and a norm of 4 bytes each, 100 indices of 4 bits; of 1 bit for two centres
+        (RoundTraffic(6 * (40 + 50), 2400), STRATA, {"measured": 6}),
+        (RoundTraffic(6 * 12 + 6 * 13, 2400), (*STRATA, "clients.sampler.features.codebook_size=2"), {"measured": 6}),
+    ],
+)
+def test_what_is_sent_beside_the_models(expected: RoundTraffic, settings: tuple[str, ...], more: dict) -> None:
+    assert further_links(*settings, **more) == expected
 
 
-def test_a_compressed_probe_sends_centres_indices_and_a_norm() -> None:
-    # 9 centres and a norm of 4 bytes each, 1,000 indices of 4 bits.
-    assert compressed_probes(2, 1000, 9) == RoundTraffic(client_up=2 * (40 + 500), client_down=8000)
-    assert compressed_probes(1, 1000, 2).client_up == 12 + 125
-    assert full_probes(2, 1000) == RoundTraffic(client_up=8000, client_down=8000)
+def test_mediators_need_the_class_counts_once() -> None:
+    first, second = (round_links(CHAIN, MODEL, 20, 10, plan_of(t, 4), 0, visits=8) for t in (0, 1))
+    assert first == second + numbers_sent(20 * 10)
 
 
 def test_the_cost_of_a_target_counts_every_round_up_to_its_first_evaluation() -> None:
