@@ -240,8 +240,8 @@ BAD = [
     ("local optimizer", bad_parts.Falling, "steps follow the gradients", "opposite gradients"),
     ("local optimizer", bad_parts.Accumulating, "same steps from the same gradients", "two different results"),
     ("local optimizer", bad_parts.Jumping, GLOBAL, "of torch"),
-    ("data set", lambda: raw(labels=1 + np.arange(40) % 3), "features and labels as stated", "labels are from 1 to 3"),
-    ("data set", lambda: raw(feature_shape=(3,)), "features and labels as stated", r"\(2,\), but .*\(3,\).* stated"),
+    ("data set", lambda: raw(labels=1 + np.arange(40) % 3), "features and labels as stated", "none of the 3 classes"),
+    ("data set", lambda: raw(feature_shape=(3,)), "features and labels as stated", "is stated"),
     (
         "data set",
         lambda: raw(read=lambda rows: np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2)),
@@ -337,18 +337,6 @@ def test_started_runs_catch_what_depends_on_ranks_or_is_not_saved_and_failures_l
     assert others <= {bad_parts.of_everybody, bad_parts.Remembering}, "state of Remembering stays on a rank"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("part", "kind", "good"), [(bad_parts.points, "data set", True), (bad_parts.dealt_by_processes, "partition", False)]
-)
-def test_other_shards_by_other_processes_are_caught(part: Any, kind: str, good: bool) -> None:
-    settings = {"count": 90} if good else {}
-    [result] = perform([check for check in checks(part, settings, kind) if check.name.startswith("same shards")])
-    assert result.outcome == ("ok" if good else "FAILED"), result
-    assert good or "3 processes write another train-" in result.remark
-
-
 def test_results_are_lines() -> None:
     results = list(perform(checks(bad_parts.negative, runs=False)))
     assert [result.outcome for result in results] == ["FAILED", "skipped", "skipped", "skipped"]
@@ -376,7 +364,7 @@ def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
     for choice, kind, words in (
         ("krum", None, "server.aggregator.byzantine"),
         (bad_parts.processes, None, "kind of component"),
-        (probability, "color", "no kind 'color'"),
+        (probability, "color", "no kind of component 'color'"),
     ):
         with pytest.raises(UserError, match=words):
             list(checks(choice, kind=kind))
