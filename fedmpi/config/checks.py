@@ -149,7 +149,7 @@ def _selection(c: ConfigTables) -> Checks:
 
 def _ranks(c: ConfigTables) -> Checks:
     """Placements of clients on ranks."""
-    cluster, feedback = c.cluster, c.compression.error_feedback
+    cluster, feedback = c.cluster, c.compression.values.get("error_feedback")
     yield (
         cluster.placement == "mediator" and not _mediators(c),
         'cluster.placement = "mediator" needs topology = "mediators"',
@@ -160,7 +160,7 @@ def _ranks(c: ConfigTables) -> Checks:
     )
     for name, moves in (("placement", "shared"), ("balance", "measured")):
         yield (
-            feedback and getattr(cluster, name) == moves,
+            bool(feedback) and getattr(cluster, name) == moves,
             f'cluster.{name} = "{moves}" moves clients between ranks, but compression.error_feedback keeps a client\'s '
             "residual where its data is: switch one of them off",
         )

@@ -54,7 +54,7 @@ from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
-from fedmpi.updates.compression import check_residuals
+from fedmpi.updates.compression import check_residuals, keeps_residuals
 
 NAMED, CLIENTS_NAMED = 3, 5
 """Largest number of facts, and of clients, named in a message."""
@@ -147,7 +147,7 @@ class Experiment:
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
-        if config.compression.error_feedback:
+        if keeps_residuals(config):
             check_residuals(store.clients, model.size)
         agree_on_values(cluster, model)
         agree_on_traits(cluster, model, description)

@@ -224,7 +224,6 @@ KEYS: dict[str, Key] = {
         "record",
     ),
     "compression": Key(SOME, ("none", "float16"), "model"),
-    "compression.fraction": Key(f"{SOME} compression=top-k", ("0.1", "0.2"), "model"),
     "compression.error_feedback": Key(f"{ALL} compression=top-k compression.fraction=0.1", ("false", "true"), "model"),
     "privacy.clip_norm": Key(CLIPPED, ("0.02", "100"), "model"),
     "privacy.noise_multiplier": Key(NOISED, ("2", "4"), "model"),

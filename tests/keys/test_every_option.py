@@ -64,6 +64,7 @@ OPTIONS: dict[tuple[str, str], Key] = {
         ("0.1", "5"),
         "model",
     ),
+    ("top-k", "fraction"): Key(SOME, ("0.1", "0.2"), "model"),
     ("top-k", "k"): Key(f"{SOME} rounds=1", ("2", "3"), "record"),
     ("calibration-error", "bins"): Key(f"{SOME} rounds=1", ("1", "40"), "record"),
     ("bernoulli", "probability"): Key(ALL, ("0.3", "0.9"), "cohort"),
