@@ -51,8 +51,6 @@ class Hooks:
         memory: float = 0.0,
         exact: bool = False,
     ):
-        if not isinstance(algorithm, LocalAlgorithm):
-            raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
         self.part, self.algorithm, self.model = part, algorithm, model
         self.population, self.exact = population, exact
         self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples"))
