@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         aggregator,
         availability,
         client_sampler,
+        compressor,
         data_sampler,
         partitioner,
         server_optimizer,
@@ -46,6 +47,7 @@ __all__ = [
     "aggregator",
     "availability",
     "components",
+    "compressor",
     "data_sampler",
     "frame",
     "load_run",
@@ -69,7 +71,16 @@ _HOMES = {
     "components": "fedmpi.common.registry",
     "sweep": "fedmpi.sweeps.run",
     **dict.fromkeys(
-        ("aggregator", "availability", "client_sampler", "data_sampler", "partitioner", "server_optimizer", "weights"),
+        (
+            "aggregator",
+            "availability",
+            "client_sampler",
+            "compressor",
+            "data_sampler",
+            "partitioner",
+            "server_optimizer",
+            "weights",
+        ),
         "fedmpi.common.decorators",
     ),
 }

@@ -128,6 +128,20 @@ def server_optimizer() -> dict[str, Any]:
     return {}
 
 
+@_registers("compressor")
+def compressor(*, bits: float | Callable[..., int] = 32) -> dict[str, Any]:
+    """Make a function `(update (d,), generator, *, options)` a choice for `compression`: what arrives of an update.
+
+    It changes the update in place or returns what arrives. Its option `error_feedback` needs no code.
+
+    Parameters
+    ----------
+    bits : float or callable
+        Bits per value that a client sends, or a function `(d, *, options) -> bits` of a whole update.
+    """
+    return {"bits": bits, "needs": ("residuals",)}
+
+
 @_registers("availability")
 def availability() -> dict[str, Any]:
     """Make a function `(view, *, options) -> probabilities (N,)` a choice for `clients.availability`."""

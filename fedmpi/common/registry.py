@@ -78,6 +78,7 @@ KINDS = {
         Kind("weights", "server.weights", ("fedmpi.aggregation.weights",)),
         Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
+        Kind("compressor", "compression", ("fedmpi.updates.compression",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),
@@ -96,7 +97,7 @@ KINDS = {
 """All kinds by name."""
 
 SERVICES: dict[str, type[Table]] = {}
-"""Services that a client sampler can request from the server: name → options, keys of the sampler's table."""
+"""Services that a component can need beside its own code: name → options, keys of the component's table."""
 
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
 
@@ -147,7 +148,7 @@ class Component:
 
     @property
     def services(self) -> type[Table] | None:
-        """Return the table of options for what the server measures for this sampler."""
+        """Return the table of options for what it needs beside its own code."""
         return next((SERVICES[need] for need in self.marks.get("needs", ()) if need in SERVICES), None)
 
     @cached_property
@@ -292,7 +293,7 @@ class Chosen:
 
     @property
     def services(self) -> Any:
-        """Return the table of options for what the server measures for a sampler; None if it needs nothing."""
+        """Return the table with the options of what it needs beside its own code; None if it needs nothing."""
         return None if not self.is_component or self.component.services is None else self._table
 
     @cached_property

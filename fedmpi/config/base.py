@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, time
+from datetime import date
 from typing import Annotated, Any
 
 import numpy as np
@@ -121,19 +121,18 @@ def switch(table: Callable[..., Any]) -> BeforeValidator:
 def written(value: Any) -> Any:
     """Return a value of the configuration as a file can hold it: an object is written as its name.
 
-    The name of an object with values that no file holds ends with (...). The same replaces None in a list or a table,
-    and a table whose keys are not texts.
+    The name of an object with values that no file holds ends with (...).
     """
-    if value is None or isinstance(value, (str, bool, int, float)) or _is_moment(value):
+    if value is None or isinstance(value, str | bool | int | float | date):
         return value
     if isinstance(value, Chosen):
         return {"name": value.name, **{name: written(inner) for name, inner in value.given.items()}}
     if isinstance(value, BaseModel):
         return {name: written(inner) for name, inner in value if inner is not None}
-    if isinstance(value, (list, tuple)):
-        return [_written_within(inner) for inner in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _written_within(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [str(inner) if inner is None else written(inner) for inner in value]
+    if isinstance(value, dict):
+        return {str(key): written(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, np.generic):
         return written(value.item())
     name: str | None = getattr(value, "config_name", None)
@@ -145,12 +144,3 @@ def storable(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(storable, value))
     return isinstance(value, str | int | float | bool | BaseModel)
-
-
-def _is_moment(value: Any) -> bool:
-    """Check whether the value is one of TOML's dates and times; a time without a date has no time zone."""
-    return type(value) in (date, datetime) or (type(value) is time and value.tzinfo is None)
-
-
-def _written_within(value: Any) -> Any:
-    return object_name(value) + OBJECT if value is None else written(value)

@@ -149,7 +149,7 @@ def _selection(c: ConfigTables) -> Checks:
 
 def _ranks(c: ConfigTables) -> Checks:
     """Placements of clients on ranks."""
-    cluster, feedback = c.cluster, c.compression.error_feedback
+    cluster, feedback = c.cluster, c.compression.values.get("error_feedback")
     yield (
         cluster.placement == "mediator" and not _mediators(c),
         'cluster.placement = "mediator" needs topology = "mediators"',
@@ -160,7 +160,7 @@ def _ranks(c: ConfigTables) -> Checks:
     )
     for name, moves in (("placement", "shared"), ("balance", "measured")):
         yield (
-            feedback and getattr(cluster, name) == moves,
+            bool(feedback) and getattr(cluster, name) == moves,
             f'cluster.{name} = "{moves}" moves clients between ranks, but compression.error_feedback keeps a client\'s '
             "residual where its data is: switch one of them off",
         )
@@ -172,34 +172,30 @@ def _ranks(c: ConfigTables) -> Checks:
 
 def _own_updates(c: ConfigTables) -> Checks:
     """Choices that need each client's own update where none is formed."""
+    weights, sampler = c.server.weights, c.clients.sampler
     needing = {
         "privacy.clip_norm": c.privacy.clip_norm is not None,
         "logging.diagnostics": c.logging.diagnostics,
         f'compression = "{c.compression.name}"': c.compression.name != "none",
-        'local.on_divergence = "drop"': c.local.on_divergence == "drop",
         f'server.aggregator = "{c.server.aggregator.name}"': c.server.aggregator.name != "mean",
-        f'server.weights = "{c.server.weights.name}"': hasattr(c.server.weights.component.object, "after"),
+        f'server.weights = "{weights.name}"': hasattr(weights.component.object, "after"),
         f'attack = "{c.attack.name}"': c.attack.name in ("sign-flip", "noise"),
-        f'clients.sampler = "{c.clients.sampler.name}" (draws by update norms)': "update_norm" in _needs(c),
+        f'clients.sampler = "{sampler.name}" (draws by update norms)': "update_norm" in _needs(c),
     }
-    measured = "update_norm" in _measures(c)
-    for what, needed in needing.items():
-        yield (
-            _mediators(c) and (needed or (measured and what.startswith("clients.sampler"))),
-            f'{what} needs each client\'s own update, which topology = "mediators" never forms',
-        )
-        yield (
-            _merged(c) and needed and not what.startswith("local."),
-            f'{what} needs each client\'s own update, which local.engine = "merged" never forms',
-        )
+    relayed = {
+        **needing,
+        'local.on_divergence = "drop"': c.local.on_divergence == "drop",
+        f'clients.sampler = "{sampler.name}"': "update_norm" in _measures(c),
+    }
+    for chosen, way, broken in (
+        (_mediators(c), 'topology = "mediators"', relayed),
+        (_merged(c), 'local.engine = "merged"', {**needing, "server.exact": c.server.exact}),
+    ):
+        for what, needed in broken.items():
+            yield chosen and needed, f"{what} needs each client's own update, which {way} never forms"
     yield (
-        _merged(c) and c.server.exact,
-        'server.exact needs each client\'s own update, which local.engine = "merged" never forms',
-    )
-    weights = c.server.weights.name
-    yield (
-        c.privacy.clip_norm is not None and weights != "uniform",
-        f'privacy.clip_norm bounds what one client sends, but server.weights = "{weights}" multiplies it by what '
+        c.privacy.clip_norm is not None and weights.name != "uniform",
+        f'privacy.clip_norm bounds what one client sends, but server.weights = "{weights.name}" multiplies it by what '
         'depends on the clients\' data: set server.weights = "uniform"',
     )
 

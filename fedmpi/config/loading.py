@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.options import location
+from fedmpi.common.options import location, reason_of
 from fedmpi.config.base import ALTERNATIVES, Values
 from fedmpi.config.checks import contradiction
-from fedmpi.config.keys import all_keys, unknown_key, value_of, variants_with, why_without_effect
+from fedmpi.config.keys import all_keys, unknown_key, variants_with, why_without_effect
 from fedmpi.config.layers import (
     assignments,
     dotted,
@@ -48,9 +48,7 @@ class Config(ConfigTables):
             super().__init__(**nested(flat))
         except ValidationError as error:
             raise UserError(sentence(error, nested(flat), origins)) from None
-        preset = {} if self.preset is None else preset_values(self.preset, flat)
-        news = {key: origin for key, origin in origins.items() if not _repeats(self, key, flat[key], preset)}
-        _refuse_without_effect(self, news)
+        _refuse_without_effect(self, origins)
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -179,9 +177,9 @@ def _validated(flat: Values, origins: Mapping[str, str]) -> Config:
 def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Return the first error, with the key and its origin."""
     first, *others = error.errors(include_url=False)
-    key = ".".join(location(first, values))
-    message = str(first["msg"]).removeprefix("Value error, ")
+    key, message = ".".join(location(first, values)), reason_of(first)
     if not key:
+        message = str(first["msg"]).removeprefix("Value error, ")
         preset = values.get("preset")
         of_preset = [key for key in dotted(values) if preset and f"{key} = " in message and key not in origins]
         return f"{message} (preset {preset} sets {', '.join(of_preset)})" if of_preset else message
@@ -191,8 +189,6 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
         if needed := variants_with(key):
             return f"{key}{where} has no effect here: it needs {needed}. Remove it, or change that."
         return unknown_key(key, origin or "the configuration", all_keys())
-    if first["type"] == "union_tag_invalid":
-        message = f"choose one of {first['ctx']['expected_tags']}"
     if first["type"] == "missing":
         return f"{key} is missing: set it"
     words = [
@@ -201,24 +197,16 @@ def sentence(error: ValidationError, values: Mapping[str, Any], origins: Mapping
         if one["type"] == "literal_error" and one["loc"][:2] == first["loc"][:2]
     ]
     also = "".join(f", or give {word}" for word in words)
-    return f"{key} = {shown(_given(first['input']), repr)}{where}: {message[0].lower()}{message[1:]}{also}"
+    given = first["input"]
+    if isinstance(given, Mapping) and set(given) == {"name"}:
+        given = given["name"]
+    return f"{key} = {shown(given, repr)}{where}: {message}{also}"
 
 
 def _setting(origin: str, key: str) -> str:
     """Return the one `--set` among several that sets a key; any other origin as it is."""
     settings = [part for part in origin.split("--set ") if part.startswith(key)]
     return f"--set {settings[-1].strip()}" if origin.startswith("--set ") and settings else origin
-
-
-def _given(value: Any) -> Any:
-    """Return the name of a table that holds nothing else, and any other value as it is."""
-    return value["name"] if isinstance(value, Mapping) and set(value) == {"name"} else value
-
-
-def _repeats(config: Config, key: str, given: Any, preset: Values) -> bool:
-    """Check whether a value is the default or the preset's: complete configurations repeat them for all keys."""
-    default = value_of(ConfigTables(), key)
-    return given in (default, getattr(default, "name", default)) or (key in preset and given == preset[key])
 
 
 def _refuse_without_effect(config: Config, origins: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Component
+from fedmpi.common.registry import MARKS, Component
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -21,7 +21,7 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
         return None
     chosen = config.local.algorithm
     part = chosen.component
-    if not hasattr(part.object, "server_step"):
+    if getattr(part.object, MARKS, {}).get("kind") != part.kind:
         raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
     with calling(part):
         return part, chosen.make()

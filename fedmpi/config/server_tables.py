@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -130,34 +130,6 @@ class UpdateAttack(Table):
 
 
 Attack = Annotated[NoAttack | LabelFlip | UpdateAttack, Variants("none")]
-
-
-class NoCompression(Table):
-    """Updates arrive as float32."""
-
-    name: Literal["none"] = "none"
-    error_feedback: ClassVar[bool] = False
-
-
-class Rounding(Table):
-    """float16 and bfloat16, rounded at random without bias; int8: 255 levels per bucket of 512 values, likewise."""
-
-    name: Literal["float16", "bfloat16", "int8"]
-    error_feedback: bool = False
-    """Clients add the rounding error of their last update to the next. Memory: a vector per client, 2 GiB at most."""
-
-
-class TopK(Table):
-    """Only the largest values are sent, with their positions."""
-
-    name: Literal["top-k"] = "top-k"
-    fraction: Probability = 0.01
-    """Share of the values that is sent."""
-    error_feedback: bool = False
-    """Clients add the values not sent to their next update. Memory: a vector per client, 2 GiB at most."""
-
-
-Compression = Annotated[NoCompression | Rounding | TopK, Variants("none")]
 
 
 class ConstantRate(Table):

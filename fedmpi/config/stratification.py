@@ -93,7 +93,14 @@ class Strata(Norms):
     """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
 
 
-SERVICES.update(norms=Norms, strata=Strata)
+class Residuals(Table):
+    """Values that compression loses."""
+
+    error_feedback: bool = False
+    """Clients add what was lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+
+
+SERVICES.update(norms=Norms, strata=Strata, residuals=Residuals)
 
 
 def probe_of(config: ConfigTables) -> Literal["full", "batch", "sample"]:

@@ -10,18 +10,16 @@ from typing import Annotated
 from pydantic import Field
 
 from fedmpi.common.registry import Chosen
-from fedmpi.config.base import Count, Table, limits
+from fedmpi.config.base import Count, Table, chooses, limits
 from fedmpi.config.client_tables import ClientsTable, DataTable, LocalTable, Model, SamplesTable, TaskTable
 from fedmpi.config.server_tables import (
     Attack,
     CheckpointTable,
     ClusterTable,
-    Compression,
     Devices,
     EvaluationTable,
     LoggingTable,
     NoAttack,
-    NoCompression,
     PrivacyTable,
     Rebalance,
     ServerTable,
@@ -55,8 +53,9 @@ class ConfigTables(Table):
     server: ServerTable = ServerTable()
     attack: Attack = NoAttack()
     """Dishonest clients: none; sign-flip; noise; label-flip. Their share is clients.attack_fraction."""
-    compression: Compression = NoCompression()
-    """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k."""
+    compression: Annotated[Chosen, chooses("compressor", "none")] = Chosen("compressor", "none")
+    """Lossy upload of updates, simulated: none; float16; bfloat16; int8; top-k; or a custom
+    "package.module:function": (update (d,), generator) -> what arrives."""
     privacy: PrivacyTable = PrivacyTable()
     devices: Devices = None
     """Simulated time; absent or false = none, true = with the defaults."""

@@ -63,7 +63,7 @@ from fedmpi.records.provenance import digests, part_sources, versions
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
-from fedmpi.updates.compression import check_residuals
+from fedmpi.updates.compression import check_residuals, keeps_residuals
 
 NAMED, CLIENTS_NAMED = 3, 5
 """Largest number of facts, and of clients, named in a message."""
@@ -148,7 +148,7 @@ class Experiment:
         observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
         if observer is not None and config.logging.diagnostics:
             observer.losses = losses()
-        if config.compression.error_feedback:
+        if keeps_residuals(config):
             check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, description)
         check_batches(config, data.sizes, model.least)

@@ -26,6 +26,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.local.work import LocalRule
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.device import explicit_threads
+from fedmpi.updates.compression import keeps_residuals
 
 log = logging.getLogger("fedmpi")
 
@@ -101,7 +102,7 @@ class Layout:
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
     """Return whether any worker may train any client (`cluster.placement`)."""
     placement = config.cluster.placement
-    if cluster.size == 1 or config.topology.name == "mediators" or config.compression.error_feedback:
+    if cluster.size == 1 or config.topology.name == "mediators" or keeps_residuals(config):
         return False
     if placement != "auto":
         return placement == "shared"

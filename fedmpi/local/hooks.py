@@ -55,8 +55,6 @@ class Hooks:
         memory: float = 0.0,
         exact: bool = False,
     ):
-        if not isinstance(algorithm, LocalAlgorithm):
-            raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
         self.part, self.algorithm, self.model = part, algorithm, model
         self.streams, self.population, self.exact = streams, population, exact
         self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples"))

@@ -16,7 +16,6 @@ from torch import Tensor
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
-from fedmpi.config.server_tables import NoCompression
 from fedmpi.local.client_metrics import ClientMeasures
 from fedmpi.local.work import ClientTask
 from fedmpi.privacy.updates import clip
@@ -93,12 +92,12 @@ class UpdateObserver:
         cls, config: Config, streams: Streams, attacks: AttackedUpdates | None = None
     ) -> UpdateObserver | None:
         """Return the observer of a configuration, or None if nothing needs single updates (they may then be merged)."""
-        clip_norm, measures, table = config.privacy.clip_norm, config.logging.diagnostics, config.compression
+        clip_norm, measures, chosen = config.privacy.clip_norm, config.logging.diagnostics, config.compression
         norms = "update_norm" in config.clients.sampler.component.marks.get("needs", ())
-        if isinstance(table, NoCompression):
+        if chosen.name == "none":
             wanted = measures or norms or clip_norm is not None or attacks is not None
             return cls(clip_norm, measures, None, attacks, norms) if wanted else None
-        return cls(clip_norm, measures, Transport(table, streams), attacks, norms)
+        return cls(clip_norm, measures, Transport(chosen, streams), attacks, norms)
 
     def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""

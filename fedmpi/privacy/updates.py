@@ -22,6 +22,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
 from fedmpi.models.flat import FlatModel
+from fedmpi.updates.compression import keeps_residuals
 
 CHUNK = 2**20
 SENSITIVITY = 2.0
@@ -182,9 +183,7 @@ def draws_in_secret(config: Config) -> bool:
     samples = config.samples
     asks_cohort = samples.sampler.name == "bernoulli" and samples.size.query == "selected"
     by_label = config.clients.availability.name not in ("always", "bernoulli", "time-of-day")
-    return config.clients.sampler.name == "uniform" and not (
-        by_label or config.compression.error_feedback or asks_cohort
-    )
+    return config.clients.sampler.name == "uniform" and not (by_label or keeps_residuals(config) or asks_cohort)
 
 
 def check_buffers(config: Config, model: FlatModel) -> None:

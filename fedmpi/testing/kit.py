@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from fedmpi.common.errors import ComponentFailure, UserError
-from fedmpi.common.registry import KINDS, Component, describe, resolve
+from fedmpi.common.registry import KINDS, Component, describe, known_kind, resolve
 from fedmpi.testing import preparation, selection, training
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Contract, Subject
 from fedmpi.testing.started import Starts, started_checks
@@ -81,12 +81,9 @@ def perform(checks: Iterable[Check]) -> Iterator[Result]:
 
 def part_of(choice: Any, kind: str | None = None) -> Component:
     """Return the component of a choice."""
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(KINDS)}")
-    part: Component = choice
-    if not isinstance(choice, Component):
-        part = describe(choice) if kind is None else resolve(kind, choice)
-    return part
+    if isinstance(choice, Component):
+        return choice
+    return describe(choice) if kind is None else resolve(known_kind(kind), choice)
 
 
 def _subject(choice: Any, settings: Settings | None = None, kind: str | None = None) -> Subject:
@@ -99,5 +96,3 @@ def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
     yield from CONTRACTS[subject.part.kind].of(subject)
     if starts is not None and not KINDS[subject.part.kind].key.startswith("--"):
         yield from started_checks(subject, starts)
-    elif starts is not None:
-        yield from preparation.prepared_checks(subject)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedmpi.common.registry import KINDS, built_in_name
+from fedmpi.common.registry import built_in_name
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, wrong_target
-from fedmpi.testing.check import CLIENTS, Alike, Check, CheckSkipped, Contract, Subject, cost, demand
-from fedmpi.testing.started import run_module, startable
-
-if TYPE_CHECKING:
-    from data_prep.raw import RawDataset
+from fedmpi.data.schema import wrong_target
+from fedmpi.testing.check import CLIENTS, Alike, CheckSkipped, Contract, Subject, cost, demand
 
 ROWS, CLASSES, FEW_CLIENTS = 900, 10, 7
 ROWS_PER_CLIENT, ROWS_PER_USER, SOME_ROWS = 100, 20, 200
-SEVERAL = 3
-"""Number of processes that write shards together, and of clients of a data set."""
 
 
 def _labels(rows: int = ROWS) -> Ints:
@@ -100,51 +91,30 @@ def _noisy(subject: Subject) -> list[AnyArray]:
     return [found]
 
 
-def _raw(subject: Subject) -> Path:
-    """Return the path in the setting `raw`."""
-    from data_prep.datasets import reads_files
+def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[AnyArray]:
+    """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
+    from data_prep.datasets import OF_ARRAYS, read_own, reads_files
+    from data_prep.raw import ReadOptions, Tally
+    from data_prep.writer import describe
 
     if "raw" not in subject.settings and reads_files(subject.part):
         raise CheckSkipped("it reads files: name them, --set raw=PATH")
-    return Path(subject.settings.get("raw", "."))
-
-
-def _contents(subject: Subject, order: int = 1, batch: int = SOME_ROWS) -> list[AnyArray]:
-    """Return labels, users, test part, and the first features and targets, read in this order and in batches."""
-    from data_prep.datasets import OF_ARRAYS, read_own
-    from data_prep.raw import ReadOptions, Tally
-
     meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
-    data = read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
+    raw = Path(subject.settings.get("raw", "."))
+    data = read_own(subject.part, subject.options, raw, ReadOptions(**meant), Tally())
     rows = np.arange(min(len(data.labels), SOME_ROWS))[::order]
     parts = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     x = np.concatenate([np.asarray(data.read(part.copy())) for part in parts])[::order]
     y = np.concatenate([np.asarray(data.targets_of(part.copy())) for part in parts])[::order]
-    _as_stated(data, "training", x, data.labels if data.has_classes else y)
-    _as_stated(data, "test", np.asarray(data.test_x), np.asarray(data.test_y))
-    names = len(data.class_names)
-    known = data.classes == names or not (names or data.has_classes)
-    demand(known, f"{data.classes} classes, but {names} names of them")
-    demand(len(x) == len(rows), f"read(rows) gave {len(x)} rows for {len(rows)}")
-    users = np.zeros(0) if data.users is None else data.users
-    demand(len(users) in (0, len(data.labels)), f"{len(users)} users for {len(data.labels)} training rows")
-    return [data.labels, users, np.asarray(data.test_x[:SOME_ROWS]), np.asarray(data.test_y), x, y]
-
-
-def _as_stated(data: RawDataset, part: str, x: AnyArray, y: AnyArray) -> None:
-    """Require samples with features and targets as stated."""
-    demand(len(y) > 0, f"there is no {part} row")
-    shape, classes = tuple(data.target_shape), data.classes
-    if data.has_classes:
-        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}, not whole numbers")
-        fits = int(y.min()) >= 0 and int(y.max()) < classes
-        demand(fits, f"{part} labels are from {y.min()} to {y.max()}, not in 0 … {classes - 1} ({classes} classes)")
-    else:
-        demand(y.shape[1:] == shape, f"{part} targets are {y.shape[1:]}, but {shape} is stated")
-        wrong = wrong_target(y, DataDescription((1,), "float32", classes, "vector", 0, (), (), data.targets, shape))
+    test_x, test_y = np.asarray(data.test_x[:SOME_ROWS]), np.asarray(data.test_y[:SOME_ROWS])
+    stated = (str(data.dtype), tuple(data.feature_shape))
+    for part, features, targets in (("training", x, y), ("test", test_x, test_y)):
+        given = (str(features.dtype), features.shape[1:])
+        demand(given == stated, f"{part} samples are {given}, but {stated} is stated")
+        wrong = wrong_target(targets, describe(data))
         demand(wrong is None, f"{part} targets do not suit {data.targets}: one is {wrong and wrong[1]}")
-    stated = data.dtype, tuple(data.feature_shape)
-    demand((str(x.dtype), x.shape[1:]) == stated, f"{part} rows are {x.dtype} {x.shape[1:]}, but {stated} is stated")
+    users = np.zeros(0) if data.users is None else data.users
+    return [data.labels, users, test_x, test_y, x, y]
 
 
 CONTRACTS = {
@@ -178,59 +148,3 @@ CONTRACTS = {
         ),
     ),
 }
-
-
-def prepared_checks(subject: Subject) -> Iterator[Check]:
-    """Yield the check that starts processes, for any component of data_prep."""
-    yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
-
-
-def _same_shards(subject: Subject) -> str:
-    if (reason := startable(subject.part)) is not None:
-        raise CheckSkipped(reason)
-    needed = subject.mark("needs")
-    if needed in ("users", "superclasses") and "dataset" not in subject.settings:
-        raise CheckSkipped(
-            f"it goes by {needed}: name a data set that has them, --set dataset=NAME --set raw=PATH, to write shards of"
-        )
-    alone, together = _digests(subject, 1), _digests(subject, SEVERAL)
-    wrong = sorted(name for name in alone.keys() | together.keys() if alone.get(name) != together.get(name))
-    demand(
-        not wrong,
-        f"{SEVERAL} processes write another {', '.join(wrong)} than one: it may not depend on the process",
-    )
-    return f"{len(alone)} files, byte for byte"
-
-
-def _digests(subject: Subject, ranks: int) -> dict[str, str]:
-    """Return the SHA-256 of every file of shards that so many processes write."""
-    with tempfile.TemporaryDirectory(prefix="fedmpi-check-") as place:
-        out = Path(place) / "shards"
-        problem = run_module(ranks, ["-m", "data_prep", *_words(subject), "--shards", "3", "--out", str(out)])
-        demand(problem is None, f"{ranks} processes: {problem}")
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.h5"))}
-
-
-def _words(subject: Subject) -> list[str]:
-    """Return the command line that uses the component."""
-    from data_prep.datasets import OF_ARRAYS
-
-    kind, settings = KINDS[subject.part.kind], subject.settings
-    options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
-    clients = str(_clients(subject))
-    raw = ["--raw", str(Path(settings["raw"]).resolve())] if "raw" in settings else []
-    if subject.part.kind == "partition":
-        of = str(settings.get("dataset", "digits"))
-        return [of, *raw, "--partition", subject.part.name, "--clients", clients, *options]
-    if subject.part.kind in ("feature shift", "label noise"):
-        return ["digits", "--partition", "iid", "--clients", str(FEW_CLIENTS), kind.key, subject.part.name, *options]
-    _raw(subject)
-    for name in sorted(OF_ARRAYS):
-        if name in settings and name not in subject.options:
-            flag = "--" + name.replace("_", "-")
-            options += [flag] if settings[name] is True else [flag, _text(settings[name])]
-    return [subject.part.name, *raw, *options, "--partition", "iid", "--clients", str(SEVERAL)]
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

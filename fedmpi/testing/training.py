@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.common.registry import Chosen
 from fedmpi.common.streams import Streams
 from fedmpi.common.task_kinds import IGNORED, KINDS, kinds_of
 from fedmpi.common.types import AnyArray
@@ -27,6 +28,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import Loss, made_up_targets, task_loss
 from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Alike, CheckFailed, Contract, Subject, demand
+from fedmpi.updates.compression import Transport
 
 POPULATION, ROUNDS, SAVED, STEPS = 6, 6, 3, 4
 """N, rounds, the round before which a component is made again, and a client's steps."""
@@ -92,6 +94,16 @@ def _models(subject: Subject, resumed: int | None = None) -> list[AnyArray]:
         optimizer.step(w, torch.cos(torch.arange(12) * (t + 1.0)) / (t + 2))
         demand(not torch.equal(w, before), "an update that is not 0 left the model unchanged")
         found.append(w.numpy().copy())
+    return found
+
+
+def _received(subject: Subject) -> list[AnyArray]:
+    """Return what arrives of two updates (d,) of a client, without error feedback."""
+    transport, found = Transport(Chosen("compressor", subject.part.object, subject.options), Streams(3)), []
+    transport.part = subject.part
+    for t in range(2):
+        update = torch.from_numpy(np.random.Generator(np.random.Philox(t)).standard_normal(600).astype(np.float32))
+        found.append(transport.send(t, 1, update).numpy())
     return found
 
 
@@ -250,6 +262,7 @@ CONTRACTS = {
     "server optimizer": Contract(
         _models, "finite models of the same shape", "same step from the same update", alike=(RESUMED,)
     ),
+    "compressor": Contract(_received, "an update of the same shape arrives", "same update from the same generator"),
     "loss": Contract(
         _losses,
         "one finite value per sample",

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from pydantic import Field
 
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.decorators import compressor
 from fedmpi.common.errors import UserError
+from fedmpi.common.imports import Later
+from fedmpi.common.registry import Chosen, register
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config.server_tables import NoCompression, Rounding, TopK
-from fedmpi.mpi import Cluster
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedmpi.config import Config
+    from fedmpi.mpi import Cluster
+else:
+    torch = Later("torch")
 
 BUCKET = 512
 """Number of values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
@@ -31,12 +42,62 @@ LOWEST_EXPONENT = {"float16": -14, "bfloat16": -119}
 LARGEST_FLOAT16 = 65504.0
 
 
+def _int8_bits(values: int) -> int:
+    return 8 * values + 32 * -(-values // BUCKET)
+
+
+def _top_k_bits(values: int, *, fraction: float) -> int:
+    return kept_values(fraction, values) * (32 + max(1, (values - 1).bit_length()))
+
+
+@register("compressor", "none", bits=32)
+def none(update: Tensor, generator: np.random.Generator) -> None:
+    """Updates arrive as float32."""
+
+
+@compressor(name="float16", bits=16)
+def float16(update: Tensor, generator: np.random.Generator) -> None:
+    """float16, rounded at random without bias."""
+    round_to_format(update, _draws(update, generator), "float16")
+
+
+@compressor(name="bfloat16", bits=16)
+def bfloat16(update: Tensor, generator: np.random.Generator) -> None:
+    """bfloat16, rounded at random without bias."""
+    round_to_format(update, _draws(update, generator), "bfloat16")
+
+
+@compressor(name="int8", bits=_int8_bits)
+def int8(update: Tensor, generator: np.random.Generator) -> None:
+    """255 levels per bucket of 512 values, rounded at random without bias."""
+    quantize(update, _draws(update, generator))
+
+
+@compressor(name="top-k", bits=_top_k_bits)
+def top_k(
+    update: Tensor, generator: np.random.Generator, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+) -> None:
+    """Only the largest values are sent, with their positions.
+
+    Parameters
+    ----------
+    fraction : float
+        Share of the values that is sent.
+    """
+    keep_largest(update, fraction)
+
+
+def _draws(update: Tensor, generator: np.random.Generator) -> Tensor:
+    return torch.from_numpy(generator.random(update.numel(), np.float32)).to(update.device)
+
+
 class Transport:
     """Lossy transport of the clients' updates to the server."""
 
-    def __init__(self, table: Rounding | TopK, streams: Streams):
-        self.table, self.streams = table, streams
-        self.residuals: dict[int, Tensor] | None = {} if table.error_feedback else None
+    def __init__(self, chosen: Chosen, streams: Streams):
+        self.part, self.compress, self.streams = chosen.component, chosen.make(), streams
+        keeps = chosen.services is not None and chosen.services.error_feedback
+        self.residuals: dict[int, Tensor] | None = {} if keeps else None
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
         """Turn a client's Δ (d,) into the received update, in place, and return it."""
@@ -51,13 +112,16 @@ class Transport:
         return update
 
     def _arrive(self, round: int, client: int, update: Tensor) -> Tensor:
-        if isinstance(self.table, TopK):
-            return keep_largest(update, self.table.fraction)
         generator = self.streams.generator(Purpose.TRANSPORT, round, client)
-        draws = torch.from_numpy(generator.random(update.numel(), np.float32)).to(update.device)
-        if self.table.name == "int8":
-            return quantize(update, draws)
-        return round_to_format(update, draws, self.table.name)
+        with calling(self.part, round, client) if self.part.foreign else nullcontext():
+            found = self.compress(update, generator)
+        if found is None or found is update:
+            return update
+        if not isinstance(found, torch.Tensor) or found.shape != update.shape:
+            given = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            problem = f"it returned {given} for an update of {tuple(update.shape)}: return it as it arrives, or None"
+            raise refuse_result(self.part, problem, round, client)
+        return update.copy_(found)
 
     def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
         """Gather the residuals of all ranks' clients on rank 0, for a checkpoint; collective if there are residuals."""
@@ -78,14 +142,15 @@ class Transport:
         self.residuals = {client: row.clone() for client, row in rows if client in owned}
 
 
-def upload_bits(table: NoCompression | Rounding | TopK, values: int) -> Fraction:
+def upload_bits(chosen: Chosen, values: int) -> Fraction:
     """Return bits per value of an update of d values, positions and scales included."""
-    if isinstance(table, TopK):
-        sent = kept_values(table.fraction, values)
-        return Fraction(sent * (32 + max(1, (values - 1).bit_length())), values)
-    if table.name == "int8":
-        return 8 + Fraction(32 * -(-values // BUCKET), values)
-    return Fraction(16 if table.name in MANTISSA else 32)
+    bits = chosen.component.marks.get("bits", 32)
+    return Fraction(bits(values, **chosen.options), values) if callable(bits) else Fraction(bits)
+
+
+def keeps_residuals(config: Config) -> bool:
+    """Check whether clients keep what was lost of their updates (`compression.error_feedback`)."""
+    return bool(config.compression.values.get("error_feedback"))
 
 
 def kept_values(fraction: float, values: int) -> int:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
-from tests.testing.made_up import leaf
+from tests.data_prep.layouts import leaf
 
 READERS = Path(__file__).parents[2] / "docs" / "examples" / "readers"
 RNG = np.random.default_rng(3)

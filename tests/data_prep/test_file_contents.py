@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from fedmpi.data.opening import open_store
+from tests.data_prep import layouts
 from tests.data_prep.command import main
-from tests.testing import made_up
 
 Output = pytest.CaptureFixture[str]
 
@@ -89,7 +89,7 @@ def tweets(folder: Path) -> None:
 SETS: dict[str, Callable[[Path], object]] = {
     "mnist": mnist,
     "sentiment140": tweets,
-    "shakespeare": made_up.FILES["shakespeare"],
+    "shakespeare": layouts.FILES["shakespeare"],
 }
 
 
@@ -198,7 +198,7 @@ def test_mnist_is_mnist_zipped_or_not(data_folder: Path, tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_another_set_in_cifars_format_is_not_called_cifar(name: str, tmp_path: Path) -> None:
-    made_up.FILES[name](tmp_path)
+    layouts.FILES[name](tmp_path)
     words = [name, "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "s")]
     assert main(words) == 0
     manifest = open_store(tmp_path / "s").manifest

@@ -22,7 +22,7 @@ from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.describe.data import inspect_folder
 from tests.data_prep.command import main
-from tests.testing.made_up import class_folders, emnist_files, leaf
+from tests.data_prep.layouts import class_folders, emnist_files, leaf
 
 RNG = np.random.default_rng(7)
 # data set, folder of the real files, further words, (training samples used, test samples, classes)

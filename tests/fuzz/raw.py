@@ -18,8 +18,8 @@ from data_prep.partitions import partition
 from data_prep.raw import ReadOptions, Tally
 from data_prep.writer import write_shards
 from fedmpi.data.opening import open_store
+from tests.data_prep import layouts
 from tests.fuzz.damage import DAMAGE, WHERE, Finding, damage, folder_of, outcome
-from tests.testing import made_up
 
 Case = tuple[str, Any]
 Made = tuple[str, Path, ReadOptions]
@@ -71,7 +71,7 @@ def strategy() -> st.SearchStrategy[Case]:
     cells = st.lists(st.tuples(st.integers(1, ROWS) | st.none(), st.integers(0, 3), st.sampled_from(ODD_CELLS)))
     sizes = st.integers(0, 2**31)
     return st.one_of(
-        st.tuples(st.just("damaged"), st.tuples(st.sampled_from(sorted(made_up.FILES)), WHERE, DAMAGE)),
+        st.tuples(st.just("damaged"), st.tuples(st.sampled_from(sorted(layouts.FILES)), WHERE, DAMAGE)),
         st.tuples(st.just("arrays"), st.tuples(st.lists(arrays, min_size=1, max_size=3), tasks)),
         st.tuples(st.just("header"), st.sampled_from(HEADERS)),
         st.tuples(st.just("bomb"), st.integers(0, 1)),
@@ -102,7 +102,7 @@ def _prepared(name: str, raw: Path, options: ReadOptions, out: Path) -> str:
 
 def _damaged(folder: Path, how: Any) -> Made:
     name, where, damaged = how
-    raw = made_up.raw_of(name, folder)
+    raw = layouts.raw_of(name, folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     damage(files[int(where * len(files))], *damaged)
     return name, raw, ReadOptions()
@@ -151,7 +151,7 @@ def _table(folder: Path, how: Any) -> Made:
 
 def _png(folder: Path, size: tuple[int, int]) -> Made:
     """A PNG whose header claims another size, with the right checksum."""
-    raw = made_up.raw_of("imagefolder", folder)
+    raw = layouts.raw_of("imagefolder", folder)
     path = min(folder.rglob("*.png"))
     content = path.read_bytes()
     head = b"IHDR" + struct.pack(">II", *size) + content[24:29]

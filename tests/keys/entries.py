@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -31,29 +30,9 @@ def near(one: object, other: object, tolerance: float = 1e-9) -> bool:
     return bool(np.allclose(one, other, rtol=tolerance, atol=0))
 
 
-def half_as_far(one: Seen, other: Seen) -> bool:
-    """Return True if the first round of one run went twice as far as that of the other, in the same direction."""
-    return bool(np.linalg.norm(one.moved(0) - 2 * other.moved(0)) < 1e-4 * np.linalg.norm(one.moved(0)))
-
-
 def lengths(seen: Seen) -> list[int]:
     """Participants of every round."""
     return [len(clients) for clients, _ in seen.cohort]
-
-
-def values_up(seen: Seen) -> float:
-    """Float32 values that every participant sends in the first round."""
-    return float(seen.record[0]["bytes_client_up"] / 4 / seen.record[0]["participants"])
-
-
-def slowest(seen: Seen, rate: float) -> float:
-    """Seconds that the participant with most samples needs for an epoch at so many samples a second."""
-    return float(max(seen.sizes[seen.cohort[0][0]]) / rate)
-
-
-def of_labels(seen: Seen, labels: range) -> int:
-    """Clients whose most frequent class is among these."""
-    return int(np.isin(seen.class_counts.argmax(1), list(labels)).sum())
 
 
 S = "model.hidden=[6]"
@@ -74,9 +53,7 @@ ADAM = f"{SOME} local.optimizer=adam local.lr=0.01"
 MEDIATED = f"{S} topology=mediators clients.sampler=uniform clients.count=6"
 COPIES = f"{SOME} data.source=digits:clients=6,alpha=0.3 rebalance=true"
 STILL = "rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 rebalance.zoom=0"
-SERVER_ADAM = f"{SOME} server.optimizer=adam server.optimizer.lr=0.02"
 AWAY = f"{ALL} clients.availability=bernoulli"
-DAYS = f"{ALL} clients.availability=time-of-day rounds=4"
 CLOCK = f"{SOME} devices=true rounds=1"
 FREE = "devices.upload.median=1e30 devices.download.median=1e30"
 FAST = "devices.speed.median=1e30"
@@ -86,22 +63,13 @@ NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
 
 KEYS: dict[str, Key] = {
     "preset": Key("clients.count=4 model.hidden=[6]", ("fedavg", "fedprox"), "model"),
-    "seed": Key(SOME, ("0", "1"), "cohort", lambda a, b: not np.array_equal(a.start, b.start)),
-    "rounds": Key(
-        SOME, ("2", "3"), "strata", lambda a, b: (len(a.record), len(b.record)) == (2, 3) and a.record == b.record[:2]
-    ),
-    "data.source": Key(
-        SOME,
-        ("digits:clients=12,alpha=0.5", "digits:clients=7"),
-        "cohort",
-        lambda a, b: (len(a.sizes), len(b.sizes), a.summary["clients"], b.summary["clients"]) == (12, 7, 12, 7),
-    ),
+    "seed": Key(SOME, ("0", "1"), "cohort"),
+    "rounds": Key(SOME, ("2", "3"), "strata"),
+    "data.source": Key(SOME, ("digits:clients=12,alpha=0.5", "digits:clients=7"), "cohort"),
     "data.verify": Key(
         f"{SOME} data.source={{damaged}}", ("false", "true"), "refusal", lambda a, b: "checksum" in b.refusal
     ),
-    "data.normalize": Key(
-        SOME, ("true", "false"), "model", lambda a, b: a.recorded("samples") == b.recorded("samples")
-    ),
+    "data.normalize": Key(SOME, ("true", "false"), "model"),
     "model": Key(
         "clients.sampler=all rounds=1 data.source=digits:clients=9,partition=iid local.batch_size=all",
         ("mlp", "tests.reference.networks:batch_norm_mlp"),
@@ -114,14 +82,7 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (64 + 20 + 20 + 10, 2 * (64 + 20 + 20 + 10)),
     ),
-    "task.loss": Key(
-        f"{SOME} rounds=1",
-        ("cross-entropy", "focal"),
-        "model",
-        lambda a, b: (
-            a.recorded("train_loss") > b.recorded("train_loss") and a.recorded("test_loss") > b.recorded("test_loss")
-        ),
-    ),
+    "task.loss": Key(f"{SOME} rounds=1", ("cross-entropy", "focal"), "model"),
     "task.metrics": Key(
         f"{SOME} rounds=1",
         ('[{{name="top-k",k=2}}]', '[{{name="top-k",k=2}},"calibration-error"]'),
@@ -132,39 +93,15 @@ KEYS: dict[str, Key] = {
         ),
     ),
     "clients.sampler": Key(f"{S} clients.count=4", ("uniform", "weighted"), "cohort"),
-    "clients.count": Key(
-        f"{S} clients.sampler=uniform",
-        ("3", "5"),
-        "cohort",
-        lambda a, b: (
-            lengths(a) == [3, 3] == a.recorded("participants") and lengths(b) == [5, 5] == b.recorded("participants")
-        ),
-    ),
-    "clients.fraction": Key(
-        f"{S} clients.sampler=uniform",
-        ("0.25", "0.5"),
-        "cohort",
-        lambda a, b: lengths(a) + lengths(b) == [3, 3, 6, 6],
-    ),
+    "clients.count": Key(f"{S} clients.sampler=uniform", ("3", "5"), "cohort"),
+    "clients.fraction": Key(f"{S} clients.sampler=uniform", ("0.25", "0.5"), "cohort"),
     "clients.sampler.features": Key(
-        f"{DRAWN} clients.sampler.strata=3",
-        ("full-gradient", "compressed-gradient"),
-        "strata",
-        lambda a, b: a.recorded("bytes_client_up")[0] > 2 * b.recorded("bytes_client_up")[0],
+        f"{DRAWN} clients.sampler.strata=3", ("full-gradient", "compressed-gradient"), "strata"
     ),
-    "clients.sampler.features.codebook_size": Key(
-        SQUEEZED, ("2", "9"), "strata", lambda a, b: a.recorded("bytes_client_up")[0] < b.recorded("bytes_client_up")[0]
-    ),
+    "clients.sampler.features.codebook_size": Key(SQUEEZED, ("2", "9"), "strata"),
     "clients.sampler.features.decompress": Key(SQUEEZED, ("true", "false"), "strata"),
     "clients.sampler.features.probe": Key(STRATA, ("full", "sample"), "strata"),
-    "clients.sampler.refresh": Key(
-        STRATA,
-        ("0", "1"),
-        "strata",
-        lambda a, b: (
-            np.array_equal(a.strata[0][2], a.strata[1][2]) and not np.array_equal(b.strata[0][2], b.strata[1][2])
-        ),
-    ),
+    "clients.sampler.refresh": Key(STRATA, ("0", "1"), "strata"),
     "clients.sampler.refresh_clients": Key(
         STRATA,
         ("all", "selected"),
@@ -184,120 +121,33 @@ KEYS: dict[str, Key] = {
         lambda a, b: lengths(a) == [4, 4] and lengths(b) == [12, 4] and b.recorded("opening") == [True, None],
     ),
     "clients.sampler.clustering": Key(
-        f"{DRAWN} clients.sampler.features=full-gradient",
-        ("kmeans", "optics"),
-        "strata",
+        f"{DRAWN} clients.sampler.features=full-gradient", ("kmeans", "optics"), "strata"
     ),
-    "clients.sampler.strata": Key(
-        STRATA.replace("clients.sampler.strata=3 ", ""),
-        ("2", "4"),
-        "strata",
-        lambda a, b: a.recorded("strata") == [2, 2] and b.recorded("strata") == [4, 4],
-    ),
+    "clients.sampler.strata": Key(STRATA.replace("clients.sampler.strata=3 ", ""), ("2", "4"), "strata"),
     "clients.sampler.clustering.min_samples": Key(OPTICS, ("2", "5"), "strata"),
     "clients.sampler.clustering.xi": Key(OPTICS, ("0.05", "0.5"), "strata"),
-    "clients.sampler.clustering.outliers": Key(
-        OPTICS,
-        ("singletons", "drop"),
-        "strata",
-        lambda a, b: min(a.strata[0][0]) >= 0 > min(b.strata[0][0]) and sum(b.recorded("stratum_sizes")[0]) < 12,
-    ),
+    "clients.sampler.clustering.outliers": Key(OPTICS, ("singletons", "drop"), "strata"),
     "clients.sampler.projection_above": Key(
         STRATA, ("20000000", "1"), "strata", lambda a, b: near(a.strata[0][2], b.strata[0][2])
     ),
     "clients.sampler.spread": Key(STRATA, ("std", "pairwise"), "strata"),
-    "samples.sampler": Key(
-        f"{SOME} samples.budget=100", ("bernoulli", "exact"), "rows", lambda a, b: b.recorded("samples") == [100, 100]
-    ),
-    "samples.budget": Key(
-        f"{SOME} samples.sampler=exact",
-        ("50", "100"),
-        "rows",
-        lambda a, b: a.recorded("samples") == [50, 50] and b.recorded("samples") == [100, 100],
-    ),
-    "samples.size.estimate": Key(
-        ASKED,
-        ("exact", "duchi"),
-        "rows",
-        lambda a, b: (
-            a.recorded("size_estimate") == a.recorded("size_true") == [1442, 1442] and "size_epsilon_max" in b.record[0]
-        ),
-    ),
-    "samples.size.epsilon": Key(
-        PRIVATE,
-        ("0.5", "4"),
-        "rows",
-        lambda a, b: a.recorded("size_epsilon_max") == [0.5, 1.0] and b.recorded("size_epsilon_max") == [4, 8],
-    ),
-    "samples.size.max_size": Key(
-        PRIVATE,
-        ("100", "160"),
-        "rows",
-        lambda a, b: (
-            a.recorded("clipped_fraction") == [(a.sizes >= 100).mean()] * 2
-            and b.recorded("clipped_fraction") == [(b.sizes >= 160).mean()] * 2
-        ),
-    ),
-    "samples.size.clip": Key(
-        f"{PRIVATE} samples.size.max_size=100",
-        ("true", "false"),
-        "rows",
-        lambda a, b: (
-            a.recorded("size_unprotected") == [0, 0] and b.recorded("size_unprotected") == [(b.sizes >= 100).sum()] * 2
-        ),
-    ),
-    "samples.size.query": Key(
-        ASKED,
-        ("all", "selected"),
-        "rows",
-        lambda a, b: a.recorded("size_asked") == [12, 12] and b.recorded("size_asked") == [4, 4],
-    ),
-    "samples.size.reuse_reports": Key(
-        PRIVATE,
-        ("false", "true"),
-        "rows",
-        lambda a, b: a.recorded("size_epsilon_max") == [3, 6] and b.recorded("size_epsilon_max") == [3, 3],
-    ),
-    "local.algorithm": Key(
-        SOME, ("plain", "scaffold"), "state", lambda a, b: values_up(a) == 460 and values_up(b) == 920
-    ),
+    "samples.sampler": Key(f"{SOME} samples.budget=100", ("bernoulli", "exact"), "rows"),
+    "samples.budget": Key(f"{SOME} samples.sampler=exact", ("50", "100"), "rows"),
+    "samples.size.estimate": Key(ASKED, ("exact", "duchi"), "rows"),
+    "samples.size.epsilon": Key(PRIVATE, ("0.5", "4"), "rows"),
+    "samples.size.max_size": Key(PRIVATE, ("100", "160"), "rows"),
+    "samples.size.clip": Key(f"{PRIVATE} samples.size.max_size=100", ("true", "false"), "rows"),
+    "samples.size.query": Key(ASKED, ("all", "selected"), "rows"),
+    "samples.size.reuse_reports": Key(PRIVATE, ("false", "true"), "rows"),
+    "local.algorithm": Key(SOME, ("plain", "scaffold"), "state"),
     "local.optimizer": Key(f"{SOME} local.lr=0.01", ("sgd", "adam"), "model"),
-    "local.lr": Key(f"{SOME} {STEP}", ("0.2", "0.1"), "model", half_as_far),
-    "local.schedule": Key(
-        SOME,
-        ("constant", "inverse"),
-        "model",
-        lambda a, b: a.recorded("lr") == [0.05, 0.05] and b.recorded("lr") == [0.05, 0.025],
-    ),
-    "local.epochs": Key(
-        SOME, ("1", "2"), "model", lambda a, b: [2 * steps for steps in a.recorded("steps")] == b.recorded("steps")
-    ),
-    "local.steps": Key(
-        SOME, ("2", "5"), "model", lambda a, b: a.recorded("steps") == [8, 8] and b.recorded("steps") == [20, 20]
-    ),
-    "local.batch_size": Key(
-        SOME,
-        ("20", "all"),
-        "model",
-        lambda a, b: (
-            a.recorded("steps")[0] == sum(ceil(n / 20) for n in a.sizes[a.cohort[0][0]])
-            and b.recorded("steps") == [4, 4]
-        ),
-    ),
-    "local.drop_last": Key(
-        SOME,
-        ("false", "true"),
-        "model",
-        lambda a, b: (
-            b.recorded("steps")[0] == sum(max(1, n // 40) for n in a.sizes[a.cohort[0][0]]) < a.recorded("steps")[0]
-        ),
-    ),
-    "local.proximal_mu": Key(
-        f"{SOME} rounds=1",
-        ("0", "2"),
-        "model",
-        lambda a, b: np.linalg.norm(a.moved(0)) > 1.1 * np.linalg.norm(b.moved(0)),
-    ),
+    "local.lr": Key(f"{SOME} {STEP}", ("0.2", "0.1"), "model"),
+    "local.schedule": Key(SOME, ("constant", "inverse"), "model"),
+    "local.epochs": Key(SOME, ("1", "2"), "model"),
+    "local.steps": Key(SOME, ("2", "5"), "model"),
+    "local.batch_size": Key(SOME, ("20", "all"), "model"),
+    "local.drop_last": Key(SOME, ("false", "true"), "model"),
+    "local.proximal_mu": Key(f"{SOME} rounds=1", ("0", "2"), "model"),
     "local.engine": Key(
         f"{ALL} local.steps=1 local.batch_size=all",
         ("sequential", "merged"),
@@ -310,36 +160,10 @@ KEYS: dict[str, Key] = {
         "refusal",
         lambda a, b: "training diverged" in b.refusal and a.record[0]["diverged"] == 4,
     ),
-    "local.precision": Key(
-        f"{SOME} {STEP}",
-        ("float32", "bfloat16"),
-        "model",
-        lambda a, b: 1e-5 < np.linalg.norm(a.moved(0) - b.moved(0)) / np.linalg.norm(a.moved(0)) < 0.1,
-    ),
-    "topology": Key(
-        SOME,
-        ("star", "mediators"),
-        "mediators",
-        lambda a, b: a.recorded("visits") == [None] * 2 and b.recorded("visits") == [4, 4],
-    ),
-    "topology.clients_per_mediator": Key(
-        MEDIATED,
-        ("2", "3"),
-        "mediators",
-        lambda a, b: (
-            np.bincount(a.mediators[0]).tolist() == [2, 2, 2] and np.bincount(b.mediators[0]).tolist() == [3, 3]
-        ),
-    ),
-    "topology.epochs": Key(
-        MEDIATED,
-        ("1", "3"),
-        "model",
-        lambda a, b: (
-            a.recorded("visits") == [6, 6]
-            and b.recorded("visits") == [18, 18]
-            and a.recorded("samples") == b.recorded("samples")
-        ),
-    ),
+    "local.precision": Key(f"{SOME} {STEP}", ("float32", "bfloat16"), "model"),
+    "topology": Key(SOME, ("star", "mediators"), "mediators"),
+    "topology.clients_per_mediator": Key(MEDIATED, ("2", "3"), "mediators"),
+    "topology.epochs": Key(MEDIATED, ("1", "3"), "model"),
     "topology.regroup": Key(
         f"{ALL} topology=mediators topology.clients_per_mediator=3 clients.availability=bernoulli "
         "clients.availability.probability=0.7 topology.scheduling=random",
@@ -357,14 +181,9 @@ KEYS: dict[str, Key] = {
             (a.recorded("bytes_client_down")[0], b.recorded("bytes_client_down")[0]) == (6 * 1840, 3 * 6 * 1840)
         ),
     ),
-    "rebalance": Key(
-        COPIES.replace("rebalance=true", ""),
-        ("false", "true"),
-        "rows",
-        lambda a, b: a.sizes.sum() == 1442 < b.sizes.sum() and "rebalancing" in b.record[0],
-    ),
-    "rebalance.alpha": Key(COPIES, ("0.5", "1.5"), "rows", lambda a, b: a.sizes.sum() < b.sizes.sum()),
-    "rebalance.copies": Key(COPIES, ("ratio", "ratio-minus-one"), "rows", lambda a, b: a.sizes.sum() > b.sizes.sum()),
+    "rebalance": Key(COPIES.replace("rebalance=true", ""), ("false", "true"), "rows"),
+    "rebalance.alpha": Key(COPIES, ("0.5", "1.5"), "rows"),
+    "rebalance.copies": Key(COPIES, ("ratio", "ratio-minus-one"), "rows"),
     "rebalance.mode": Key(
         f"{SOME} data.source={{augmented}} rebalance=true",
         ("stored", "virtual"),
@@ -376,9 +195,7 @@ KEYS: dict[str, Key] = {
     "rebalance.shear": Key(f"{COPIES} {STILL}", ("0", "30"), "model"),
     "rebalance.shift": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
     "rebalance.zoom": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
-    "server.weights": Key(
-        SOME, ("samples", "uniform"), "factors", lambda a, b: len({factor for _, factor in b.factors[0][0]}) == 1
-    ),
+    "server.weights": Key(SOME, ("samples", "uniform"), "factors"),
     "server.aggregator": Key(SOME, ("mean", "median"), "model"),
     "server.optimizer": Key(SOME, ("sgd", "momentum"), "model"),
     "server.exact": Key(
@@ -387,132 +204,30 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: np.linalg.norm(a.model[-1] - b.model[-1]) < 1e-5 * np.linalg.norm(a.model[-1]),
     ),
-    "attack": Key(
-        f"{ALL} clients.attack_fraction=0.5",
-        ("sign-flip", "label-flip"),
-        "model",
-        lambda a, b: a.recorded("attackers") == b.recorded("attackers") == [6, 6],
-    ),
-    "clients.attack_fraction": Key(
-        f"{ALL} attack=sign-flip",
-        ("0.25", "0.5"),
-        "model",
-        lambda a, b: (
-            a.recorded("attackers") == [3, 3] and b.recorded("attackers") == [6, 6] and len(b.summary["attackers"]) == 6
-        ),
-    ),
-    "attack.scale": Key(f"{ALL} attack=sign-flip clients.attack_fraction=1 rounds=1", ("2", "1"), "model", half_as_far),
+    "attack": Key(f"{ALL} clients.attack_fraction=0.5", ("sign-flip", "label-flip"), "model"),
+    "clients.attack_fraction": Key(f"{ALL} attack=sign-flip", ("0.25", "0.5"), "model"),
+    "attack.scale": Key(f"{ALL} attack=sign-flip clients.attack_fraction=1 rounds=1", ("2", "1"), "model"),
     "clients.availability": Key(f"{ALL} clients.availability.probability=0.6", ("bernoulli", "time-of-day"), "cohort"),
-    "clients.failure_rate": Key(
-        ALL,
-        ("0", "0.5"),
-        "cohort",
-        lambda a, b: b.recorded("asked") == [12, 12] and b.recorded("participants") == lengths(b) < [12, 12],
-    ),
-    "clients.over_selection": Key(
-        f"{CLOCK} devices.speed=lognormal",
-        ("1", "2"),
-        "cohort",
-        lambda a, b: b.recorded("asked") == [8] and lengths(b) == [4],
-    ),
-    "devices": Key(
-        SOME,
-        ("false", "true"),
-        "record",
-        lambda a, b: (
-            [record | {"virtual_seconds": s} for record, s in zip(a.record, b.recorded("virtual_seconds"), strict=True)]
-            == b.record
-        ),
-    ),
+    "clients.failure_rate": Key(ALL, ("0", "0.5"), "cohort"),
+    "clients.over_selection": Key(f"{CLOCK} devices.speed=lognormal", ("1", "2"), "cohort"),
+    "devices": Key(SOME, ("false", "true"), "record"),
     "devices.speed": Key(CLOCK, ("constant", "lognormal"), "record"),
-    "devices.speed.median": Key(
-        f"{CLOCK} {FREE}",
-        ("1000", "50"),
-        "record",
-        lambda a, b: (
-            near(a.recorded("virtual_seconds"), slowest(a, 1000))
-            and near(b.recorded("virtual_seconds"), slowest(b, 50))
-        ),
-    ),
-    "devices.speed.sigma": Key(
-        f"{CLOCK} {FREE} devices.speed=lognormal",
-        ("0", "2"),
-        "record",
-        lambda a, b: near(a.recorded("virtual_seconds"), slowest(a, 1000)),
-    ),
-    "devices.speed.rates": Key(
-        f"{CLASSES} devices.speed.shares=[0,1]",
-        ("[1,100]", "[1,50]"),
-        "record",
-        lambda a, b: (
-            near(a.recorded("virtual_seconds"), slowest(a, 100)) and near(b.recorded("virtual_seconds"), slowest(b, 50))
-        ),
-    ),
-    "devices.speed.shares": Key(
-        f"{CLASSES} devices.speed.rates=[10,100]",
-        ("[1,0]", "[0,1]"),
-        "record",
-        lambda a, b: (
-            near(a.recorded("virtual_seconds"), slowest(a, 10)) and near(b.recorded("virtual_seconds"), slowest(b, 100))
-        ),
-    ),
-    "devices.upload.median": Key(
-        f"{CLOCK} {FAST} devices.download.median=1e30",
-        ("1000", "200"),
-        "record",
-        lambda a, b: (
-            near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
-        ),
-    ),
-    "devices.download.median": Key(
-        f"{CLOCK} {FAST} devices.upload.median=1e30",
-        ("1000", "200"),
-        "record",
-        lambda a, b: (
-            near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
-        ),
-    ),
+    "devices.speed.median": Key(f"{CLOCK} {FREE}", ("1000", "50"), "record"),
+    "devices.speed.sigma": Key(f"{CLOCK} {FREE} devices.speed=lognormal", ("0", "2"), "record"),
+    "devices.speed.rates": Key(f"{CLASSES} devices.speed.shares=[0,1]", ("[1,100]", "[1,50]"), "record"),
+    "devices.speed.shares": Key(f"{CLASSES} devices.speed.rates=[10,100]", ("[1,0]", "[0,1]"), "record"),
+    "devices.upload.median": Key(f"{CLOCK} {FAST} devices.download.median=1e30", ("1000", "200"), "record"),
+    "devices.download.median": Key(f"{CLOCK} {FAST} devices.upload.median=1e30", ("1000", "200"), "record"),
     "devices.upload.sigma": Key(
         f"{CLOCK} {FAST} devices.upload=lognormal devices.upload.median=1000 devices.download.median=500",
         ("0", "1"),
         "record",
-        lambda a, b: near(a.recorded("virtual_seconds"), 4 * 460 * (1 / 1000 + 1 / 500)),
     ),
-    "compression": Key(SOME, ("none", "float16"), "model", lambda a, b: values_up(a) == 460 and values_up(b) == 230),
-    "compression.fraction": Key(
-        f"{SOME} compression=top-k",
-        ("0.1", "0.2"),
-        "model",
-        lambda a, b: (
-            (np.count_nonzero(a.moved(0)) <= 4 * 46 < np.count_nonzero(b.moved(0)) <= 4 * 92)
-            and 1.9 < values_up(b) / values_up(a) < 2.1
-        ),
-    ),
-    "compression.error_feedback": Key(
-        f"{ALL} compression=top-k compression.fraction=0.1",
-        ("false", "true"),
-        "model",
-        lambda a, b: np.array_equal(a.model[0], b.model[0]),
-    ),
-    "privacy.clip_norm": Key(
-        CLIPPED,
-        ("0.02", "100"),
-        "model",
-        lambda a, b: (
-            np.linalg.norm(a.moved(0)) < 0.02001 < np.linalg.norm(b.moved(0))
-            and a.recorded("clipped_updates") == [12, 12]
-            and b.recorded("clipped_updates") == [0, 0]
-        ),
-    ),
-    "privacy.noise_multiplier": Key(
-        NOISED, ("2", "4"), "model", lambda a, b: a.recorded("update_epsilon")[0] > b.recorded("update_epsilon")[0] > 0
-    ),
-    "privacy.delta": Key(
-        f"{NOISED} privacy.noise_multiplier=2",
-        ("1e-5", "1e-3"),
-        "record",
-        lambda a, b: a.recorded("update_epsilon")[0] > b.recorded("update_epsilon")[0] > 0,
-    ),
+    "compression": Key(SOME, ("none", "float16"), "model"),
+    "compression.error_feedback": Key(f"{ALL} compression=top-k compression.fraction=0.1", ("false", "true"), "model"),
+    "privacy.clip_norm": Key(CLIPPED, ("0.02", "100"), "model"),
+    "privacy.noise_multiplier": Key(NOISED, ("2", "4"), "model"),
+    "privacy.delta": Key(f"{NOISED} privacy.noise_multiplier=2", ("1e-5", "1e-3"), "record"),
     "cluster.device": Key(SOME, ("cpu", "cuda:77"), "refusal", lambda a, b: not a.refusal and "cuda:77" in b.refusal),
     "cluster.threads": Key(
         f"{S} clients.sampler=uniform clients.count=1 rounds=1",
@@ -632,10 +347,10 @@ KEYS: dict[str, Key] = {
         lambda a, b: a.recorded("weight_divergence")[-1] == 0 < b.recorded("weight_divergence")[-1],
     ),
 }
-"""Every key that one rank shows; those that take several are in `test_keys_of_ranks`."""
+"""Every key that one rank shows. tests/reference says what most of them do; here each is seen to have an effect."""
 
 OF_RANKS = ("cluster.placement", "cluster.balance", "cluster.server_trains", "cluster.reduction")
-"""Keys that mean something on several ranks only: see `tests/keys/test_keys_of_ranks.py`."""
+"""Keys that mean something on several ranks only: see tests/mpi and tests/core/test_placement.py."""
 
 OF_STALLS = ("cluster.stall_timeout",)
 """Keys that show in a stalled job only: see tests/faults/test_signals_and_stalls.py."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -80,13 +79,6 @@ def test_it_is_rejected_however_it_is_set(setting: str):
             load_config(None, [*base.split(), setting])
         with pytest.raises(UserError, match=rf"^({named}) .*has no effect here: it needs .+"):
             Config(**assignments([*base.split(), setting]))
-
-
-@pytest.mark.parametrize("other", [{}, {"samples": {"sampler": "all"}}, {"data": {"source": "elsewhere"}}])
-@pytest.mark.parametrize("preset", ["fedavg", "fedsso", "fedstas", "astraea"])
-def test_all_that_a_config_holds_makes_it_again(preset: str, other: dict[str, Any]):
-    config = Config(preset=preset, **other)
-    assert Config(**config.model_dump()) == config
 
 
 def test_a_custom_sampler_may_have_a_sample_budget():

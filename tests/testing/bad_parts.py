@@ -95,10 +95,6 @@ def metric_by_processes(outputs: Tensor, targets: Tensor) -> dict:
     return {"ranks": len(targets) * processes()}
 
 
-def dealt_by_processes(labels, clients, generator) -> np.ndarray:
-    return np.arange(len(labels)) // processes() % clients
-
-
 def points(*, count: int = 60) -> dict:
     rows = np.arange(count)
     return {"x": np.arange(2.0 * count).reshape(count, 2), "y": rows % 3, "user": rows // 9}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedmpi
 import fedmpi.testing
-from data_prep.__main__ import run as prepare
 from fedmpi.common.registry import Component
 from fedmpi.testing import Check, checks
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import CONTRACTS, part_of
 from fedmpi.testing.started import Starts, started_checks
-from tests.testing.made_up import raw_of
 
 NEEDED: dict[str, dict[str, Any]] = {
     "data sampler bernoulli": {"samples.budget": 200},
@@ -41,24 +39,42 @@ NEEDED: dict[str, dict[str, Any]] = {
 """Settings that a component needs, and choices that go with it."""
 WRITTEN = {part.name: part for part in fedmpi.components("data set") if part.name != "digits"}
 """Data sets whose readers need files; tests/data_prep reads such."""
-OF_FILES = ("user", "user-groups", "pachinko")
-"""Partitions that go by what only some data sets have."""
 PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.components() if part.name not in WRITTEN]
-LATER = {"model": ("mlp",), "partition": [p.name for p in fedmpi.components("partition") if p.name not in OF_FILES]}
-"""Components of some kinds that are tried in started runs with the others; the rest need files first."""
+LATER = {"model": ("mlp",)}
+"""Components of some kinds that are tried in started runs with the others."""
 LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
 """Checks that take seconds."""
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mlp": ("digits", {}),
-    "cnn": ("mnist", {}),
-    "cifar-cnn": ("cifar10", {}),
-    "image-cnn": ("cifar10", {}),
-    "resnet18": ("cifar10", {"model.width": 4, "model.groups": 2}),
-    **dict.fromkeys(("text-cnn", "fedsampling-text-cnn", "transformer"), ("mind", {"model.dimension": 4})),
-    **dict.fromkeys(("lstm", "bilstm", "char-lstm"), ("mind", {"model.dimension": 4, "model.units": 6})),
+HERE = "tests.testing.test_built_in_parts"
+TEXTS = f"{HERE}:texts"
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "cnn": {"data.source": f"{HERE}:images", "data.source.side": 28, "data.source.channels": 1},
+    "cifar-cnn": {"data.source": f"{HERE}:images"},
+    "image-cnn": {"data.source": f"{HERE}:images"},
+    "resnet18": {"data.source": f"{HERE}:images", "model.width": 4, "model.groups": 2},
+    **dict.fromkeys(("text-cnn", "fedsampling-text-cnn", "transformer"), {"data.source": TEXTS, "model.dimension": 4}),
+    **dict.fromkeys(
+        ("lstm", "bilstm", "char-lstm"),
+        {"data.source": TEXTS, "model.dimension": 4, "model.units": 6},
+    ),
 }
-"""The data set on which each model is trained in started runs, and what makes it small."""
+"""Settings of each model in started runs: its data, and what makes it small."""
+
+
+def images(*, side: int = 32, channels: int = 3) -> fedmpi.ClientArrays:
+    """Make five clients with 8 random images each."""
+    x = np.random.default_rng(0).integers(0, 256, (60, channels, side, side)).astype(np.uint8)
+    y = np.arange(60) % 10
+    return fedmpi.ClientArrays(x[:40], y[:40], np.arange(40) % 5, test=(x[40:], y[40:]))
+
+
+def texts() -> fedmpi.ClientArrays:
+    """Make five clients with 8 random texts each."""
+    x = np.random.default_rng(0).integers(1, 30, (60, 12)).astype(np.int32)
+    y = np.arange(60) % 3
+    clients = np.arange(40) % 5
+    return fedmpi.ClientArrays(x[:40], y[:40], clients, test=(x[40:], y[40:]), task="text", vocabulary=30)
 
 
 def long(part: Component, check: Check) -> bool:
@@ -90,13 +106,8 @@ def test_a_built_in_component_keeps_its_contract_in_started_runs(check: Check) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_model_gives_the_same_on_any_number_of_ranks_and_resumed(tmp_path: Path) -> None:
-    subjects = []
-    for name, (data, settings) in MODELS.items():
-        raw = [] if data == "digits" else ["--raw", str(raw_of(data, tmp_path))]
-        if not (shards := tmp_path / f"{data}-shards").exists():
-            assert prepare([data, *raw, "--partition", "iid", "--clients", "5", "--out", str(shards)]) == 0
-        subjects.append(Subject(part_of(name, "model"), settings | {"data.source": str(shards)}))
+def test_every_model_gives_the_same_on_any_number_of_ranks_and_resumed() -> None:
+    subjects = [Subject(part_of(name, "model"), settings) for name, settings in MODELS.items()]
     starts = Starts(subjects)
     for subject in subjects:
         for check in started_checks(subject, starts):

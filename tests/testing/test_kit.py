@@ -110,6 +110,7 @@ GOOD: dict[str, list[Any]] = {
     ],
     "weights": [bad_parts.root],
     "aggregator": [aggregator(lambda updates, coefficients: (updates.amax(0) + updates.amin(0)) / 2)],
+    "compressor": [lambda update, generator: update.mul_(generator.random() < 2)],
     "loss": [probability],
     "metric": [lambda outputs, targets: {"sure": outputs.softmax(1).amax(1).sum()}, bad_parts.LeastRecall],
     "partition": [lambda labels, clients, generator: (np.arange(len(labels)) + 1) % (clients or 5)],
@@ -165,6 +166,7 @@ BAD = [
         "slices of the coordinates agree with the whole",
         "slices 2",
     ),
+    ("compressor", lambda update, generator: update[:9], "an update of the same shape arrives", r"it returned \(9,\)"),
     ("loss", lambda x, y: probability(x - x.mean(0), y), "a sample's value does not depend on the others", "batches"),
     ("loss", lambda x, y: probability(x, y).mean(), "one finite value per sample", "a single number"),
     ("loss", lambda x, y: probability(x, y) / 0, "one finite value per sample", "not finite"),
@@ -240,8 +242,8 @@ BAD = [
     ("local optimizer", bad_parts.Falling, "steps follow the gradients", "opposite gradients"),
     ("local optimizer", bad_parts.Accumulating, "same steps from the same gradients", "two different results"),
     ("local optimizer", bad_parts.Jumping, GLOBAL, "of torch"),
-    ("data set", lambda: raw(labels=1 + np.arange(40) % 3), "features and labels as stated", "labels are from 1 to 3"),
-    ("data set", lambda: raw(feature_shape=(3,)), "features and labels as stated", r"\(2,\), but .*\(3,\).* stated"),
+    ("data set", lambda: raw(labels=1 + np.arange(40) % 3), "features and labels as stated", "none of the 3 classes"),
+    ("data set", lambda: raw(feature_shape=(3,)), "features and labels as stated", "is stated"),
     (
         "data set",
         lambda: raw(read=lambda rows: np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2)),
@@ -337,18 +339,6 @@ def test_started_runs_catch_what_depends_on_ranks_or_is_not_saved_and_failures_l
     assert others <= {bad_parts.of_everybody, bad_parts.Remembering}, "state of Remembering stays on a rank"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("part", "kind", "good"), [(bad_parts.points, "data set", True), (bad_parts.dealt_by_processes, "partition", False)]
-)
-def test_other_shards_by_other_processes_are_caught(part: Any, kind: str, good: bool) -> None:
-    settings = {"count": 90} if good else {}
-    [result] = perform([check for check in checks(part, settings, kind) if check.name.startswith("same shards")])
-    assert result.outcome == ("ok" if good else "FAILED"), result
-    assert good or "3 processes write another train-" in result.remark
-
-
 def test_results_are_lines() -> None:
     results = list(perform(checks(bad_parts.negative, runs=False)))
     assert [result.outcome for result in results] == ["FAILED", "skipped", "skipped", "skipped"]
@@ -376,7 +366,7 @@ def test_options_are_given_as_keys_and_missing_ones_are_requested() -> None:
     for choice, kind, words in (
         ("krum", None, "server.aggregator.byzantine"),
         (bad_parts.processes, None, "kind of component"),
-        (probability, "color", "no kind 'color'"),
+        (probability, "color", "no kind of component 'color'"),
     ):
         with pytest.raises(UserError, match=words):
             list(checks(choice, kind=kind))

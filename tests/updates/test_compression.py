@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmpi import UserError
+from fedmpi import ComponentFailure, UserError, compressor
+from fedmpi.common.registry import Chosen
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.config.server_tables import NoCompression, Rounding, TopK
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.local.pipeline import UpdateObserver
@@ -41,10 +41,9 @@ FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 VALUES = st.floats(-6e4, 6e4, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
 
 
-def compression(kind: str, fraction: float, error_feedback: bool = False) -> Any:
-    if kind == "top-k":
-        return TopK(fraction=fraction, error_feedback=error_feedback)
-    return NoCompression() if kind == "none" else Rounding(name=kind, error_feedback=error_feedback)  # type: ignore[arg-type]
+def compression(kind: str, fraction: float, error_feedback: bool = False) -> Chosen:
+    options = {} if kind == "none" else {"error_feedback": error_feedback}
+    return Chosen("compressor", kind, {"fraction": fraction, **options} if kind == "top-k" else options)
 
 
 def update(values: int = 1300, seed: int = 0) -> Tensor:
@@ -143,19 +142,19 @@ def test_with_error_feedback_all_arrives_in_the_end(kind: Any):
 
 
 def test_every_client_keeps_its_own_residual():
-    transport = Transport(TopK(fraction=0.05, error_feedback=True), Streams(5))
+    transport = Transport(compression("top-k", 0.05, True), Streams(5))
     first = transport.send(0, 1, update())
     assert torch.equal(transport.send(0, 2, update()), first)
     assert not torch.equal(transport.send(1, 1, update()), first)
 
 
 def test_residuals_survive_a_checkpoint_with_their_owner():
-    saved, cluster = Transport(TopK(fraction=0.05, error_feedback=True), Streams(5)), Cluster.connect()
+    saved, cluster = Transport(compression("top-k", 0.05, True), Streams(5)), Cluster.connect()
     for client in (3, 1, 8):
         saved.send(0, client, update(seed=client))
     state = saved.gather_state(cluster)
     assert set(state) == set(RESIDUALS)
-    loaded = Transport(TopK(fraction=0.05, error_feedback=True), Streams(5))
+    loaded = Transport(compression("top-k", 0.05, True), Streams(5))
     loaded.load(state, range(2, 9))
     assert sorted(loaded.residuals or {}) == [3, 8]
     assert torch.equal(loaded.send(1, 3, update()), saved.send(1, 3, update()))
@@ -183,8 +182,8 @@ def test_bytes_are_those_of_the_values_places_and_scales(kind: Any, expected: in
 
 
 def test_a_place_among_a_power_of_two_needs_its_logarithm():
-    assert upload_bits(TopK(fraction=1.0), 1024) == 32 + 10
-    assert upload_bits(TopK(fraction=1.0), 1025) == 32 + 11
+    assert upload_bits(compression("top-k", 1.0), 1024) == 32 + 10
+    assert upload_bits(compression("top-k", 1.0), 1025) == 32 + 11
 
 
 def test_what_is_clipped_is_what_arrived():
@@ -213,3 +212,20 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
     assert 0 < float((model - plain).norm() / plain.norm()) < (0.1 if kind == "top-k" else 0.005)
     assert record["bytes_client_up"] == pytest.approx(share * plain_record["bytes_client_up"], rel=0.01)
     assert record["bytes_client_down"] == plain_record["bytes_client_down"]
+
+
+@compressor(bits=2)
+def signs(update: Tensor, generator: np.random.Generator, *, scale: float = 1.0) -> Tensor:
+    return update.sign() * scale * update.abs().mean()
+
+
+def test_a_custom_compressor_is_sized_and_keeps_what_it_loses():
+    sent = update()
+    chosen = Chosen("compressor", signs, {"scale": 2, "error_feedback": True})
+    transport = Transport(chosen, Streams(5))
+    arrived = transport.send(0, 3, sent.clone())
+    assert torch.equal(arrived, sent.sign() * 2.0 * sent.abs().mean())
+    assert transport.residuals is not None and torch.allclose(transport.residuals[3] + arrived, sent)
+    assert upload_bits(chosen, 1300) == 2
+    with pytest.raises(ComponentFailure, match="returned"):
+        Transport(Chosen("compressor", lambda update, generator: update[:1]), Streams(5)).send(0, 3, sent)
