@@ -12,11 +12,9 @@ import numpy as np
 from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
 from fedmpi.describe.run import CLIENT_SCORES
-from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record, clients_from_text
-from fedmpi.records.progress import MEASURED
-from fedmpi.records.run_log import read_log
-from fedmpi.records.tensorboard import is_number
+from fedmpi.records.progress import MEASURED, is_number, read_log
+from fedmpi.records.tables import last_evaluation, read_clients
 from fedmpi.results.comparison import AXES, Spread, first_reached, judged, rises, spent, up_to
 from fedmpi.results.loading import OF_NO_MATTER, OneRun, SeedGroup, blocks_of
 

@@ -16,9 +16,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import KINDS
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import dotted, read_toml
-from fedmpi.records.changes import MAY_CHANGE, SHARDS, find_shards, recorded_digest
-from fedmpi.records.history import Record, ending_of, largest_client, read_records, read_summary
-from fedmpi.records.provenance import FOLDER, is_foreign, kept_digests
+from fedmpi.records.history import Record, ending_of, read_records, read_summary
+from fedmpi.records.provenance import FOLDER, MAY_CHANGE, SHARDS, find_shards, is_foreign, kept_digests, recorded_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -135,28 +134,14 @@ def _read_run(folder: Path) -> OneRun:
         (path for name in (CONFIGURATION, PLANNED) if (path := folder / name).is_file()), folder / CONFIGURATION
     )
     table = dotted(read_toml(path))
-    _refuse_damaged(path, table, {"seed": int, "rounds": int})
     summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
-    _refuse_damaged(folder / "summary.json", summary, {"clients": int, "versions": dict, "final": dict})
     ending = ending_of(summary, path) if summary else "stopped"
     labels, failure = note.get("labels", {}), str(note.get("failure", ""))
-    if not isinstance(labels, dict):
-        raise UserError(f"{folder / NOTE} cannot be read (labels = {table_value(labels)}): remove it")
-    records, clients = read_records(folder), summary.get("clients")
-    largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
-    if clients is not None and largest >= clients:
-        raise UserError(f"{folder / 'metrics.jsonl'} cannot be read (client {largest} of {clients}): it is damaged")
+    records = read_records(folder)
     if shards := find_shards(folder, str(table.get(SHARDS))):
         table[SHARDS] = shards
     table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
     return OneRun(folder, table, records, summary, ending, labels, failure, recorded_digest(folder) or "")
-
-
-def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
-    """Reject a file if a value that reports need has another type."""
-    for key, kind in kinds.items():
-        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
-            raise UserError(f"{path} cannot be read ({key} = {table[key]!r}): it is damaged")
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:

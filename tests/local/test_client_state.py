@@ -23,8 +23,8 @@ from fedmpi.core import worker as homes_module
 from fedmpi.core.worker import Homes
 from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
-from fedmpi.records import client_records
-from fedmpi.records.client_records import load_records, save_records
+from fedmpi.records import checkpoint
+from fedmpi.records.checkpoint import load_records, save_records
 
 RECORD = 2 * 5 * 4
 """Bytes of two vectors of five values."""
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_grow_is_said_in_one_sentence(tmp_path: Path) -> None
 def test_a_file_of_records_is_read_as_it_was_written(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_records, "PIECE_BYTES", piece)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
     cluster, state, path = Cluster(None, "none"), state_with(2, tmp_path), tmp_path / "deep" / "clients.safetensors"
     for client in (9, 2, 5, 30, 1):
         state.write(client, vectors_of(client))
@@ -194,7 +194,7 @@ def test_records_follow_their_clients_between_three_ranks(
 def test_the_records_of_three_ranks_are_read_by_others(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_records, "PIECE_BYTES", piece)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
     ranks, path, held = Ranks(), tmp_path / "clients.safetensors", [[3, 4, 9, 12, 20], [], [1, 5, 7]]
     everybody = sorted(client for own in held for client in own)
 

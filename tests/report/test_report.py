@@ -16,8 +16,8 @@ import pytest
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.records.client_table import ClientTable, read_clients
 from fedmpi.records.history import clients_from_text
+from fedmpi.records.tables import ClientTable, read_clients
 from fedmpi.report import curves as panels
 from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, targets, thinned
 from fedmpi.report.page import page_contents, render_page, write_report
