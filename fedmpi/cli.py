@@ -246,9 +246,8 @@ def compare(
 
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
-    from fedmpi.results.comparison import compare_runs
+    from fedmpi.results.comparison import as_csv, as_latex, compare_runs, print_comparison
     from fedmpi.results.loading import find_runs, read_runs
-    from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")

@@ -165,7 +165,7 @@ def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_pa
     accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
     columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
     table.add(columns | {"accuracy": accuracy, "loss": 1 - accuracy})
-    table.write(table.take())
+    table.write(table.take(), 1)
     found = panels.view(OneRun(tmp_path, {}, [], {}, ""), runs=80)
     assert found is not None and len(found["client"]) == panels.POINTS // 80
     assert (found["accuracy"][0], found["accuracy"][-1]) == (0, 1) and np.diff(found["accuracy"]).max() < 0.01
