@@ -32,15 +32,6 @@ from fedmpi.records.history import Record, read_records, read_summary
 from fedmpi.records.hold import owner_of
 
 log = logging.getLogger("fedmpi")
-MEASURED = {
-    "macro_f1": "macro-F1",
-    "perplexity": "perplexity",
-    "mean_average_precision": "mean average precision",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
-"""Names of scores other than accuracy and loss."""
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
 SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
 """Exceptions with a message that needs no type."""
@@ -169,15 +160,12 @@ def _scores(summary: Record) -> dict[str, str]:
     final, rows = summary["final"], {}
     best = f"round {(summary['best_round'] or 0) + 1}"
     best += ", the best on validation" if summary["best_chosen_on"] == "val" else ""
-    for part, name in (("test", "test "), ("val", "validation ")):
-        for score in ("accuracy", "loss"):
-            if f"{part}_{score}" in final:
-                rows[f"{name}{score}"] = _number(final[f"{part}_{score}"])
-            if summary.get(f"best_{part}_{score}") is not None:
-                rows[f"best {name}{score}"] = f"{_number(summary[f'best_{part}_{score}'])} ({best})"
-        for key, title in MEASURED.items():
-            if f"{part}_{key}" in final:
-                rows[title if part == "test" else f"{name}{title}"] = _number(final[f"{part}_{key}"])
+    for key, value in final.items():
+        if key.startswith(("test_", "val_")):
+            rows[key.replace("_", " ").replace("val ", "validation ")] = _number(value)
+    for key, value in summary.items():
+        if key.startswith(("best_test_", "best_val_")) and value is not None:
+            rows[key.replace("_", " ").replace("val ", "validation ")] = f"{_number(value)} ({best})"
     for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
         parts = ("mean", "std", "worst10", "best10", "jain")
         mean, deviation, worst, top, jain = (_number(final.get(f"client_{score}_{part}")) for part in parts)

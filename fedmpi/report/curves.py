@@ -11,9 +11,8 @@ import numpy as np
 
 from fedmpi.common.fairness import Usage, evenness
 from fedmpi.common.types import Ints
-from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, Record, clients_from_text
-from fedmpi.records.progress import MEASURED, is_number, read_log
+from fedmpi.records.progress import is_number, read_log
 from fedmpi.records.tables import last_evaluation, read_clients
 from fedmpi.results.comparison import AXES, Spread, first_reached, judged, rises, spent, up_to
 from fedmpi.results.loading import OF_NO_MATTER, OneRun, blocks_of
@@ -52,42 +51,20 @@ LINK_NAMES = {
     "mediator_up": "from mediators",
     "mediator_down": "to mediators",
 }
-PARTS = {"test": "test", "val": "validation"}
-SCORE_NAMES = {"accuracy": "accuracy", **MEASURED, "loss": "loss"}
-SPREADS = {
-    "mean": "mean",
-    "worst10": "worst 10 %",
-    "best10": "best 10 %",
-    "std": "standard deviation",
-    "weighted": "weighted by samples",
-    "jain": "Jain's index",
-}
 TITLES = {
-    **{f"{part}_{score}": f"{PARTS[part]} {name}" for score, name in SCORE_NAMES.items() for part in PARTS},
     "train_loss": "training loss",
-    **{
-        f"client_{score}_{spread}": f"clients' {words}, {name}"
-        for score, words in CLIENT_SCORES.items()
-        for spread, name in SPREADS.items()
-    },
     "lr": "local learning rate",
     "samples": "samples per round",
     "steps": "steps per round",
     "participants": "selected clients",
-    "asked": "invited clients",
-    "available": "available clients",
     "seconds": "seconds per round",
     "virtual_seconds": "simulated seconds per round",
     "size_ratio": "estimated size / true size",
-    "size_estimate": "estimated size",
-    "size_true": "true size",
-    "size_asked": "clients queried for their size",
     "sampling_probability": "probability of a sample",
     "clipped_fraction": "share of clipped answers",
-    "strata": "strata",
+    "clients_used": "share of clients used so far",
     "client_use_gini": "Gini coefficient of participation",
     "client_use_effective": "effective share of clients used (Kish)",
-    "clients_used": "share of clients used so far",
     "update_epsilon": "ε of the updates so far",
     "size_epsilon_max": "ε of the sizes so far, largest",
     "size_epsilon_mean": "ε of the sizes so far, mean",
@@ -96,7 +73,12 @@ TITLES = {
     "kl_client_mean": "KL divergence of the clients' labels, mean",
     **{f"bytes_{link}": f"bytes {words} per round" for link, words in LINK_NAMES.items()},
 }
-"""Names of record keys; others are shown as they are."""
+"""Names of record keys that do not explain themselves."""
+
+
+def key_title(key: str) -> str:
+    """Return the name of a record key: "test accuracy" of "test_accuracy"."""
+    return TITLES.get(key) or key.replace("_", " ")
 
 
 def rounded(values: Iterable[float | None]) -> list[float | int | None]:
@@ -186,10 +168,9 @@ def _drawn(runs: Sequence[list[Record]]) -> list[int]:
 
 
 def _numbers(runs: Sequence[list[Record]]) -> list[str]:
-    """Return the keys of numbers, those with a title first."""
+    """Return the keys of numbers."""
     keys = {key for records in runs for record in records for key, value in record.items() if is_number(value)}
-    keys -= set(NOT_DRAWN)
-    return [key for key in TITLES if key in keys] + sorted(keys - TITLES.keys())
+    return sorted(keys - set(NOT_DRAWN))
 
 
 def target(groups: Sequence[Configuration]) -> tuple[str, float] | None:

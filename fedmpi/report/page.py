@@ -20,7 +20,7 @@ from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
-from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, rounded
+from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
 from fedmpi.results.comparison import AXES, Row, Spread, compare_runs, in_percent, rises, spent
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 
@@ -86,8 +86,7 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     curves = [drawing.curves([drawing.completed(run) for run in group.runs]) for group in groups]
     found = dict.fromkeys(key for one in curves for key in one["y"])
-    keys = [*(key for key in FIRST if key in found), *(key for key in TITLES if key in found and key not in FIRST)]
-    metrics = {key: TITLES.get(key, key) for key in dict.fromkeys([*keys, *found])}
+    metrics = {key: key_title(key) for key in dict.fromkeys([*FIRST, *TITLES, *found]) if key in found}
     names = list(dict.fromkeys(str(group.table.get("preset") or group.label) for group in groups))
     apart = differing([group.table for group in groups])
     return {
@@ -113,7 +112,7 @@ def _finding(runs: Sequence[OneRun]) -> str:
     except UserError:  # no run is finished, or none was evaluated
         return ""
     rows = [row for _, table in comparison.blocks for row in table]
-    title, scale = TITLES.get(comparison.metric, comparison.metric), 100 if in_percent(comparison.metric) else 1
+    title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
     unit = " points" if scale == 100 else ""
 
     def score(row: Row) -> str:
@@ -147,7 +146,7 @@ def _missing(runs: Sequence[OneRun]) -> list[str]:
         last = {key: value for record in run.records for key, value in record.items() if key.startswith(SCORES)}
         for key in (key for key, value in last.items() if value is None):
             lost.setdefault(key, []).append(run.name)
-    return notes + [f"the last {TITLES.get(key, key)} is not finite in {', '.join(some)}" for key, some in lost.items()]
+    return notes + [f"the last {key_title(key)} is not finite in {', '.join(some)}" for key, some in lost.items()]
 
 
 def _configuration(group: Configuration) -> dict[str, Any]:

@@ -108,6 +108,11 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     assert row.reached == 0 and row.costs == {}
     assert "not reached" in rendered(compared(tmp_path, target=0.95))
     assert "2.5 ± 0.7 (2 of 3)" in rendered(compared(tmp_path, target=0.8))
+    write_run(tmp_path / "own" / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
+    assert compared(tmp_path / "own").target == 0.5
+    assert compared(tmp_path / "own", metric="test_loss").target is None, "an accuracy is no target of a loss"
+    write_run(tmp_path / "own" / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
+    assert compared(tmp_path / "own").target is None
 
 
 def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path) -> None:
@@ -149,36 +154,6 @@ def test_components_of_a_list_are_named_with_their_options(tmp_path: Path) -> No
     assert [row.group.label for row in rows] == [f"metrics = {metrics}" for metrics in expected]
     tables = [run.table for run in read_runs(find_runs([tmp_path]))]
     assert components_from("mine.py", tables) == "task.metrics = mine:own"
-
-
-def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
-    own = {"clients.sampler": "mine:sampler", "local.lr": 0.1}
-    values = [None, "unset", "a = unset", "strata = b"]
-    for number, value in enumerate(values):
-        config = own | ({} if value is None else {"clients.sampler.strata": value})
-        write_run(tmp_path / "own" / str(number), [0.1 * number], config)
-    found = compared(tmp_path / "own")
-    [(_, rows)] = found.blocks
-    assert [row.group.label for row in rows] == [
-        "without clients.sampler.strata",
-        *(f"strata = {value}" for value in values[1:]),
-    ]
-    lines = list(csv.DictReader(StringIO(as_csv(found))))
-    assert [line["clients.sampler.strata"] for line in lines] == ["", *values[1:]]
-    for number, value in enumerate(values[1:]):
-        labels = {"run": "mine", "clients.sampler.strata": value}
-        write_run(tmp_path / "swept" / str(number), [0.1], own | {"clients.sampler.strata": value}, labels=labels)
-    write_run(tmp_path / "swept" / "none", [0.1], own, labels={"run": "plain"})
-    [(_, rows)] = compared(tmp_path / "swept").blocks
-    assert [row.group.label for row in rows] == [*(f"mine, strata = {value}" for value in values[1:]), "plain"]
-
-
-def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
-    assert compared(tmp_path).target == 0.5
-    assert compared(tmp_path, metric="test_loss").target is None, "an accuracy is no target of another number"
-    write_run(tmp_path / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
-    assert compared(tmp_path).target is None
 
 
 def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Path) -> None:
