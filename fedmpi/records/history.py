@@ -157,7 +157,7 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     path = folder / "metrics.jsonl"
     with _readable(path):
         lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [dict(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 
 def read_summary(path: Path) -> Record:
