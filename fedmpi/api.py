@@ -39,13 +39,13 @@ from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
 from fedmpi.process.exit_codes import ending_together, stall_timeout
 from fedmpi.process.malloc import freed_memory_kept
-from fedmpi.records.changes import sources_of, with_found_shards
 from fedmpi.records.checkpoint import load_model
-from fedmpi.records.client_table import Columns, concatenated, read_clients
 from fedmpi.records.history import Record, ending_of, read_records, read_summary
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.progress import shown_warnings
+from fedmpi.records.provenance import sources_of, with_found_shards
 from fedmpi.records.recorder import open_recorder
+from fedmpi.records.tables import Columns, concatenated, read_clients
 
 _one_at_a_time = threading.RLock()
 """Lock for torch's threads and generators, which belong to the process: runs of several threads wait for each other."""

@@ -26,7 +26,7 @@ from fedmpi.config.layers import assignments, dotted, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.mpi import world_rank
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
-from fedmpi.records.changes import sources_of, with_found_shards
+from fedmpi.records.provenance import sources_of, with_found_shards
 
 app = typer.Typer(
     name="fedmpi",
@@ -147,7 +147,7 @@ def watch(
 
     Example: fedmpi watch runs/first
     """
-    from fedmpi.report.watching import watch as follow
+    from fedmpi.records.progress import watch as follow
 
     follow(run, interval)
 
@@ -246,9 +246,8 @@ def compare(
 
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
-    from fedmpi.results.comparison import compare_runs
+    from fedmpi.results.comparison import as_csv, as_latex, compare_runs, print_comparison
     from fedmpi.results.loading import find_runs, read_runs
-    from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")

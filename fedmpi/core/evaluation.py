@@ -40,9 +40,8 @@ from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
 from fedmpi.local.work import ClientTask
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
-from fedmpi.records.client_table import Columns
-from fedmpi.records.confusion import Confusion
 from fedmpi.records.history import Record
+from fedmpi.records.tables import Columns, Confusion
 from fedmpi.tasks.evaluation import (
     JUDGED,
     LOSS,

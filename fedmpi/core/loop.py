@@ -20,7 +20,7 @@ from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
 from fedmpi.local.failures import check_model, enter_round
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
-from fedmpi.records.progress import Outlook, RoundDisplay, open_display
+from fedmpi.records.progress import RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
 
 VIEWING = ("clients", "fine_tune")
@@ -70,7 +70,6 @@ class Simulation:
         self.rearm = rearm or (lambda: None)
         self.progress = progress and self.cluster.is_server
         self.display: RoundDisplay | None = None
-        self.outlook: Outlook | None = None
         self.unsettled: Record | None = None
         self.phases: dict[str, float] = {}
         self.summary: Record = {}
@@ -78,7 +77,6 @@ class Simulation:
     def run(self) -> Ending:
         """Run all remaining rounds; return the reason for the end."""
         first, self.unsettled = self.saved.resume(self.model)
-        self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             launched = read_launch() is not None
             self.display = open_display(self.config.rounds, first, self.config.logging.interval, launched=launched)
@@ -199,8 +197,6 @@ class Simulation:
             self.recorder.write(record)
         else:
             self.history.add(record)
-        if self.outlook is not None:
-            self.outlook.update(record)
         if self.display is not None:
             self.display.update(record)
 

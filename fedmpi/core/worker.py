@@ -36,7 +36,7 @@ from fedmpi.local.sequential import SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
-from fedmpi.records.client_records import load_records, save_records
+from fedmpi.records.checkpoint import load_records, save_records
 from fedmpi.samples.built_in_rules import holders
 from fedmpi.samples.row_rule import RowRule, SampledRows
 from fedmpi.updates.compression import RESIDUALS

@@ -17,9 +17,8 @@ from fedmpi.common.fairness import spread_over_clients
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import AnyArray
 from fedmpi.describe.data import check_picture, save_picture
-from fedmpi.records.client_table import Columns, last_evaluation, read_clients
-from fedmpi.records.confusion import Confusion, read_confusion
 from fedmpi.records.history import read_summary
+from fedmpi.records.tables import Columns, Confusion, last_evaluation, read_clients, read_confusion
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Checkpoints and final models: safetensors files, complete or absent.
+"""Checkpoints, final models and clients' state: safetensors files, complete or absent.
 
 A checkpoint holds the global model, the state of the server optimizer and of the planner as tensors, and a JSON header
 with the next round and the record that still waits for its evaluation. Its checksum is the SHA-256 of the whole file,
@@ -11,20 +11,25 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_inner_folder, sync_folder, write_whole
+from fedmpi.common.files import make_inner_folder, sync_folder, whole_file, write_whole
+from fedmpi.common.types import AnyArray, Ints
+from fedmpi.local.client_state import ClientState
 from fedmpi.models import check_values
+from fedmpi.mpi import Cluster
 
 log = logging.getLogger("fedmpi")
 
@@ -32,6 +37,9 @@ MOST_ROUNDS = 10**8  # the eight digits of a checkpoint's name distinguish this 
 DIGITS = 64  # of a SHA-256
 LENGTH_BYTES = 8  # of the safetensors header's length, at the start of the file
 SET_ASIDE = ".damaged"
+PIECE_BYTES = 64 << 20
+"""Largest size of the clients' records that rank 0 has in memory."""
+TYPES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
 
 
 @dataclass(frozen=True)
@@ -189,18 +197,12 @@ class Beside:
 def model_file(module: nn.Module) -> bytes:
     """Return the bytes of model.safetensors."""
     check_values(module)
-    tensors: dict[str, Tensor] = {}
-    for name, value in module.state_dict().items():
-        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
-            kind = f"a tensor of layout {value.layout}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise UserError(
-                f"the model cannot be saved: {name} of its state dict is {kind}, not a dense tensor; leave it out of "
-                "the state dict, or make it one"
-            )
-        dense = value.detach().cpu().contiguous()
-        tensors[name] = dense.clone() if any(_overlap(dense, other) for other in tensors.values()) else dense
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            raise UserError(f"the model cannot be saved: {name} of its state dict is not a dense tensor; leave it out")
     try:
-        return save(tensors)
+        return save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
     except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the model cannot be saved ({error}): change what its state_dict holds") from error
 
@@ -220,5 +222,88 @@ def load_model(module: nn.Module, path: Path) -> None:
         raise UserError(f"{path} does not hold this model ({error})") from None
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes
+# --- clients' state beside a checkpoint ---
+
+
+def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str:
+    """Write the records of all ranks to one file, piece by piece; return its SHA-256 on rank 0; collective.
+
+    The file is a safetensors file with `clients` int64 (c,) and `records` (c, vectors, d) in the same order. Writing
+    and reading need at most PIECE_BYTES of memory, and a run may resume with another number of ranks.
+    """
+    wanted = cluster.broadcast([np.array([path is not None])] if cluster.is_server else None)
+    if not wanted[0][0]:
+        return ""
+    at_once = _records_at_once(state, cluster.size)
+    clients = cluster.gather(state.clients)
+    pieces, steps = state.pieces(at_once), cluster.maximum(-(-len(state) // at_once))
+    digest = hashlib.sha256()
+    with ExitStack() as stack:
+        file: BinaryIO | None = None
+        if path is not None and clients is not None:
+            make_inner_folder(path.parent)
+            file = stack.enter_context(whole_file(path))
+            # in the order of the gathered records: a piece of every rank, then the next one
+            ordered = [own[step * at_once : (step + 1) * at_once] for step in range(steps) for own in clients]
+            head = _records_head(np.concatenate([np.empty(0, np.int64), *ordered]), state)
+            file.write(head)
+            digest.update(head)
+        empty = np.empty((0, len(state.names), state.values), state.dtype)
+        for _ in range(steps):
+            for records in cluster.gather(next(pieces, (None, empty))[1]) or ():
+                if file is not None and records.size:
+                    part = np.ascontiguousarray(records).data.cast("B")
+                    file.write(part)
+                    digest.update(part)
+    return "" if file is None else digest.hexdigest()
+
+
+def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned: range) -> Ints:
+    """Load the records of this rank's clients from a file that rank 0 reads; return all its clients; collective."""
+    state.clear()
+    everybody = [np.empty(0, np.int64)]
+    pieces = _read_records(path, state) if cluster.is_server else iter(())
+    while True:
+        piece = cluster.broadcast(next(pieces, [np.empty(0, np.int64)]) if cluster.is_server else None)
+        everybody.append(piece[0])
+        if not piece[0].size:
+            return np.concatenate(everybody)
+        for client, record in zip(piece[0].tolist(), piece[1], strict=True):
+            if client in owned:
+                state.put(client, record.copy())
+
+
+def _records_at_once(state: ClientState, ranks: int) -> int:
+    return max(1, PIECE_BYTES // max(1, ranks * state.record_bytes))
+
+
+def _records_head(clients: Ints, state: ClientState) -> bytes:
+    """Return the head of the file: the length of its table, the table, and the clients."""
+    size, end = len(clients) * state.record_bytes, clients.nbytes
+    shape = [len(clients), len(state.names), state.values]
+    table = {
+        "__metadata__": {"vectors": json.dumps(state.names)},
+        "clients": {"dtype": "I64", "shape": [len(clients)], "data_offsets": [0, end]},
+        "records": {"dtype": TYPES[state.dtype], "shape": shape, "data_offsets": [end, end + size]},
+    }
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text + clients.astype("<i8").tobytes()
+
+
+def _read_records(path: Path | None, state: ClientState) -> Iterator[list[AnyArray]]:
+    """Yield pieces of a file: clients (c,), at least one, and their records (c, vectors, d)."""
+    if path is None:
+        return
+    with safe_open(path, "np") as file:
+        clients, records = file.get_tensor("clients"), file.get_slice("records")
+        names, shape = json.loads(file.metadata()["vectors"]), records.get_shape()[1:]
+        if [names, shape, records.get_dtype()] != [list(state.names), [len(names), state.values], TYPES[state.dtype]]:
+            raise UserError(
+                f"{path} keeps {', '.join(names)} with {shape[1]} values for each client, but local.algorithm now "
+                f"declares {', '.join(state.names)} with {state.values}: choose another --out"
+            )
+        at_once = _records_at_once(state, 1)
+        for first in range(0, len(clients), at_once):
+            some = clients[first : first + at_once]
+            yield [some, records[first : first + len(some)]]

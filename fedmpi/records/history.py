@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from fedmpi.common.files import read_plain
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.records.client_table import Columns
+from fedmpi.records.tables import Columns
 from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
@@ -145,110 +146,37 @@ def clients_as_text(clients: Ints) -> str:
 def clients_from_text(text: str) -> Ints:
     """Return the clients (m,) of a text made by `clients_as_text`."""
     ends = [run.split("-") for run in text.split()]
-    if any(len(run) > 2 for run in ends):
-        raise ValueError(f"{text[:40]!r} does not name clients")
     first = np.array([int(run[0]) for run in ends], np.int64)
     lengths = np.array([int(run[-1]) for run in ends], np.int64) + 1 - first
-    if (lengths < 1).any():
-        raise ValueError(f"{text[:40]!r} does not name clients in ascending order")
     before = np.cumsum(lengths) - lengths
     return np.repeat(first - before, lengths) + np.arange(lengths.sum())
-
-
-def largest_client(text: str) -> int:
-    """Return the largest client in such a text; -1 for none."""
-    return max(map(int, re.findall(r"\d+", text)), default=-1)
-
-
-LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
-"""Numbers of a round's ranks, mediators and strata."""
-NUMBERS = re.compile(
-    r"(virtual_)?seconds|wall_seconds|bytes_.+|samples|participants|train_loss|size_(true|estimate)|best_round"
-    r"|(best_)?(test|val)_.+|client_(tuned_)?(accuracy|loss)_.+|(rounds|megabytes)_to_target"
-)
-"""Keys of numbers in records and summaries."""
-PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
-LARGEST = 2**63
-"""Bound of integers: no count comes close to it, and a float can represent it."""
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     """Return the first `rounds` records in RUN/metrics.jsonl, or all; an incomplete last line is ignored."""
     path = folder / "metrics.jsonl"
-    try:
+    with _readable(path):
         lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
-        return [read_record(line) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
+        return [dict(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 
 def read_summary(path: Path) -> Record:
     """Return the summary in RUN/summary.json, or a sweep's note beside it; empty if there is none."""
-    try:
-        return _summary(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
+    with _readable(path):
+        return dict(json.loads(read_plain(path))) if os.path.lexists(path) else {}
 
 
 def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
     """Return whether a run with a summary finished all rounds, or `on_round` ended it earlier."""
+    with _readable(path):
+        rounds = tomllib.loads(read_plain(path).decode()).get("rounds", 0)
+    return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Report a damaged file in one sentence."""
     try:
-        rounds = tomllib.loads(read_plain(path).decode("utf-8")).get("rounds", 0)
-    except (OSError, ValueError, RecursionError) as error:
+        yield
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
-    final = summary.get("final", {})
-    last = final.get("round", rounds) if isinstance(final, dict) else None
-    if not isinstance(rounds, int) or not isinstance(last, int):
-        raise UserError(f"{path} and summary.json beside it do not say how many rounds there were: they are damaged")
-    return "ended" if last + 1 < rounds else "finished"
-
-
-def read_record(line: bytes) -> Record:
-    """Return the record in a line of RUN/metrics.jsonl."""
-    record = _table(json.loads(line))
-    round = record.get("round")
-    if not isinstance(round, int) or not _is_number(round):
-        raise ValueError(f"round = {round!r} in a record")
-    _check(record, f" in the record of round {round}")
-    clients, strata = record.get("clients", ""), record.get("stratum_sizes") or []
-    if not isinstance(clients, str) or PARTICIPANTS.fullmatch(clients) is None:
-        raise ValueError(f"clients = {clients!r} in the record of round {round}")
-    if (allocation := record.get("allocation")) and len(strata) != len(allocation):
-        raise ValueError(f"{len(strata)} stratum_sizes and {len(allocation)} in allocation of round {round}")
-    return record
-
-
-def _summary(read: Any) -> Record:
-    summary = _table(read)
-    final, moved, clients = summary.get("final"), summary.get("mpi_bytes", {"total": 0}), summary.get("clients", 1)
-    _check({**(final if isinstance(final, dict) else {}), **summary})
-    if not isinstance(moved, dict) or not _is_number(moved.get("total")):
-        raise ValueError(f"mpi_bytes = {moved!r}")
-    if isinstance(clients, int) and not 0 < clients < LARGEST:
-        raise ValueError(f"clients = {clients!r}")
-    return summary
-
-
-def _check(table: Record, where: str = "") -> None:
-    """Require numbers where reports expect them. None means no number."""
-    for key, value in table.items():
-        if value is None:
-            continue
-        if key in LISTS:
-            right = isinstance(value, list) and all(map(_is_number, value))
-        elif key == "phase_seconds":
-            right = isinstance(value, dict) and all(map(_is_number, value.values()))
-        else:
-            right = NUMBERS.fullmatch(key) is None or _is_number(value)
-        if not right:
-            raise ValueError(f"{key} = {value!r}{where}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= LARGEST
-
-
-def _table(read: Any) -> Record:
-    if not isinstance(read, dict):
-        raise ValueError(f"there is {str(read)[:20]!r} where keys and values should be")
-    return read

@@ -5,7 +5,6 @@ The lock of a process of this host that has ended is taken over. Only the user c
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,43 +19,26 @@ SECONDS = 1.5
 """Seconds to wait for a lock: rank 0 may end shortly after its launcher."""
 
 
-def owner_of(run: Path) -> str | None:
-    """Return the owner of a folder's lock in words; None if it is free."""
-    if not os.path.lexists(run / FOLDER):
-        return None
-    try:
-        _taken(run).release()
-    except Timeout:
-        return _described(run / FOLDER)
-    return None
-
-
-def refuse_held(run: Path) -> None:
-    """Reject a folder that another run writes to."""
-    try:
-        owner = owner_of(run)
-    except OSError as error:
-        raise UserError(f"the folder {run} cannot be used ({error.strerror}): choose another --out") from error
-    if owner is not None:
-        raise _in_use(run, owner)
-
-
 class Hold:
     """Lock of a folder, from the construction until `release`."""
 
     def __init__(self, run: Path):
         self.run, self.path = run, run / FOLDER
-        before = _described(self.path) if os.path.lexists(self.path) else None
+        before = _described(self.path) if self.path.exists() else None
+        self._lock = SoftFileLock(self.path, timeout=SECONDS, thread_local=False)
         try:
-            self._lock = _taken(run)
+            self._lock.acquire(poll_interval=SECONDS / 10)
         except Timeout:
-            raise _in_use(run, _described(self.path)) from None
+            raise UserError(
+                f"{run} is in use by {_described(self.path)}: choose another --out, or end that run first. If it is "
+                f"gone, remove {self.path}"
+            ) from None
         self.before = before  # Previous owner of the lock
         self._made = self.path.stat().st_ino
 
     def check(self) -> None:
         """Require before a write that the folder and its lock are still there."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):
             if self.path.stat().st_ino == self._made:
                 return
         if not self.run.is_dir():
@@ -74,16 +56,22 @@ class Hold:
             self._lock.release()
 
 
-def _taken(run: Path) -> SoftFileLock:
-    lock = SoftFileLock(run / FOLDER, timeout=SECONDS, thread_local=False)
-    lock.acquire(poll_interval=SECONDS / 10)
-    return lock
+def owner_of(run: Path) -> str | None:
+    """Return the owner of a folder's lock in words; None if it is free."""
+    try:
+        refuse_held(run)
+    except UserError:
+        return _described(run / FOLDER)
+    return None
 
 
-def _in_use(run: Path, owner: str) -> UserError:
-    return UserError(
-        f"{run} is in use by {owner}: choose another --out, or end that run first. If it is gone, remove {run / FOLDER}"
-    )
+def refuse_held(run: Path) -> None:
+    """Reject a folder that another run writes to."""
+    if (run / FOLDER).exists():
+        try:
+            Hold(run).release()
+        except OSError as error:
+            raise UserError(f"the folder {run} cannot be used ({error.strerror}): choose another --out") from error
 
 
 def _described(path: Path) -> str:
@@ -93,4 +81,4 @@ def _described(path: Path) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(path.stat().st_mtime))
     except (OSError, ValueError):
         return "another run"
-    return f"process {int(number) if number.isdigit() else '?'} on {host.partition('?')[0]}, there since {since}"
+    return f"process {number} on {host.partition('?')[0]}, there since {since}"

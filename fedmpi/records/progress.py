@@ -1,40 +1,49 @@
-"""Progress of a run: a bar on a terminal, otherwise a line every few seconds; and the table at its end."""
+"""What a run shows: rounds on the terminal, RUN/run.log, TensorBoard's events, and the table at its end."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedmpi.common.errors import UNWRITABLE
+from fedmpi.common.errors import (
+    UNWRITABLE,
+    ClientFailure,
+    ComponentFailure,
+    Divergence,
+    RanksDisagree,
+    UserError,
+    on_one_line,
+    raised,
+)
+from fedmpi.common.files import read_plain
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
+from fedmpi.config.layers import read_toml
+from fedmpi.records.history import Record, read_records, read_summary
+from fedmpi.records.hold import owner_of
 
 log = logging.getLogger("fedmpi")
+LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
+SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, ComponentFailure, RanksDisagree)
+"""Exceptions with a message that needs no type."""
 
-ROUNDS_OF_OUTLOOK, SECONDS_OF_OUTLOOK = 5, 60.0
-"""Rounds, or their seconds, after which the duration of a run is estimated."""
-LONG_WORK = 2 * 86_400.0
-"""Remaining seconds from which a run is worth a warning."""
-MEASURED = {
-    "macro_f1": "macro-F1",
-    "perplexity": "perplexity",
-    "mean_average_precision": "mean average precision",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
+
+# --- rounds on the terminal ---
 
 
 class RoundDisplay(Protocol):
     """Display of finished rounds."""
 
-    def update(self, record: dict[str, Any]) -> None:
+    def update(self, record: Record) -> None:
         """Show a finished round."""
 
     def close(self) -> None:
@@ -57,7 +66,7 @@ class _Bar:
         self._task = self._progress.add_task("", total=rounds, completed=first, facts="")
         self._progress.start()
 
-    def update(self, record: dict[str, Any]) -> None:
+    def update(self, record: Record) -> None:
         self._progress.update(self._task, completed=record["round"] + 1, facts="  ".join(_facts(record)))
 
     def close(self) -> None:
@@ -69,7 +78,7 @@ class _Lines:
         self._rounds, self._first, self._interval = rounds, first, interval
         self._started, self._shown = time.perf_counter(), float("-inf")
 
-    def update(self, record: dict[str, Any]) -> None:
+    def update(self, record: Record) -> None:
         now, done = time.perf_counter(), record["round"] + 1
         if now - self._shown < self._interval and done < self._rounds:
             return
@@ -85,7 +94,7 @@ class _Lines:
         sys.stdout.flush()
 
 
-def _facts(record: dict[str, Any]) -> list[str]:
+def _facts(record: Record) -> list[str]:
     facts = [f"loss {record['train_loss']:.4f}"] if record.get("train_loss") is not None else []
     for part, name in (("test", ""), ("val", "validation ")):
         if f"{part}_accuracy" in record:
@@ -97,65 +106,39 @@ def _facts(record: dict[str, Any]) -> list[str]:
     return facts
 
 
-class Outlook:
-    """Warning after the first rounds if the rest of a run will take days."""
-
-    def __init__(self, rounds: int, first: int):
-        self._rounds, self._warned = rounds, False
-        self._seconds: list[float] = []
-
-    def update(self, record: dict[str, Any]) -> None:
-        """Add a finished round; the first, which loads, does not count if there are others."""
-        if self._warned:
-            return
-        self._seconds.append(record["seconds"])
-        done, rounds = record["round"] + 1, self._seconds[1:] or self._seconds
-        if len(self._seconds) < ROUNDS_OF_OUTLOOK and sum(self._seconds) < SECONDS_OF_OUTLOOK:
-            return
-        self._warned = True
-        each = sum(rounds) / len(rounds)
-        if (left := each * (self._rounds - done)) > LONG_WORK:
-            log.warning(
-                "%s of %s rounds are left, at %.3g s each about %s: set fewer rounds, or count on --resume",
-                f"{self._rounds - done:,}",
-                f"{self._rounds:,}",
-                each,
-                readable_duration(left),
-            )
-
-
-@contextmanager
-def shown_warnings() -> Iterator[None]:
-    """Print fedmpi's warnings on standard error within the context."""
-    handler, log = TerminalWarnings(), logging.getLogger("fedmpi")
-    log.addHandler(handler)
+def watch(folder: Path, interval: float = 2.0, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run's progress until it ends, and how it ended; the run is one of another process."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run: there is no config.toml in it")
+    rounds, records = read_toml(path)["rounds"], read_records(folder)
+    seen = max(0, len(records) - 1)
+    display = open_display(rounds, len(records), interval)
     try:
-        yield
+        while True:
+            running = owner_of(folder) is not None
+            for record in read_records(folder)[seen:]:
+                display.update(record)
+                seen = record["round"] + 1
+            if not running:
+                break
+            sleep(0.5)
     finally:
-        log.removeHandler(handler)
+        display.close()
+    if summary := read_summary(folder / "summary.json"):
+        show_summary(summary, str(folder))
+    else:
+        why = read_summary(folder / "sweep.json").get("failure") or ended_by(folder / "run.log")
+        ended = f"stopped after round {seen} of {rounds}{f' ({why})' if why else ''}"
+        print(f"{ended}: continue with --resume --out {folder}", flush=True)
 
 
-class TerminalWarnings(logging.Handler):
-    """Handler that prints warnings on standard error, above a progress bar."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the warning; the stream is looked up now because the progress bar exchanges it."""
-        with suppress(*UNWRITABLE):  # full, or closed: no reason to end a run
-            sys.stderr.write(f"warning: {record.getMessage()}\n")  # in one piece, as the guard's
-            sys.stderr.flush()
-
-
-def show_summary(summary: dict[str, Any], folder: str) -> None:
+def show_summary(summary: Record, folder: str) -> None:
     """Print the table at the end of a run, and where its results are."""
     table = Table(show_header=False)
-    final = summary["final"]
     rows = {
-        "rounds": final.get("round", -1) + 1,
+        "rounds": summary["final"].get("round", -1) + 1,
         **_scores(summary),
-        **_of_clients(summary),
         "wall time": readable_duration(summary["wall_seconds"]),
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
@@ -172,35 +155,164 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
     print(paragraph(f"results in {folder}: metrics.jsonl (the rounds), model.safetensors, summary.json, run.log"))
 
 
-def _scores(summary: dict[str, Any]) -> dict[str, str]:
-    """Return final scores on each evaluated part, and the best round."""
+def _scores(summary: Record) -> dict[str, str]:
+    """Return final scores on each evaluated part, the best round, and the spread of the clients' scores."""
     final, rows = summary["final"], {}
     best = f"round {(summary['best_round'] or 0) + 1}"
     best += ", the best on validation" if summary["best_chosen_on"] == "val" else ""
-    for part, name in (("test", "test"), ("val", "validation")):
-        score = "accuracy" if f"{part}_accuracy" in final else "loss"
-        if f"{part}_{score}" in final:
-            rows[f"{name} {score}"] = _number(final[f"{part}_{score}"])
-            rows[f"best {name} {score}"] = f"{_number(summary[f'best_{part}_{score}'])} ({best})"
-        if score == "accuracy":
-            rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
-        for key, title in MEASURED.items():
-            if f"{part}_{key}" in final:
-                rows[title if part == "test" else f"validation {title}"] = _number(final[f"{part}_{key}"])
-    return rows
-
-
-def _of_clients(summary: dict[str, Any]) -> dict[str, str]:
-    """Return the distribution of the clients' scores, if they were evaluated."""
-    final, rows = summary["final"], dict[str, str]()
+    for key, value in final.items():
+        if key.startswith(("test_", "val_")):
+            rows[key.replace("_", " ").replace("val ", "validation ")] = _number(value)
+    for key, value in summary.items():
+        if key.startswith(("best_test_", "best_val_")) and value is not None:
+            rows[key.replace("_", " ").replace("val ", "validation ")] = f"{_number(value)} ({best})"
     for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
-        mean, deviation, worst, best, jain = (
-            _number(final.get(f"client_{score}_{part}")) for part in ("mean", "std", "worst10", "best10", "jain")
-        )
-        if mean != "-" and not (score == "loss" and rows):
-            rows[name] = f"{mean} ± {deviation}, worst 10 % {worst}, best 10 % {best}, Jain {jain}"
+        parts = ("mean", "std", "worst10", "best10", "jain")
+        mean, deviation, worst, top, jain = (_number(final.get(f"client_{score}_{part}")) for part in parts)
+        if mean != "-" and not (score == "loss" and "clients' accuracy" in rows):
+            rows[name] = f"{mean} ± {deviation}, worst 10 % {worst}, best 10 % {top}, Jain {jain}"
     return rows
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Print fedmpi's warnings on standard error within the context."""
+    handler = TerminalWarnings(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class TerminalWarnings(logging.Handler):
+    """Handler that prints warnings on standard error, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the warning; the stream is looked up now because the progress bar exchanges it."""
+        with suppress(*UNWRITABLE):  # full, or closed: no reason to end a run
+            sys.stderr.write(f"warning: {record.getMessage()}\n")  # in one piece, as the guard's
+            sys.stderr.flush()
+
+
+# --- RUN/run.log ---
+
+
+class _Onwards(logging.Handler):
+    """Handler that passes records from a level on to the handlers above fedmpi's logger."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if log.parent is not None and log.parent.hasHandlers():
+            log.parent.callHandlers(record)
+
+
+class RunLog(logging.FileHandler):
+    """Handler that writes the file; if that fails, it warns once and the run continues.
+
+    While it listens, fedmpi's logger passes INFO records, but the program's own handlers get no more than without it.
+    """
+
+    _failed = False
+
+    def __init__(self, path: Path):
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path need not be text
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def listen(self) -> None:
+        """Write fedmpi's records from now on."""
+        self._before = log.level, log.propagate
+        self._onwards = _Onwards(log.getEffectiveLevel())
+        log.addHandler(self)
+        if log.propagate:  # False within another run, or if the user has switched propagation off
+            log.addHandler(self._onwards)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+    def leave(self) -> None:
+        """Restore the logger."""
+        log.removeHandler(self)
+        log.removeHandler(self._onwards)
+        level, log.propagate = self._before
+        log.setLevel(level)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Warn once, without a traceback."""
+        if not self._failed:
+            self._failed = True
+            log.warning("%s cannot be written", self.baseFilename)
+
+    def failed(self, error: Exception) -> None:
+        """Log the error that ends the run to the file only."""
+        why = on_one_line(str(error)) if isinstance(error, SELF_EXPLANATORY) else raised(error)
+        self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (why,), None))
+
+
+def read_log(path: Path) -> list[tuple[str, str]]:
+    """Return level and text of every line; nothing if the file cannot be read."""
+    try:
+        lines = read_plain(path).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [(match[1], match[2]) for match in map(LINE.match, lines) if match]
+
+
+def ended_by(path: Path) -> str:
+    """Return the error that ended the latest attempt of a run; "" if the log has none."""
+    for level, words in reversed(read_log(path)):
+        if level == "INFO":
+            break
+        if level == "ERROR" and words.startswith("ended by: "):
+            return words
+    return ""
+
+
+# --- TensorBoard ---
+
+
+class TensorBoard:
+    """Events in the run's folder: the numbers of every round."""
+
+    def __init__(self, folder: Path, first: int):
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):  # readers sort the files by name
+            time.sleep(0.05)
+        self._writer = SummaryWriter(str(folder), purge_step=first)
+        self._excepthook, threading.excepthook = threading.excepthook, self._raised_in_thread
+
+    def record(self, record: Record) -> None:
+        """Write the numbers of a finished round."""
+        for name, value in tags(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+
+    def flush(self) -> None:
+        """Bring the events to the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write the last events and close the file."""
+        try:
+            self._writer.close()
+        finally:
+            threading.excepthook = self._excepthook
+
+    def _raised_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        """Ignore errors of TensorBoard's writing thread, which its next call raises again."""
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
+            self._excepthook(args)
+
+
+def tags(record: Record) -> dict[str, float]:
+    """Return the numbers of a record by tag: "test/accuracy" of "test_accuracy", "round/lr" of "lr"."""
+    phases = {f"phase_{name}": value for name, value in record.get("phase_seconds", {}).items()}
+    numbers = {key: value for key, value in (record | phases).items() if key != "round" and is_number(value)}
+    return {key.replace("_", "/", 1) if "_" in key else f"round/{key}": float(x) for key, x in numbers.items()}
+
+
+def is_number(value: Any) -> bool:
+    """Check whether a value of a record is a number, and not true or false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

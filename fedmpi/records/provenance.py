@@ -1,4 +1,9 @@
-"""Provenance of a run: versions, the commit of the source, and copies of the sources of custom components."""
+"""Provenance of a run: versions, sources of custom components, shards, and settings changed when it was resumed.
+
+A run may change its length, its logging and where it is computed. Any other difference from the folder's config.toml is
+rejected. Changes are noted at the head of config.toml. Shards are identified by their checksum, components by the
+sources in the run folder.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
@@ -25,11 +32,35 @@ import numpy as np
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.files import make_folder, read_plain, write_whole
 from fedmpi.common.imports import as_written, found_by_name, own_text
 from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
-from fedmpi.config import Config
+from fedmpi.config import Config, config_toml
 from fedmpi.config.keys import components_of
+from fedmpi.config.layers import dotted, read_toml
+from fedmpi.config.loading import given_config
+from fedmpi.config.writing import differences
+from fedmpi.data.schema import MANIFEST, read_manifest
+
+log = logging.getLogger("fedmpi")
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of folders for installed packages."""
+FOLDER = "plugins"
+"""Folder of the copied sources in a run folder."""
+CONFIGURATION, SHARDS = "config.toml", "data.source"
+MARK = "# data.source has the sha256 "
+"""Start of the first line of config.toml if the data are a folder of shards."""
+CHANGED = "# changed before round "
+MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
+NOT_WITH_THESE = {
+    "logging.diagnostics": "it counts from round 0 on",
+    "evaluation.clients": "it counts from round 0 on how often clients are used",
+    "evaluation.fine_tune": "all rows about clients have the same columns",
+}
+
+
+# --- versions ---
 
 
 def versions(mpi: str) -> dict[str, str]:
@@ -58,13 +89,7 @@ def git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
-log = logging.getLogger("fedmpi")
-INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
-PACKAGES = ("site-packages", "dist-packages")
-"""Names of folders for installed packages."""
-
-FOLDER = "plugins"
-"""Name of the folder with the copies in a run folder."""
+# --- sources of custom components ---
 
 
 def foreign_choices(config: Config) -> list[tuple[str, Any]]:
@@ -92,7 +117,9 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
         part = resolve(kind, choice)
         counts[kind] += 1
         if part.source is not None:
-            sources |= {_shown(name, path): path.read_bytes() for name, path in _reached(part).items()}
+            for name, path in _reached(part).items():
+                depth = name.count(".") + 1 + (path.name == "__init__.py")
+                sources["/".join(path.parts[-depth:])] = path.read_bytes()
             if found_by_name(part.object):
                 continue
         if text := own_text(part.object):
@@ -105,34 +132,39 @@ def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
 
 def digests(sources: dict[str, bytes]) -> dict[str, str]:
     """Return SHA-256 by file name."""
-    return {name: _digest(content) for name, content in sorted(sources.items())}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(sources.items())}
 
 
 def kept_digests(run: Path) -> dict[str, str]:
     """Return SHA-256 by file name of the copies in RUN/plugins."""
     folder = run / FOLDER
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py") if path.is_file()}
-    return {name: _digest(path.read_bytes()) for name, path in sorted(found.items())}
+    paths = [path for path in folder.rglob("*.py") if path.is_file()]
+    return digests({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
 
 
 @contextmanager
-def kept_sources(run: Path) -> Iterator[None]:
-    """Within the context, modules with a copy in RUN/plugins are imported from there, unless the files are equal."""
-    folder = run.resolve() / FOLDER
-    kept = {module: digest for name, digest in kept_digests(run).items() if (module := _module_of(name))}
-    current = {name: _own_file(name) for name in kept}
-    if all(path is not None and _digest(path.read_bytes()) == kept[name] for name, path in current.items()):
+def sources_of(given: Any) -> Iterator[None]:
+    """Import modules with a copy in the folder of a run's config.toml from there within the context.
+
+    Nothing changes if all copies equal the present files.
+    """
+    path = Path(given) if isinstance(given, str | Path) else Path()
+    run = path.parent.resolve()
+    kept = kept_digests(run) if path.name == CONFIGURATION else {}
+    modules = {name: _module_of(name) for name in kept if _module_of(name)}
+    current = {name: file.read_bytes() for name, module in modules.items() if (file := _own_file(module))}
+    if digests(current) == {name: kept[name] for name in sorted(modules)}:
         yield
         return
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    others = {name: sys.modules.pop(name) for name in kept if name in sys.modules}
-    sys.path.insert(0, str(folder))
+    others = {name: sys.modules.pop(name) for name in modules.values() if name in sys.modules}
+    sys.path.insert(0, str(run / FOLDER))
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
-        for name in kept:
+        sys.path.remove(str(run / FOLDER))
+        for name in modules.values():
             sys.modules.pop(name, None)
         sys.modules.update(others)
         sys.dont_write_bytecode = writes
@@ -144,13 +176,6 @@ def _module_of(file: str) -> str:
     return ".".join(parts) if all(map(str.isidentifier, parts)) else ""
 
 
-def _file_on_path(name: str) -> str | None:
-    """Return the source file of a module in the first folder of sys.path, or in the working directory."""
-    way = name.replace(".", "/")
-    ends = (f"{folder or '.'}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py"))
-    return next(filter(os.path.isfile, ends), None)
-
-
 def has_trained(run: Path) -> bool:
     """Check whether a run has a checkpoint or is finished. Any other one starts at round 0."""
     return (run / "summary.json").exists() or any((run / "checkpoints").glob("*"))
@@ -159,30 +184,23 @@ def has_trained(run: Path) -> bool:
 def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
     """Copy the sources into RUN/plugins, or compare them with the copies of a run that resumes."""
     folder = run / FOLDER
-    if not sources:
-        return
-    if resumed:
-        for name, content in sources.items():
-            kept = folder / name
-            if not kept.exists():
-                raise UserError(
-                    f"{folder} has no copy of {name}, so the run may have started with other code. Start it again with "
-                    "another --out"
-                )
-            if kept.read_bytes() != content:
-                raise UserError(
-                    f"{name} differs from the file that this run started with, {kept}. Restore that file, or choose "
-                    "another --out"
-                )
-        return
-    shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start
+    if sources and not resumed:
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier start
     for name, content in sources.items():
-        make_folder((folder / name).parent)
-        write_whole(folder / name, content)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+        kept = folder / name
+        if not resumed:
+            make_folder(kept.parent)
+            write_whole(kept, content)
+        elif not kept.exists():
+            raise UserError(
+                f"{folder} has no copy of {name}, so the run may have started with other code. Start it again with "
+                "another --out"
+            )
+        elif kept.read_bytes() != content:
+            raise UserError(
+                f"{name} differs from the file that this run started with, {kept}. Restore that file, or choose "
+                "another --out"
+            )
 
 
 def _reached(part: Component) -> dict[str, Path]:
@@ -224,9 +242,11 @@ def _own_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _shown(name: str, path: Path) -> str:
-    depth = name.count(".") + 1 + (path.name == "__init__.py")
-    return "/".join(path.parts[-depth:])
+def _file_on_path(name: str) -> str | None:
+    """Return the source file of a module in the first folder of sys.path, or in the working directory."""
+    way = name.replace(".", "/")
+    ends = (f"{folder or '.'}/{end}" for folder in [*sys.path, "."] for end in (f"{way}/__init__.py", f"{way}.py"))
+    return next(filter(os.path.isfile, ends), None)
 
 
 @cache
@@ -234,3 +254,113 @@ def _installed(file: str) -> bool:
     """Check whether the file, with links resolved, belongs to an installed package."""
     path = Path(file).resolve()
     return any(part in PACKAGES for part in path.parts) or any(path.is_relative_to(folder) for folder in INSTALLED)
+
+
+# --- shards ---
+
+
+def data_mark(config: Config, digest: str) -> str:
+    """Return the first line of config.toml; "" for data that are not in a folder."""
+    return f"{MARK}{digest}\n" if _is_folder(config.data.source.choice) else ""
+
+
+def recorded_digest(run: Path) -> str | None:
+    """Return the checksum of a run's shards; None if its config.toml has none."""
+    try:
+        first = read_plain(run / CONFIGURATION).partition(b"\n")[0].decode(errors="replace")
+    except OSError:
+        return None
+    return first.removeprefix(MARK).strip() if first.startswith(MARK) else None
+
+
+def digest_of(shards: Any) -> str | None:
+    """Return the checksum of a folder of shards; None if there is no such folder."""
+    try:
+        return read_manifest(Path(shards)).digest if _is_folder(shards) else None
+    except UserError:
+        return None
+
+
+def find_shards(run: Path, shards: str) -> str | None:
+    """Return the folder of a run's shards: as written, else beside the run or above it.
+
+    The last names of the written path are searched in the run folder and in each folder above it.
+    """
+    digest = recorded_digest(run)
+    if digest is None:
+        return None
+    parts = Path(shards).parts
+    tails = [Path(*parts[place:]) for place in range(1 if Path(shards).is_absolute() else 0, len(parts))]
+    places = [Path(shards), *(above / tail for above in run.resolve().parents for tail in tails)]
+    found = (place for place in places if os.path.isfile(place / MANIFEST))
+    return next((str(place) for place in found if digest_of(place) == digest), None)
+
+
+def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config:
+    """Return the configuration of a run's config.toml, with its shards found if the folder was moved."""
+    digest, shards = recorded_digest(path.parent), config.data.source.name
+    if path.name != CONFIGURATION or digest is None or dotted(read_toml(path)).get(SHARDS) != shards:
+        return config
+    found = find_shards(path.parent, shards)
+    if found is None and strict:
+        there = "holds other data than" if digest_of(shards) else "is not a folder with the data that"
+        raise UserError(
+            f"{SHARDS} = {shards!r} {there} {path.parent} was trained on, and no folder beside that run is one. Give "
+            f"the folder of the shards with the checksum {digest[:12]}…, --set {SHARDS}=FOLDER"
+        )
+    return config if found in (None, shards) else given_config(config, {SHARDS: found})
+
+
+def _is_folder(shards: Any) -> bool:
+    return isinstance(shards, str | Path) and not is_digits(shards) and not in_memory(shards)
+
+
+# --- settings changed by a resumed run ---
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Differences between a folder's config.toml and the configuration of the resumed run."""
+
+    earlier: tuple[str, ...] = ()  # Notes of earlier changes
+    keys: tuple[tuple[str, str, str], ...] = ()  # (key, old, new)
+
+    def noted(self, round: int) -> tuple[str, ...]:
+        """Return one note per change, earlier ones first; `round` is the first with the new values."""
+        return (*self.earlier, *(f"{CHANGED}{round}: {key}: {old} -> {new}" for key, old, new in self.keys))
+
+    def text(self, config: Config, round: int) -> bytes:
+        """Return config.toml: the notes and the new configuration."""
+        head = "".join(note + "\n" for note in self.noted(round))
+        return (head + config_toml(config)).encode()
+
+
+def changes_since(path: Path, config: Config) -> Changes:
+    """Return the differences from the file config.toml; reject those that a run cannot change."""
+    try:
+        text = read_plain(path).decode("utf-8")
+        differing = differences(tomllib.loads(text), config)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): choose another --out") from None
+    refused = []
+    for key, there, here in differing:
+        same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.source.choice) is not None
+        reason = None if same else _why_not(key, config)
+        if reason is not None:
+            refused.append(f"{key}: {there} there, {here} here{reason}")
+    if refused:
+        raise UserError(
+            f"{path} differs from the configuration given in what a run cannot change ({'; '.join(refused)}): resume "
+            "with the same, or choose another --out"
+        )
+    earlier = tuple(line for line in text.splitlines() if line.startswith(CHANGED))
+    return Changes(earlier, tuple(differing))
+
+
+def _why_not(key: str, config: Config) -> str | None:
+    """Return None if a run may change the key; else the reason, "" if it is plain."""
+    if key in NOT_WITH_THESE:
+        return f" ({NOT_WITH_THESE[key]})"
+    if key == "rounds" and config.local.schedule.name == "cosine":
+        return " (with local.schedule = cosine all learning rates depend on it)"
+    return None if key.startswith(MAY_CHANGE) else ""

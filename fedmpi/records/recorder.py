@@ -22,15 +22,21 @@ from fedmpi.config import Config, config_toml
 from fedmpi.config.writing import not_repeatable
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.ranks import on_server
-from fedmpi.records import client_table
-from fedmpi.records.changes import Changes, changes_since, data_mark
 from fedmpi.records.checkpoint import Beside, Checkpoint, copied, model_file, newest_checkpoint, save_checkpoint
-from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold
-from fedmpi.records.provenance import FOLDER, digests, has_trained, keep_sources, part_sources
-from fedmpi.records.run_log import RunLog
-from fedmpi.records.tensorboard import TensorBoard, check_folder
+from fedmpi.records.progress import RunLog, TensorBoard
+from fedmpi.records.provenance import (
+    FOLDER,
+    Changes,
+    changes_since,
+    data_mark,
+    digests,
+    has_trained,
+    keep_sources,
+    part_sources,
+)
+from fedmpi.records.tables import CLASSES, CLIENTS, CONFUSION, ClientTable, Columns, Confusion
 
 log = logging.getLogger("fedmpi")
 WRITTEN = (
@@ -41,10 +47,9 @@ WRITTEN = (
     "model.safetensors",
     CONFUSION,
     CLASSES,
-    client_table.FILE,
 )
 """Files that are written or replaced during a run."""
-OF_A_RUN = (*WRITTEN, "checkpoints", FOLDER)
+OF_A_RUN = (*WRITTEN, CLIENTS, "checkpoints", FOLDER)
 """All files and folders of a run except TensorBoard's events."""
 FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
 """Files about the final model."""
@@ -57,8 +62,6 @@ class Recorder:
         self.folder = folder
         self.config = config
         self._mark = data_mark(config, data).encode() if data else b""
-        if config.logging.tensorboard:
-            check_folder(folder)
         self.sources = part_sources(config, warns=True)
         self.changes = Changes()
         self.hold = self._claim(resume)
@@ -71,7 +74,7 @@ class Recorder:
         self._summed = hashlib.sha256()
         self._beside = Beside()
         self.history = History(config, keeps=False)
-        self.clients = client_table.ClientTable(folder)
+        self.clients = ClientTable(folder)
 
     def _claim(self, resume: bool) -> Hold:
         """Lock the folder, which is empty or has this run if it is to be continued; write its first files."""
@@ -138,12 +141,12 @@ class Recorder:
                 kept, first = self._records(checkpoint), checkpoint.next_round
                 rows = checkpoint.header.get("client_rows", 0)
             self._take_changes(first)
-            self.clients.go_on(first, rows)
+            self.clients.resume(first, rows)
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
             if self.config.logging.tensorboard:
-                self._tensorboard = TensorBoard(self.folder, self.config, len(kept))
+                self._tensorboard = TensorBoard(self.folder, len(kept))
         if checkpoint:
             self.history.seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
@@ -218,7 +221,7 @@ class Recorder:
         def save() -> None:
             with self._writing():
                 self._sync()
-                self.clients.write(seen)
+                self.clients.write(seen, next_round)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
         self._beside.start(save)
@@ -228,7 +231,7 @@ class Recorder:
         rows = {"client_rows": self.clients.rows} if self.clients.rows else {}
         return {"seconds": self.history.seconds, "records": self._summed.hexdigest(), **rows}
 
-    def note_clients(self, table: client_table.Columns) -> None:
+    def note_clients(self, table: Columns) -> None:
         """Keep rows about clients until the next checkpoint or the end."""
         self.clients.add(table)
 
@@ -240,7 +243,7 @@ class Recorder:
         """Write the final model, its confusion matrix if known, and the summary; return the summary."""
         self.saved()
         with self._writing():
-            self.clients.write(self.clients.take())
+            self.clients.write(self.clients.take(), self.history.rounds + 1)
             write_whole(self.folder / "model.safetensors", model_file(model))
             for name, content in (confusion.files() if confusion is not None else {}).items():
                 write_whole(self.folder / name, content)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmpi.api import load_run
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normalizer
@@ -136,15 +136,11 @@ def _quietly(form: str) -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
-    except (KeyboardInterrupt, UserError):
-        raise
     except Exception as error:
-        cause = error.__cause__ or error
-        words = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-        raise UserError(f"the model cannot be written as {form}: {type(cause).__name__}: {words[:300]}") from error
+        words = raised(error.__cause__ or error)[:300]
+        raise UserError(f"the model cannot be written as {form}: {words}") from error
     finally:
         logging.disable(level)
 

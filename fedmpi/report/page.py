@@ -20,7 +20,7 @@ from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
-from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, rounded
+from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
 from fedmpi.results.comparison import AXES, Row, Spread, compare_runs, in_percent, rises, spent
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 
@@ -86,7 +86,7 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     curves = [drawing.curves([drawing.completed(run) for run in group.runs]) for group in groups]
     found = dict.fromkeys(key for one in curves for key in one["y"])
-    keys = [*(key for key in FIRST if key in found), *(key for key in TITLES if key in found and key not in FIRST)]
+    metrics = {key: key_title(key) for key in dict.fromkeys([*FIRST, *TITLES, *found]) if key in found}
     names = list(dict.fromkeys(str(group.table.get("preset") or group.label) for group in groups))
     apart = differing([group.table for group in groups])
     return {
@@ -94,13 +94,13 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         "version": fedmpi.__version__,
         "finding": _finding(runs),
         "axes": {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in curves)},
-        "metrics": {key: TITLES.get(key, key) for key in dict.fromkeys([*keys, *found])},
+        "metrics": metrics,
         "configurations": [_configuration(group) | one for group, one in zip(groups, curves, strict=True)],
         "notes": [*notes, *_missing([run for _, run in ordered])],
         "differences": [[key, *(table_value(group.table.get(key)) for group in groups)] for key in apart],
         "common": [[key, table_value(value)] for key, value in groups[0].table.items() if key not in apart],
-        "targets": drawing.targets(groups),
-        "runs": [_run(number, g, run, len(ordered)) for number, (g, run) in enumerate(ordered)],
+        "target": _target(groups, metrics),
+        "runs": [_run(number, g, run) for number, (g, run) in enumerate(ordered)],
         "warnings": drawing.warnings([run for _, run in ordered]),
     }
 
@@ -112,7 +112,7 @@ def _finding(runs: Sequence[OneRun]) -> str:
     except UserError:  # no run is finished, or none was evaluated
         return ""
     rows = [row for _, table in comparison.blocks for row in table]
-    title, scale = TITLES.get(comparison.metric, comparison.metric), 100 if in_percent(comparison.metric) else 1
+    title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
     unit = " points" if scale == 100 else ""
 
     def score(row: Row) -> str:
@@ -146,7 +146,7 @@ def _missing(runs: Sequence[OneRun]) -> list[str]:
         last = {key: value for record in run.records for key, value in record.items() if key.startswith(SCORES)}
         for key in (key for key, value in last.items() if value is None):
             lost.setdefault(key, []).append(run.name)
-    return notes + [f"the last {TITLES.get(key, key)} is not finite in {', '.join(some)}" for key, some in lost.items()]
+    return notes + [f"the last {key_title(key)} is not finite in {', '.join(some)}" for key, some in lost.items()]
 
 
 def _configuration(group: Configuration) -> dict[str, Any]:
@@ -161,8 +161,7 @@ def _configuration(group: Configuration) -> dict[str, Any]:
         "final": {key: _spread([scores[key] for scores in last if key in scores]) for key in keys},
         "best": {key: _spread([max(one) for one in known[key] if one]) for key in keys if key.endswith("accuracy")},
         "spent": {axis: _spread([cost[axis] for cost in costs if axis in cost]) for axis in AXES},
-        "traffic": drawing.traffic(group),
-        "phases": drawing.phases(group),
+        "totals": drawing.totals(group),
     }
 
 
@@ -172,14 +171,13 @@ def _spread(values: list[float]) -> list[float | int | None] | None:
     return None if spread is None else rounded([spread.mean, spread.deviation])
 
 
-def _run(number: int, configuration: int, run: OneRun, runs: int) -> dict[str, Any]:
+def _run(number: int, configuration: int, run: OneRun) -> dict[str, Any]:
     found = {
-        "participation": drawing.participation(run, runs),
-        "strata": drawing.strata(run, runs),
-        "view": drawing.view(run, runs),
+        "participation": drawing.participation(run),
+        "strata": drawing.strata(run),
+        "view": drawing.view(run),
     }
     versions = run.summary.get("versions") or {}
-    name, _, chosen = str(run.summary.get("engine", "")).partition(": ")
     return {
         "number": number,
         "name": run.name,
@@ -187,13 +185,30 @@ def _run(number: int, configuration: int, run: OneRun, runs: int) -> dict[str, A
         "seed": run.seed,
         "rounds": len(run.records),
         "ending": run.ending,
-        "engine": f"{name}: {chosen.partition('; so far')[0]}" if name == "auto" and chosen else name,
+        "engine": str(run.summary.get("engine", "")).partition(":")[0],
         "ranks": run.summary.get("ranks"),
         "clients": run.summary.get("clients"),
         "parameters": run.summary.get("parameters"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         **{name: value for name, value in found.items() if value is not None},
     }
+
+
+def _target(groups: Sequence[Configuration], metrics: dict[str, str]) -> dict[str, Any] | None:
+    """Return title and columns of the table of costs to a score."""
+    found = drawing.target(groups)
+    if found is None:
+        return None
+    key, level = found
+    costs = [drawing.costs(group, key, level) for group in groups]
+    columns: Columns = {"configuration": [group.label for group in groups]}
+    reached = [cost["round"].n if cost["round"] else 0 for cost in costs]
+    columns["runs that reached it"] = [f"{n} of {len(group.runs)}" for n, group in zip(reached, groups, strict=True)]
+    for axis in AXES:
+        spreads = [cost[axis] for cost in costs]
+        if any(spreads) or axis == "round":
+            columns[UNITS.get(axis, "rounds")] = [s and rounded([s.mean, s.deviation]) for s in spreads]
+    return {"title": f"Cost {'to' if rises(key) else 'down to'} a {metrics[key]} of {level:.4g}", "columns": columns}
 
 
 # --- HTML ---
@@ -281,6 +296,7 @@ def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
     known = shown["metrics"]
     of_clients = [key for key in known if key.startswith(("client_accuracy", "client_loss", "client_tuned"))]
     epsilon = "For the updates at the run's δ, for the size reports without one."
+    first, cost = "At the end of the first round whose evaluation reached it, over these runs.", shown["target"]
     unrecorded = Item("participation", "", "Participation was not recorded. Set logging.participants = true.")
 
     def lines(name: str, title: str, keys: Sequence[str], note: str = "", wide: bool = False) -> list[Item]:
@@ -296,7 +312,7 @@ def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
             *lines("training", "Work per round", ("samples", "steps", "participants", "lr")),
         ],
         "Results": [_results(shown)],
-        "Cost to a score": _targets(shown),
+        "Cost to a score": [Item("to-target", cost["title"], first, cost["columns"])] if cost else [],
         "Settings": _settings(shown),
         "Participation": [
             *(_participation(shown) or [unrecorded]),
@@ -312,7 +328,7 @@ def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
             *lines("sizes", "Estimate, true size and derived numbers", sizes),
         ],
         "Mediators": lines("mediators", "KL divergence of label distributions", ("kl_mean", "kl_client_mean")),
-        "Traffic and time": _costs(shown) + lines("time", "Time and bytes per round", times),
+        "Traffic and time": [_totals(shown), *lines("time", "Time and bytes per round", times)],
         "Privacy spent": lines(
             "privacy",
             "ε spent so far",
@@ -358,6 +374,16 @@ def _settings(shown: dict[str, Any]) -> list[Item]:
         Item("differences", "Different settings", note, columns if rows else None),
         Item("common", "", "", shared, detail=f"{len(common)} common settings"),
     ]
+
+
+def _totals(shown: dict[str, Any]) -> Item:
+    """Return traffic and the phases of a round."""
+    groups = shown["configurations"]
+    columns: Columns = {"configuration": [one["label"] for one in groups]}
+    for name in dict.fromkeys(name for one in groups for name in one["totals"]):
+        columns[name] = [one["totals"].get(name) for one in groups]
+    note = "Simulated traffic of whole runs; phases per round. Evaluation overlaps with the next round's training."
+    return Item("totals", "Traffic per link and phases of a round", note, columns)
 
 
 def _runs(shown: dict[str, Any]) -> list[Item]:
@@ -407,96 +433,61 @@ def _choice(name: str, title: str, options: dict[Any, str]) -> Spec:
 def _lines(
     shown: dict[str, Any], name: str, title: str, keys: Sequence[str], note: str = "", wide: bool = False
 ) -> list[Item]:
-    """Return a figure of some numbers over the run, with a choice of the number and of the horizontal axis."""
+    """Return a figure of some numbers over the run, with a choice of the number and of the horizontal axis.
+
+    Bands show the deviation. The legend selects lines, the pointer shows values.
+    """
     options = {key: shown["metrics"][key] for key in keys if key in shown["metrics"]}
     if not options:
         return []
-    seeds = [{"field": "deviation", "format": ".5~g"}, {"field": "n", "title": "seeds"}] * _several_seeds(shown)
-    whole = "datum.value === floor(datum.value) ? format(datum.value, ',') : ''"
-    found = {part: f"datum.y[key] && isArray(datum.y[key].{part}) ? datum.y[key].{part} : []" for part in STATISTICS}
-    spec = {
-        "data": {"name": "configurations"},
-        "params": [_choice("key", "show", options), _choice("axis", "against", shown["axes"])],
-        "transform": _calculate(**found, at="datum.x[axis]"),
-    }
-    x = {"title": None, "axis": {"grid": False, "labelExpr": f"axis === 'round' ? ({whole}) : datum.label"}}
-    figure = _curves(shown, spec, x, {"title": None}, seeds) | {"height": 380 if wide else 290}
-    return [Item(name, title, note, None, figure, wide)]
-
-
-def _curves(shown: dict[str, Any], spec: Spec, x: Spec, y: Spec, tooltip: list[Spec]) -> Spec:
-    """Add lines of `mean` at `at`, and bands of the deviation; the legend selects lines, the pointer shows values."""
-    labels = [one["label"] for one in shown["configurations"]]
-    channel = {"field": "label", "type": "nominal"}
-    colors = [OKABE_ITO[i % 8] for i in range(len(labels))]
-    dashes = [DASHES[i // 8 % len(DASHES)] for i in range(len(labels))]
-    color = channel | {"scale": {"domain": labels, "range": colors}}
-    dash = channel | {"scale": {"domain": labels, "range": dashes}}
-    x = {"field": "at", "type": "quantitative", "scale": {"zero": False, "nice": False}, **x}
-    y = {"field": "mean", "type": "quantitative", "scale": {"zero": False}, **y}
-
-    def dimmed(shown: float, hidden: float) -> Spec:
-        return {"condition": {"param": "chosen", "value": shown}, "value": hidden}
-
-    band = {
-        "mark": {"type": "area"},
-        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color}
-        | {"opacity": dimmed(0.17, 0.03)},
-    }
-    line = {
-        "mark": "line",
-        "encoding": {"x": x, "y": y, "color": color, "strokeDash": dash, "opacity": dimmed(1, 0.15)},
-    }
-    near = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
-    visible = [{"param": "near", "empty": False, "value": 1}, {"test": "datum.points === 1", "value": 1}]
-    named = [{"field": "label", "title": "configuration"}, {"field": "at", "title": "at", "format": ".5~g"}]
-    points = {
-        "transform": [{"joinaggregate": [{"op": "count", "as": "points"}], "groupby": ["label"]}],
-        "params": [{"name": "near", "select": near}],
-        "mark": {"type": "point", "filled": True, "size": 70},
-        "encoding": {"x": x, "y": y, "color": color, "opacity": {"condition": visible, "value": 0}}
-        | {"tooltip": [*named, {"field": "mean", "title": "value", "format": ".5~g"}, *tooltip]},
-    }
-    layers: list[Spec] = [*([band] if _several_seeds(shown) else []), line, points]
-    layers[0]["params"] = [{"name": "chosen", "select": {"type": "point", "fields": ["label"]}, "bind": "legend"}]
+    several, labels = _several_seeds(shown), [one["label"] for one in shown["configurations"]]
+    lists = {part: f"datum.y[key] && isArray(datum.y[key].{part}) ? datum.y[key].{part} : []" for part in STATISTICS}
     transform = [
-        *spec["transform"],
+        *_calculate(**lists, at="datum.x[axis]"),
         {"flatten": ["at", *STATISTICS]},
         {"filter": "isValid(datum.mean) && isValid(datum.at)"},
         *_calculate(low="datum.mean - (datum.deviation || 0)", high="datum.mean + (datum.deviation || 0)"),
     ]
-    return {**spec, "transform": transform, "layer": layers, "height": 290}
-
-
-def _targets(shown: dict[str, Any]) -> list[Item]:
-    """Return the cost to a score: a table for one, a figure for all."""
-    found, groups = shown["targets"], shown["configurations"]
-    if not found:
-        return []
-    place, axes, costs = found["levels"].index(found["default"]), shown["axes"], found["costs"]
-    columns: Columns = {"configuration": [one["label"] for one in groups]}
-    reached = [cost["round"]["n"][place] if cost["round"] else 0 for cost in costs]
-    columns["runs that reached it"] = [f"{n} of {len(one['seeds'])}" for n, one in zip(reached, groups, strict=True)]
-    for axis in axes:
-        pairs = [(cost[axis]["mean"][place], cost[axis]["deviation"][place]) if cost[axis] else None for cost in costs]
-        columns[UNITS.get(axis, "rounds")] = [None if pair is None or pair[0] is None else pair for pair in pairs]
-    rows = [
-        {"label": one["label"], "level": found["levels"], "costs": cost}
-        for one, cost in zip(groups, costs, strict=True)
-    ]
-    lists = {part: f"datum.costs[axis] ? datum.costs[axis].{part} : []" for part in STATISTICS}
-    spec = {
-        "data": {"values": rows},
-        "params": [_choice("axis", "cost in", axes)],
-        "transform": _calculate(**lists, at="datum.level"),
+    whole = "datum.value === floor(datum.value) ? format(datum.value, ',') : ''"
+    ticks = {"grid": False, "labelExpr": f"axis === 'round' ? ({whole}) : datum.label"}
+    x = {"field": "at", "type": "quantitative", "title": None, "axis": ticks, "scale": {"zero": False, "nice": False}}
+    y = {"field": "mean", "type": "quantitative", "title": None, "scale": {"zero": False}}
+    colors = [OKABE_ITO[i % 8] for i in range(len(labels))]
+    dashes = [DASHES[i // 8 % len(DASHES)] for i in range(len(labels))]
+    color = {"field": "label", "type": "nominal", "scale": {"domain": labels, "range": colors}}
+    chosen = {"param": "chosen"}
+    band = {
+        "mark": "area",
+        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color}
+        | {"opacity": {"condition": chosen | {"value": 0.17}, "value": 0.03}},
     }
-    score, words = shown["metrics"][found["key"]], "to" if found["rises"] else "down to"
-    y, tooltip = {"title": None, "scale": {"zero": True}}, [{"field": "n", "title": "runs that reached it"}]
-    note = "At the end of the first round whose evaluation reached it, over the runs that did."
-    return [
-        Item("to-target", f"Cost {words} a {score} of {found['default']:.4g}", note, columns),
-        Item("target", "Cost to other scores", "", None, _curves(shown, spec, {"title": score}, y, tooltip), True),
-    ]
+    line = {
+        "mark": "line",
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": color,
+            "strokeDash": color | {"scale": {"domain": labels, "range": dashes}},
+        }
+        | {"opacity": {"condition": chosen | {"value": 1}, "value": 0.15}},
+    }
+    visible = [{"param": "near", "empty": False, "value": 1}, {"test": "datum.points === 1", "value": 1}]
+    tooltip = [{"field": "label", "title": "configuration"}, {"field": "at", "format": ".5~g"}]
+    tooltip += [{"field": "mean", "title": "value", "format": ".5~g"}]
+    tooltip += [{"field": "deviation", "format": ".5~g"}, {"field": "n", "title": "seeds"}] * several
+    near = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
+    points = {
+        "transform": [{"joinaggregate": [{"op": "count", "as": "points"}], "groupby": ["label"]}],
+        "params": [{"name": "near", "select": near}],
+        "mark": {"type": "point", "filled": True, "size": 70},
+        "encoding": {"x": x, "y": y, "color": color, "tooltip": tooltip}
+        | {"opacity": {"condition": visible, "value": 0}},
+    }
+    layers: list[Spec] = [*([band] if several else []), line, points]
+    layers[0]["params"] = [{"name": "chosen", "select": {"type": "point", "fields": ["label"]}, "bind": "legend"}]
+    params = [_choice("key", "show", options), _choice("axis", "against", shown["axes"])]
+    spec = {"data": {"name": "configurations"}, "params": params, "transform": transform, "layer": layers}
+    return [Item(name, title, note, None, spec | {"height": 380 if wide else 290}, wide)]
 
 
 def _heat_map(
@@ -620,35 +611,3 @@ def _strata(shown: dict[str, Any]) -> list[Item]:
     value = {"field": "value", "scale": {"scheme": "viridis"}, "title": None}
     spec = _heat_map(shown, "strata", [what], cells, "stratum", value, fields)
     return [Item("strata", "Strata over the rounds", "Each clustering numbers its strata anew.", None, spec, True)]
-
-
-def _costs(shown: dict[str, Any]) -> list[Item]:
-    """Return stacked bars of traffic and of the phases of a round."""
-    groups = shown["configurations"]
-    links = {words: f"datum.traffic.links.{link}" for link, words in LINK_NAMES.items()}
-    phases = dict.fromkeys(phase for one in groups for phase in one["phases"])
-    timed = {phase: f"1000 * datum.phases[{json.dumps(phase)}]" for phase in phases}
-    sent = any(one["traffic"]["links"] for one in groups)
-    mean = "Mean of all rounds. With several ranks, evaluation overlaps with the next round's training."
-    items = []
-    for name, title, note, unit, values in (
-        ("traffic", "Traffic per link", "Simulated, whole runs.", "megabytes", links if sent else {}),
-        ("phases", "Phases of a round", mean, "milliseconds", timed),
-    ):
-        spec = {
-            "data": {"name": "configurations"},
-            "transform": [
-                *_calculate(what=json.dumps(list(values), ensure_ascii=False), value=f"[{', '.join(values.values())}]"),
-                {"flatten": ["what", "value"]},
-                {"filter": "datum.value > 0"},
-            ],
-            "mark": {"type": "bar", "tooltip": True},
-            "encoding": {
-                "y": {"field": "label", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 150}},
-                "x": {"field": "value", "type": "quantitative", "title": unit},
-                "color": {"field": "what", "type": "nominal", "sort": list(values), "scale": {"range": OKABE_ITO}},
-            },
-            "height": max(60, 26 * len(groups)),
-        }
-        items += [Item(name, title, note, figure=spec)] * bool(values)
-    return items

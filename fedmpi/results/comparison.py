@@ -1,21 +1,25 @@
-"""Groups of runs compared: means over seeds, what it took to reach a target, differences with confidence intervals.
+"""Groups of runs compared: means over seeds, costs up to a target, differences with confidence intervals; as tables.
 
 Methods that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
 from scipy import special
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.terminal import paragraph, show_table
 from fedmpi.common.types import Floats
 from fedmpi.records.history import LINKS, SCORES, Record
-from fedmpi.results.loading import GroupsAlike, OneRun, SeedGroup, blocks_of, plain
+from fedmpi.results.loading import GroupsAlike, OneRun, SeedGroup, blocks_of
 
 AXES = {
     "round": "round",
@@ -185,10 +189,21 @@ def paired(values: Sequence[float], reference: Sequence[float], level: float = L
     return Difference(n, float(differences.mean()), float(differences.std(ddof=1) / np.sqrt(n)), level)
 
 
-COSTS = ("round", "samples", "megabytes", "virtual_seconds")
-"""Costs that are counted up to a target."""
+COSTS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
+"""Costs that are counted up to a target, with their unit and number of digits."""
 ALIKE = 1e-9
 """Differences that are equal but for rounding, relative to the values."""
+COLUMNS = (
+    *("seeds", "n", "metric", "mean", "std", "best_mean", "best_std", "reference", "common_seeds", "difference"),
+    *("low", "high", "level", "comparisons", "significant", "target", "reached"),
+)
+"""Columns of the CSV file, after those that name the group."""
+LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
+MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
+"""The sign of a number, and no hyphen."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +221,7 @@ class Row:
     # are equal, which gives no standard error
     interval: Difference | None = None
     reached: int = 0  # Runs that reached the target
-    costs: dict[str, Spread] = field(default_factory=dict)  # What that took, over those
+    costs: dict[str, Spread] = field(default_factory=dict)  # Costs up to the target, over those
 
 
 @dataclass(frozen=True)
@@ -216,7 +231,7 @@ class Comparison:
     metric: str
     last: int  # Rounds in the end that are averaged over
     target: float | None
-    blocks: list[tuple[GroupsAlike, list[Row]]]  # (GroupsAlike, list of Row)
+    blocks: list[tuple[GroupsAlike, list[Row]]]
     left_out: list[OneRun]  # Runs that are not finished, or have no such metric in the end
     reference: str | None = None  # As it was asked for
 
@@ -229,31 +244,29 @@ def compare_runs(
     reference: str | None = None,
     last: int = 1,
 ) -> Comparison:
-    """Put runs beside one another."""
+    """Compare the finished runs."""
     finished = [run for run in runs if run.state == "finished"]
     if not finished:
         raise UserError(f"no run is finished: {'; '.join(run.state_text for run in runs)}")
     chosen = metric or judged([record for run in finished for record in run.records])
-    without = [run for run in finished if not _has_metric(run, chosen)]
-    if len(without) == len(finished):
+    shown = [run for run in finished if _has_metric(run, chosen)]
+    if not shown:
         if any(_curve(run, chosen) for run in finished):
             raise UserError(f"{chosen} is no finite number in the end of any run: choose another --metric")
-        numbers = (
-            key for run in finished for record in run.records for key in record if _number(record, key) is not None
+        keys = dict.fromkeys(key for run in finished for record in run.records for key in record)
+        known = [key for key in sorted(keys) if any(_curve(run, key) for run in finished)]
+        raise UserError(f"no record has {chosen}: there are {', '.join(known) or 'no numbers'}; choose a --metric")
+    if target is None and chosen.endswith("accuracy"):
+        targets = {run.table.get("evaluation.target_accuracy") for run in finished}
+        target = targets.pop() if len(targets) == 1 else None
+    blocks = [(block, _rows(block.groups, reference, chosen, target, last)) for block in blocks_of(shown, by)]
+    rows = [row for _, table in blocks for row in table]
+    if reference is not None and not any(row.reference or row.group.is_called(reference) for row in rows):
+        labels = "; ".join(row.group.label for row in rows)
+        raise UserError(
+            f"--reference {reference}: no group has this name, or all differ in more than it; there are {labels}"
         )
-        known = sorted(set(numbers))
-        if not known:
-            raise UserError(f"{finished[0].folder} has no records to compare: its metrics.jsonl is empty")
-        lacking = f"no record has {chosen}: there are" if metric else "no run was evaluated: choose a --metric of"
-        raise UserError(f"{lacking} {', '.join(known)}")
-    blocks = blocks_of([run for run in finished if run not in without], by)
-    goal = _usual_target(finished) if target is None and chosen.endswith("accuracy") else target
-    pairs = [_references(block.groups, reference) for block in blocks]
-    if reference is not None:
-        _check_reference(reference, [(block.groups, pair) for block, pair in zip(blocks, pairs, strict=True)])
-    tables = [(block, _rows(block.groups, pair, chosen, goal, last)) for block, pair in zip(blocks, pairs, strict=True)]
-    left_out = [run for run in runs if run not in finished or run in without]
-    return Comparison(chosen, last, goal, tables, left_out, reference)
+    return Comparison(chosen, last, target, blocks, [run for run in runs if run not in shown], reference)
 
 
 def in_percent(metric: str) -> bool:
@@ -261,75 +274,43 @@ def in_percent(metric: str) -> bool:
     return metric.endswith(("accuracy", "f1"))
 
 
-def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGroup | None]:
-    """Return the group with which each group is compared; itself for a reference."""
-    if wanted is None:
-        return [groups[0]] * len(groups)
-    named = [group for group in groups if group.label == wanted]
-    whole = named or [group for group in groups if group.is_called(wanted)]
-    if whole:
-        return [whole[0]] * len(groups)
-    found: list[SeedGroup | None] = []
-    keys = dict.fromkeys(key for group in groups for key, part in group.parts.items() if plain(part) == plain(wanted))
-    for group in groups:
-        alike = [
-            other
-            for other in groups
-            for key in keys
-            if plain(other.parts.get(key, "")) == plain(wanted)
-            and all(group.values[named] == other.values[named] for named in _named(other) if named != key)
-        ]
-        found.append(max(alike, key=lambda other: _in_common(group, other), default=None))
-    return found
-
-
-def _in_common(group: SeedGroup, other: SeedGroup) -> int:
-    return sum(group.values[key] == value for key, value in other.values.items())
-
-
-def _named(group: SeedGroup) -> list[str]:
-    """The keys of its name that its own sweep gave it; the others it has because another variant lists such a key."""
-    given = [key for key in group.values if all(key in run.labels for run in group.runs.values())]
-    return given or list(group.values)
-
-
-def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], Sequence[SeedGroup | None]]]) -> None:
-    """Reject a name that no group has, and a part of a name that leaves no other group to compare."""
-    pairs = [one for groups, others in compared for one in zip(groups, others, strict=True)]
-    labels = "; ".join(group.label for group, _ in pairs)
-    if not any(other for _, other in pairs):
-        raise UserError(f"--reference {wanted}: no group has this name; there are {labels}")
-    whole = any(group.is_called(wanted) for group, _ in pairs)
-    if not whole and len(pairs) > 1 and not any(other and other is not group for group, other in pairs):
-        raise UserError(
-            f"--reference {wanted}: every other group differs in more than this part of its name, so nothing would be "
-            f"compared; give a whole name: there are {labels}"
-        )
-
-
 def _rows(
-    groups: Sequence[SeedGroup],
-    references: Sequence[SeedGroup | None],
-    metric: str,
-    target: float | None,
-    last: int,
+    groups: Sequence[SeedGroup], reference: str | None, metric: str, target: float | None, last: int
 ) -> list[Row]:
-    """The rows of one table, their intervals corrected for the number of its comparisons."""
-    rows = [_row(group, other, metric, target, last) for group, other in zip(groups, references, strict=True)]
+    """Return the rows of one table, their intervals corrected for the number of its comparisons."""
+    rows = [_row(group, _reference_of(group, groups, reference), metric, target, last) for group in groups]
     intervals = iter(corrected([row.interval for row in rows if row.interval is not None]))
     return [replace(row, interval=next(intervals)) if row.interval is not None else row for row in rows]
 
 
+def _reference_of(group: SeedGroup, groups: Sequence[SeedGroup], wanted: str | None) -> SeedGroup | None:
+    """Return the group with which a group is compared: the one of this name, else the most similar with such a part.
+
+    A group with such a part is equal in all other values that its own sweep gave it.
+    """
+    if whole := [other for other in groups if wanted is None or other.is_called(wanted)]:
+        return whole[0]
+    alike = [
+        other
+        for other in groups
+        for key in other.keys_of(wanted)
+        if all(group.values[name] == other.values[name] for name in other.given if name != key)
+    ]
+    return max(alike, key=lambda other: sum(group.values[key] == x for key, x in other.values.items()), default=None)
+
+
 def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:
+    runs = group.runs.values()
     finals = {seed: _late(run, metric, last) for seed, run in group.runs.items()}
     choose = {"more": max, "less": min, None: None}[better(metric)]
-    best = [choose(_curve(run, metric).values()) for run in group.runs.values()] if choose else []
-    reached = [cost for run in group.runs.values() if (cost := _cost(run, metric, target)) is not None]
-    costs = {key: Spread.of([cost[key] for cost in reached if key in cost]) for key in COSTS}
-    final, summit = Spread.of(list(finals.values())), Spread.of(best)
+    best = [choose(_curve(run, metric).values()) for run in runs] if choose else []
+    final = Spread.of(list(finals.values()))
     assert final is not None  # a group has a run
-    spreads = {key: spread for key, spread in costs.items() if spread is not None}
-    row = Row(group, final, summit, reached=len(reached), costs=spreads)
+    curves: list[list[Record]] = [[{metric: _number(record, metric)} for record in run.records] for run in runs]
+    firsts = [None if target is None else first_reached(curve, target, metric) for curve in curves]
+    costs = {key: up_to([spent(run.records) for run in runs], firsts, key) for key in COSTS}
+    reached = {key: spread for key, spread in costs.items() if spread is not None}
+    row = Row(group, final, Spread.of(best), reached=len(firsts) - firsts.count(None), costs=reached)
     if reference is None or reference is group:
         return row
     theirs = {seed: _late(run, metric, last) for seed, run in reference.runs.items()}
@@ -343,51 +324,203 @@ def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: flo
 
 
 def _curve(run: OneRun, metric: str) -> dict[int, float]:
-    """Values by round, where there is one."""
+    """Return values by round, where there is one."""
     found = {int(record["round"]): _number(record, metric) for record in run.records}
     return {round: value for round, value in found.items() if value is not None}
 
 
 def _has_metric(run: OneRun, metric: str) -> bool:
-    """Return True if a run has the metric. The last value of a score must be finite."""
-    numbers = [_number(record, metric) for record in run.records if _has(record, metric)]
-    return any(value is not None for value in numbers) and not (metric.startswith(SCORES) and numbers[-1] is None)
+    """Check whether a run has the metric. The last value of a score must be finite."""
+    last = [record[metric] for record in run.records if metric in record][-1:]
+    return bool(_curve(run, metric)) and not (metric.startswith(SCORES) and last == [None])
 
 
 def _late(run: OneRun, metric: str, last: int) -> float:
-    """The mean over the last rounds that have a value."""
+    """Return the mean over the last rounds that have a value."""
     curve = _curve(run, metric)
     end = max(curve)
     return float(np.mean([value for round, value in curve.items() if round > end - last]))
 
 
-def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | None:
-    """Return the amount spent up to the first record that reaches the target."""
-    records: list[Record] = [{metric: _number(record, metric)} for record in run.records]
-    reached = None if target is None else first_reached(records, target, metric)
-    if reached is None:
-        return None
-    return {axis: float(values[reached]) for axis, values in spent(run.records).items() if axis in COSTS}
-
-
-def _has(record: Record, key: str) -> bool:
-    table, name = _place(record, key)
-    return name in table
-
-
-def _place(record: Record, key: str) -> tuple[Record, str]:
-    """Return the table of a record that contains a key, and the key's name in it ("table.name" is in a table)."""
+def _number(record: Record, key: str) -> float | None:
+    """Return a number of a record; "table.name" is in a table."""
     outer, _, name = key.partition(".")
     table = record.get(outer)
-    return (table, name) if name and isinstance(table, dict) else (record, key)
-
-
-def _number(record: Record, key: str) -> float | None:
-    table, name = _place(record, key)
-    value = table.get(name)
+    value = table.get(name) if name and isinstance(table, dict) else record.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _usual_target(runs: Sequence[OneRun]) -> float | None:
-    targets = [run.table.get("evaluation.target_accuracy") for run in runs]
-    return float(targets[0]) if targets[0] is not None and targets == [targets[0]] * len(targets) else None
+# --- tables ---
+
+
+def print_comparison(comparison: Comparison, screen: Console) -> None:
+    """Print every block as a table, with notes below."""
+    several, wanted = len(comparison.blocks) > 1, comparison.reference
+    notes = []
+    for block, rows in comparison.blocks:
+        heads, cells = _cells(comparison, rows)
+        _show(screen, heads, cells, block.title if several else "")
+        for line in (*block.notes, *_corrected(rows)):
+            print(paragraph(line, "note  ", "    "))
+        others = [row.group for row in rows if row.reference is None and wanted is not None]
+        if alone := [one.label for one in others if not one.is_called(wanted) and not one.keys_of(wanted)]:
+            words = f"no row named {wanted} is otherwise as {'; '.join(alone)}: no difference is shown"
+            notes.append(f"{block.title}: {words}" if several else words)
+    if several:
+        notes.append("runs on other data, or evaluated on another part, are in separate tables and are not compared")
+    for line in notes:
+        print(paragraph(line, "note  ", "    "))
+    for line in _left_out(comparison):
+        print(paragraph(line, "left out: ", "    "))
+
+
+def _show(screen: Console, heads: list[str], cells: list[list[str]], title: str) -> None:
+    """Print a table; on a narrow terminal its columns below one another, each time after the first one."""
+    widths = [max(map(cell_len, column)) + 3 for column in zip(heads, *cells, strict=True)]
+    parts: list[list[int]] = [[0]]
+    for number in range(1, len(heads)):
+        if len(parts[-1]) > 1 and 1 + sum(widths[one] for one in [*parts[-1], number]) > screen.width:
+            parts.append([0])
+        parts[-1].append(number)
+    for part in parts:
+        show_table(screen, [heads[one] for one in part], [[row[one] for one in part] for row in cells], title)
+
+
+def _corrected(rows: Sequence[Row], mark: str = '"significant"') -> list[str]:
+    """Return comparisons and seeds of a table and the correction of its intervals; nothing without intervals."""
+    found = [row.interval for row in rows if row.interval is not None]
+    if not found:
+        return []
+    seeds = [str(one.n) for one in sorted(found, key=lambda one: one.n)]
+    return [
+        f"{len(found)} comparison{'s' * (len(found) > 1)} over {' to '.join(dict.fromkeys((seeds[0], seeds[-1])))} "
+        f"seeds. In brackets: {100 * found[0].level:.4g} % confidence intervals (paired t), corrected for a false "
+        f"discovery rate of 5 % in this table (Benjamini-Hochberg, FCR). {mark}: the interval excludes 0"
+    ]
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """Return failed runs with their reasons; all others of a kind in one line."""
+    kinds: dict[str, list[str]] = {}
+    for run in comparison.left_out:
+        kinds.setdefault(run.state, []).append(run.state_text if run.state == "failed" else run.where)
+    lines = kinds.pop("failed", [])
+    words = {"unfinished": "not finished", "finished": f"without {comparison.metric} in the end"}
+    return [*lines, *(f"{words.get(kind, kind)}: {', '.join(runs)}" for kind, runs in kinds.items())]
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Return one line per group: numbers with all digits, the metric as recorded and not in per cent.
+
+    Each key that distinguishes groups has a column, which is empty for groups without the key.
+    """
+    from pandas import DataFrame  # slow to import
+
+    lines = []
+    for block, rows in comparison.blocks:
+        for row in rows:
+            best, found = row.best, row.interval
+            line: dict[str, object] = {
+                "block": block.title,
+                "group": row.group.label,
+                **row.group.values,
+                "metric": comparison.metric,
+            }
+            line |= {"seeds": " ".join(map(str, row.group.runs)), "common_seeds": " ".join(map(str, row.common))}
+            line |= {"n": row.final.n, "mean": row.final.mean, "std": row.final.deviation}
+            line |= {"best_mean": best.mean, "best_std": best.deviation} if best else {}
+            line |= {"reference": row.reference.label if row.reference else None, "difference": row.difference}
+            if found is not None:
+                line |= {"low": found.low, "high": found.high, "level": found.level, "significant": found.significant}
+                line["comparisons"] = sum(one.interval is not None for one in rows)
+            line |= {"target": comparison.target, "reached": None if comparison.target is None else row.reached}
+            for key, cost in row.costs.items():
+                line |= {f"{key}_mean": cost.mean, f"{key}_std": cost.deviation}
+            lines.append(line)
+    keys = dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.values)
+    further = dict.fromkeys(key for line in lines for key in line)
+    heads = list(dict.fromkeys(("block", "group", *keys, *COLUMNS, *further)))
+    return str(DataFrame(lines, columns=heads, dtype=object).to_csv(index=False))
+
+
+def as_latex(comparison: Comparison) -> str:
+    """Return a tabular with the rules of booktabs for each block; stars mark significant differences."""
+    texts = []
+    for block, rows in comparison.blocks:
+        heads, cells = _cells(comparison, rows, "*")
+        lines = [f"% {' '.join((block.title or comparison.metric).split())}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
+        lines += map(_latex_row, cells)
+        for line in _corrected(rows, "*"):
+            words = rf"\multicolumn{{{len(heads)}}}{{p{{\linewidth}}}}{{\footnotesize {_latex_cell(line)}}} \\"
+            lines += [r"\midrule", words]
+        texts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""]))
+    return "\n".join(texts)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    line = " & ".join(map(_latex_cell, cells)) + r" \\"
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line  # else an option of the command before it
+
+
+def _latex_cell(cell: str) -> str:
+    return MINUS.sub("$-$", " ".join(cell.split()).translate(LATEX))
+
+
+def _cells(
+    comparison: Comparison, rows: Sequence[Row], mark: str = " significant"
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells of one block; `mark` follows significant differences."""
+    share, target = in_percent(comparison.metric), comparison.target
+    late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
+    references = {row.reference.label for row in rows if row.reference is not None}
+    columns = {
+        "": [row.group.label for row in rows],
+        "n": [str(row.final.n) for row in rows],
+        f"{comparison.metric.replace('_', ' ')}{', %' * share}{late}": [_spread(row.final, share) for row in rows],
+    }
+    if any(row.best is not None for row in rows):
+        columns["best"] = [_spread(row.best, share) for row in rows]
+    if references:
+        name = references.pop() if len(references) == 1 else comparison.reference
+        columns[f"difference to {name}"] = [_difference(row, share, mark) for row in rows]
+    if target is not None:
+        goal = f"{100 * target:g} %" if share else f"{target:g}"
+        for key in dict.fromkeys(key for row in rows for key in row.costs) or ["round"]:
+            columns[f"{COSTS[key][0]} to {goal}"] = [_cost(row, key) for row in rows]
+    return list(columns), [list(cells) for cells in zip(*columns.values(), strict=True)]
+
+
+def _difference(row: Row, share: bool, mark: str) -> str:
+    if row.reference is None:
+        return ""
+    if row.difference is None:
+        return "no seed in common"
+    text = _text(row.difference, share, "+")
+    found = row.interval
+    if found is None:
+        alike = "" if len(row.common) == 1 else " alike"
+        return f"{text} (n = {len(row.common)}{alike}: no interval)"
+    few = f" (n = {found.n})" if found.n < row.final.n else ""
+    interval = f"[{_text(found.low, share, '+')}, {_text(found.high, share, '+')}]"
+    return f"{text} {interval}{few}{mark if found.significant else ''}"
+
+
+def _cost(row: Row, key: str) -> str:
+    if key not in row.costs:
+        return "not reached"
+    cost, digits = row.costs[key], COSTS[key][1]
+    text = f"{cost.mean:,.{digits}f}"
+    text += f" ± {cost.deviation:,.{digits}f}" if cost.deviation is not None else ""
+    return text if row.reached == row.final.n else f"{text} ({row.reached} of {row.final.n})"
+
+
+def _spread(spread: Spread | None, share: bool) -> str:
+    if spread is None:
+        return ""
+    text = _text(spread.mean, share)
+    return text if spread.deviation is None else f"{text} ± {_text(spread.deviation, share)}"
+
+
+def _text(value: float, share: bool, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}" if share else f"{value:{sign}.4g}"

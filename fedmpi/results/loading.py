@@ -16,18 +16,26 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import KINDS
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import dotted, read_toml
-from fedmpi.records.changes import MAY_CHANGE, SHARDS, find_shards, recorded_digest
-from fedmpi.records.history import Record, ending_of, largest_client, read_records, read_summary
-from fedmpi.records.provenance import FOLDER, is_foreign, kept_digests
+from fedmpi.config.writing import shown_value
+from fedmpi.records.history import Record, ending_of, read_records, read_summary
+from fedmpi.records.provenance import FOLDER, MAY_CHANGE, find_shards, is_foreign, kept_digests, recorded_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
-"""Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
+"""Files of a run: its configuration; the configuration that a sweep will start; and the sweep's note about it."""
 SOURCES = f"{FOLDER}/"
 """Begins the keys of source files."""
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+DATA = "data.source"
+BARE = ("preset", DATA, "model")
+"""Keys whose values say enough without the key."""
+OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
+"""Keys that change nothing about what is learned."""
+
+
+# --- runs in their folders ---
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,8 @@ class OneRun:
     records: list[Record]  # As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished
     summary: Record
     ending: str  # "finished", "ended" or "stopped", as of `fedmpi.load_run`
-    # What differs between the runs of its sweep, by key; empty without one
-    labels: Record = field(default_factory=dict)
-    failure: str = ""  # Why it failed last, where a sweep has noted that
+    labels: Record = field(default_factory=dict)  # What differs between the runs of its sweep, by key
+    failure: str = ""  # Why it failed last, as its sweep noted
     data: str = ""  # Checksum of its shards; "" of other data
 
     @property
@@ -77,117 +84,83 @@ class OneRun:
 
 
 def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
-    """The folders of the runs that are named, or lie somewhere below a folder that is; each once."""
+    """Return the folders of the runs that are named, or are below a folder that is; each once."""
     found: dict[Path, Path] = {}
-    if not paths:
-        raise UserError("no run is named: give folders of runs, or a folder that holds some")
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        inside = runs_in(path, planned=planned)
+        inside = _runs_in(path, planned=planned)
         if not inside:
-            if runs_in(path, planned=True):
+            if _runs_in(path, planned=True):
                 raise UserError(f"no run in {path} has begun: fedmpi compare {path} shows the state of each")
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
-        found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
+        for folder in inside:
+            found.setdefault(folder.resolve(), folder)
     return list(found.values())
 
 
-def runs_in(*folders: Path, planned: bool = False) -> list[Path]:
-    """The folders that are a run's own, and of the others those below them that are, numbers in names by value."""
-    found = [[folder] if _is_run(folder, planned) else _below(folder, planned) for folder in folders]
-    return sorted(dict.fromkeys(one for inside in found for one in inside), key=_by_numbers)
+def _runs_in(*folders: Path, planned: bool = False) -> list[Path]:
+    """Return the folders that are runs, and of the others the runs below them, numbers in names by value.
 
-
-def _is_run(folder: Path, planned: bool) -> bool:
-    """Return True if a run has begun in a folder, or, if `planned`, a sweep has left its configuration there.
-
-    A sweep leaves two files: sweep.toml by itself may be the user's, the file of a sweep.
+    If `planned`, runs that a sweep has not started count as well: those with both of its files, since sweep.toml alone
+    may be the file of a sweep.
     """
-    begun = (folder / CONFIGURATION).is_file()
-    return begun or (planned and all((folder / name).is_file() for name in (PLANNED, NOTE)))
 
+    def is_run(folder: Path) -> bool:
+        noted = planned and (folder / PLANNED).is_file() and (folder / NOTE).is_file()
+        return noted or (folder / CONFIGURATION).is_file()
 
-def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
-    """Return the key that sorts folders: by their names, numbers in them by their values."""
-    name = str(folder)
-    pieces = NUMBER.split(name)  # text, number, text, ...
-    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], name
+    def order(folder: Path) -> tuple[list[str | float], str]:
+        pieces = NUMBER.split(str(folder))  # text, number, text, ...
+        return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], str(folder)
 
-
-def _below(folder: Path, planned: bool) -> Iterable[Path]:
-    """Yield the run folders in a folder, except folders among the plugins that a run keeps."""
-    for name in (CONFIGURATION, PLANNED):
-        for found in (path.parent for path in folder.rglob(name)):
-            way = found.relative_to(folder).parts
-            around = (folder.joinpath(*way[:place]) for place, part in enumerate(way) if part == "plugins")
-            if _is_run(found, planned) and not any((run / CONFIGURATION).is_file() for run in around):
-                yield found
+    found = {folder for folder in folders if is_run(folder)}
+    for above in set(folders) - found:
+        inside = {path.parent for name in (CONFIGURATION, PLANNED) for path in above.rglob(name)}
+        found |= {path for path in inside if is_run(path) and FOLDER not in path.relative_to(above).parts}
+    return sorted(found, key=order)
 
 
 def read_runs(folders: Iterable[Path]) -> list[OneRun]:
-    """The runs of these folders; one that has no record yet has an empty list of them."""
+    """Read the runs of these folders; one that has no record yet has an empty list of them."""
     return [_read_run(folder) for folder in folders]
 
 
 def _read_run(folder: Path) -> OneRun:
-    path = next(
-        (path for name in (CONFIGURATION, PLANNED) if (path := folder / name).is_file()), folder / CONFIGURATION
-    )
+    path = next(folder / name for name in (CONFIGURATION, PLANNED) if (folder / name).is_file())
     table = dotted(read_toml(path))
-    _refuse_damaged(path, table, {"seed": int, "rounds": int})
     summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
-    _refuse_damaged(folder / "summary.json", summary, {"clients": int, "versions": dict, "final": dict})
     ending = ending_of(summary, path) if summary else "stopped"
     labels, failure = note.get("labels", {}), str(note.get("failure", ""))
-    if not isinstance(labels, dict):
-        raise UserError(f"{folder / NOTE} cannot be read (labels = {table_value(labels)}): remove it")
-    records, clients = read_records(folder), summary.get("clients")
-    largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
-    if clients is not None and largest >= clients:
-        raise UserError(f"{folder / 'metrics.jsonl'} cannot be read (client {largest} of {clients}): it is damaged")
-    if shards := find_shards(folder, str(table.get(SHARDS))):
-        table[SHARDS] = shards
+    if shards := find_shards(folder, str(table.get(DATA))):
+        table[DATA] = shards
     table |= {f"{SOURCES}{name}": digest[:8] for name, digest in kept_digests(folder).items()}
-    return OneRun(folder, table, records, summary, ending, labels, failure, recorded_digest(folder) or "")
-
-
-def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
-    """Reject a file if a value that reports need has another type."""
-    for key, kind in kinds.items():
-        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
-            raise UserError(f"{path} cannot be read ({key} = {table[key]!r}): it is damaged")
+    return OneRun(folder, table, read_records(folder), summary, ending, labels, failure, recorded_digest(folder) or "")
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys in which tables differ, source files last; a key that a table lacks differs from any value.
+    """Return the keys in which tables differ, source files last; a key that a table lacks differs from any value.
 
     A source file that a table lacks does not differ: that run has another component.
     """
-    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=lambda key: key.startswith(SOURCES))
-    values = {key: [table.get(key) for table in tables if key in table or not key.startswith(SOURCES)] for key in keys}
+    keys = sorted(dict.fromkeys(key for table in tables for key in table), key=_is_source)
+    values = {key: [table.get(key) for table in tables if key in table or not _is_source(key)] for key in keys}
     return [key for key in keys if any(value != values[key][0] for value in values[key])]
 
 
 def table_value(value: Any) -> str:
-    """A value of a configuration as a table shows it; "–" where there is none."""
+    """Return a value of a configuration as a table shows it; "–" for None."""
     if value is None:
         return "\u2013"
-    return f"{value:g}" if isinstance(value, float) else _shown(value)
+    return f"{value:g}" if isinstance(value, float) else shown_value(value)
 
 
-FolderKey = str
-"""A run's folder, as text."""
-DATA = "data.source"
-BARE = ("preset", DATA, "model")
-"""Keys whose values say enough without the key."""
-OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
-"""Keys that change nothing about what is learned."""
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """Return a list of names, of many the first ones."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def plain(name: str) -> str:
-    """A name as it is compared: without capitals, and without spaces around commas and signs of equality."""
-    return re.sub(r"\s*([,=])\s*", r"\1", name.strip()).lower()
+# --- runs grouped over seeds ---
 
 
 @dataclass(frozen=True)
@@ -200,13 +173,14 @@ class SeedGroup:
 
     @property
     def parts(self) -> dict[str, str]:
-        """The same as parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
+        """Parts of a name, by key: `lr = 0.1`, `0.1` where that says enough, or `without local.lr`."""
         ends = [key.removeprefix(SOURCES) if _is_source(key) else key.rpartition(".")[2] for key in self.values]
-        names = {key: end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)}
-        return {
-            key: f"without {key}" if value is None else f"{names[key]} = {value}" if _has_its_key(key) else value
-            for key, value in self.values.items()
-        }
+        parts = {}
+        for (key, value), end in zip(self.values.items(), ends, strict=True):
+            bare = key in BARE or not ("." in key or key in all_keys())
+            name = end if ends.count(end) == 1 else key
+            parts[key] = f"without {key}" if value is None else value if bare else f"{name} = {value}"
+        return parts
 
     @property
     def words(self) -> list[str]:
@@ -219,9 +193,18 @@ class SeedGroup:
         """Name of the group in tables."""
         return ", ".join(self.words)
 
-    def is_called(self, name: str) -> bool:
-        """Return True if that is its name, apart from capitals and spaces around commas and signs of equality."""
-        return plain(name) in (plain(self.label), plain(", ".join(self.parts.values())))
+    @property
+    def given(self) -> list[str]:
+        """Keys of its name that its own sweep gave it; another variant lists the others."""
+        return [key for key in self.values if all(key in run.labels for run in self.runs.values())] or [*self.values]
+
+    def is_called(self, name: str | None) -> bool:
+        """Check whether that is its name, apart from capitals and spaces around commas and signs of equality."""
+        return _plain(name) == _plain(self.label)
+
+    def keys_of(self, part: str | None) -> list[str]:
+        """Return the keys of its name with this part."""
+        return [key for key, own in self.parts.items() if _plain(own) == _plain(part)]
 
 
 @dataclass(frozen=True)
@@ -233,122 +216,108 @@ class GroupsAlike:
     notes: list[str]  # Facts that a reader has to know before comparing
 
 
+def _plain(name: str | None) -> str:
+    return re.sub(r"\s*([,=])\s*", r"\1", (name or "").strip()).lower()
+
+
 def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
-    """Finished runs, put together."""
+    """Return finished runs in blocks of the same data and measure, and in groups that differ in the seed only."""
     for key in by:
         if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
-            known = [*all_keys(), *(key for run in runs for key in run.labels)]
-            raise UserError(unknown_key(key, "--by", known))
+            raise UserError(unknown_key(key, "--by", [*all_keys(), *(key for run in runs for key in run.labels)]))
     data = _data_names(runs)
-    found: dict[tuple[str | None, ...], list[OneRun]] = {}
     keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
-    for run in runs:
-        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
     blocks = []
-    for values, together in found.items():
+    for values, together in _by_values(runs, keys, data).items():
         parts = [f"{key} = {value}" for key, value in zip(keys, values, strict=True) if value is not None]
         title = ", ".join(parts or (f"without {key}" for key in keys))
         blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
     return blocks
 
 
-def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[SeedGroup]:
-    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+def _by_values(
+    runs: Iterable[OneRun], keys: Sequence[str], data: Mapping[str, str]
+) -> dict[tuple[str | None, ...], list[OneRun]]:
     found: dict[tuple[str | None, ...], list[OneRun]] = {}
     for run in runs:
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
-    apart = _what_sets_apart(list(found.values()), keys, by, data)
-    named: dict[tuple[str | None, ...], list[OneRun]] = {}
-    for own, together in zip(apart, found.values(), strict=True):
-        other = named.setdefault(tuple(own.values()), together)
-        if other is not together:
-            mixed = [key for key in keys if _value(other[0], key, data) != _value(together[0], key, data)]
+    return found
+
+
+def _groups(runs: Sequence[OneRun], by: Sequence[str], data: Mapping[str, str]) -> list[SeedGroup]:
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+    found = list(_by_values(runs, keys, data).values())
+    groups: list[SeedGroup] = []
+    for own, together in zip(_what_sets_apart(found, keys, by, data), found, strict=True):
+        other = next((group for group in groups if group.values == own), None)
+        if other is not None:
+            first = next(iter(other.runs.values()))
+            mixed = [key for key in keys if _value(first, key, data) != _value(together[0], key, data)]
             key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
-            one, two = (_value(pair[0], key, data) or f"without {key}" for pair in (other, together))
+            one, two = (_value(run, key, data) or f"without {key}" for run in (first, together[0]))
             raise UserError(
                 f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
                 f"--by {','.join([*by, key])} keeps them apart"
             )
-    return [SeedGroup(own, _by_seed(together)) for own, together in zip(apart, found.values(), strict=True)]
-
-
-def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
-    seeds: dict[int, OneRun] = {}
-    for run in runs:
-        if seeds.setdefault(run.seed, run) is not run:
-            raise UserError(
-                f"{seeds[run.seed].folder} and {run.folder} are the same run, seed {run.seed} included: name one"
-            )
-    return dict(sorted(seeds.items()))
+        seeds: dict[int, OneRun] = {}
+        for run in sorted(together, key=lambda run: run.seed):
+            if seeds.setdefault(run.seed, run) is not run:
+                both = f"{seeds[run.seed].folder} and {run.folder}"
+                raise UserError(f"{both} are the same run, seed {run.seed} included: name one")
+        groups.append(SeedGroup(own, seeds))
+    return groups
 
 
 def _what_sets_apart(
-    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
+    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: Mapping[str, str]
 ) -> list[dict[str, str | None]]:
     """Return the values that distinguish each group: of the keys `by`, its sweep's keys, or as few keys as suffice."""
 
     def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
         return [{key: value(group[0], key) for key in chosen} for group in groups]
 
+    def plain(run: OneRun, key: str) -> str | None:
+        return _value(run, key, data)
+
+    def labeled(run: OneRun, key: str) -> str | None:
+        return shown_value(run.labels[key]) if key in run.labels else _value(run, key, {})
+
     if by:
-        return values_of(by, lambda run, key: _value(run, key, data))
+        return values_of(by, plain)
     own = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
     for labels in (own, [*own, *filter(_is_source, keys)]) if own else ():
-        named = [{tuple(_labeled(run, key) for key in labels) for run in group} for group in groups]
+        named = [{tuple(labeled(run, key) for key in labels) for run in group} for group in groups]
         if all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
-            varied = [key for key in labels if len({_labeled(group[0], key) for group in groups}) > 1]
-            return values_of(varied or labels, _labeled)
+            varied = [key for key in labels if len({labeled(group[0], key) for group in groups}) > 1]
+            return values_of(varied or labels, labeled)
     ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
     chosen: list[str] = []
-
-    def classes(keys: Sequence[str]) -> int:
-        return len({tuple(_value(group[0], key, data) for key in keys) for group in groups})
-
+    firsts = [group[0] for group in groups]
     for key in ordered:
-        if classes([*chosen, key]) > classes(chosen):
+        if len(_by_values(firsts, [*chosen, key], data)) > len(_by_values(firsts, chosen, data)):
             chosen.append(key)
-    for group in groups:  # one that has none of these is named by what it has instead: epochs where others have steps
-        own = [key for key in ordered if _value(group[0], key, data) is not None]
-        if own and not set(own) & set(chosen):
-            chosen.append(own[0])
-    return values_of(chosen or ["preset"], lambda run, key: _value(run, key, data))
+    for run in firsts:  # one that has none of these is named by what it has instead: epochs where others have steps
+        has = [key for key in ordered if _value(run, key, data) is not None]
+        if has and not set(has) & set(chosen):
+            chosen.append(has[0])
+    return values_of(chosen or ["preset"], plain)
 
 
 def _of_the_measure(key: str) -> bool:
-    """Return True if scores of runs that differ in this key are not comparable."""
+    """Check whether scores of runs that differ in this key are not comparable."""
     return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
 
 
-def _has_its_key(key: str) -> bool:
-    """Return True if a value is named together with its key, and not alone as in a list of variants."""
-    return key not in BARE and ("." in key or key in all_keys())
-
-
-def _labeled(run: OneRun, key: str) -> str | None:
-    return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
-
-
-def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
+def _value(run: OneRun, key: str, data: Mapping[str, str]) -> str | None:
     """Return a run's value of a key, as tables show it; None if it has none."""
     if key == DATA and str(run.folder) in data:
         return data[str(run.folder)]
-    if key in run.table or key in run.labels:
-        return _shown(run.table[key] if key in run.table else run.labels[key])
-    return None
+    found = run.table if key in run.table else run.labels
+    return shown_value(found[key]) if key in found else None
 
 
-def _shown(value: Any) -> str:
-    """Return a value as text: components of a list by name, their options in brackets."""
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    if isinstance(value, Mapping):
-        options = ", ".join(f"{key} = {_shown(inner)}" for key, inner in value.items() if key != "name")
-        return f"{value.get('name', '')}({options})" if options else str(value.get("name", "{}"))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _differing(runs: Sequence[OneRun], data: dict[FolderKey, str]) -> list[str]:
-    """Keys in whose values the runs differ, without the seed; see `differing`."""
+def _differing(runs: Sequence[OneRun], data: Mapping[str, str]) -> list[str]:
+    """Return keys in whose values the runs differ, without the seed; see `differing`."""
     keys = dict.fromkeys(key for run in runs for key in run.table if key != "seed")
     shown = ({key: _value(run, key, data) for key in keys if key in run.table or not _is_source(key)} for run in runs)
     return differing(list(shown))
@@ -358,37 +327,28 @@ def _is_source(key: str) -> bool:
     return key.startswith(SOURCES)
 
 
-def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
-    """The data of each run, by its folder: shards of one checksum have one name, whatever their folders.
+def _data_names(runs: Sequence[OneRun]) -> dict[str, str]:
+    """Return the data of each run, by its folder: shards of one checksum have one name, whatever their folders.
 
     Partitions that are drawn again for each seed have one name, with {seed}. Shards that were prepared otherwise in the
     same folder meanwhile have their checksums beside the name.
     """
+    here = os.getcwd() + os.sep
     folders: dict[str, str] = {}
-    seeds: dict[str, set[int]] = {}
-    checksums: dict[str, set[str]] = {}
+    same: dict[str, list[OneRun]] = {}
     for run in runs:
-        text = _near(str(run.table.get(DATA, "digits")))
+        text = str(run.table.get(DATA, "digits")).removeprefix(here)
         text = folders[str(run.folder)] = folders.setdefault(run.data or text, text)
-        seeds.setdefault(text, set()).add(run.seed)
-        checksums.setdefault(text, set()).add(run.data)
+        same.setdefault(text, []).append(run)
     names = {}
     for run in runs:
-        text = folders[str(run.folder)]
-        name = text if len(seeds[text]) > 1 else _without_seed(text, run.seed)
-        names[str(run.folder)] = f"{name} (sha256 {run.data[:8]})" if len(checksums[text] - {""}) > 1 else name
+        name = folders[str(run.folder)]
+        others = same[name]
+        if len({other.seed for other in others}) == 1:
+            name = re.sub(rf"^(.*)(?<!\d){run.seed}(?!\d)", r"\g<1>{seed}", name, count=1, flags=re.DOTALL)
+        several = len({other.data for other in others} - {""}) > 1
+        names[str(run.folder)] = f"{name} (sha256 {run.data[:8]})" if several else name
     return names
-
-
-def _near(shards: str) -> str:
-    """A folder below the working directory by its way from there."""
-    here = os.getcwd() + os.sep
-    return shards.removeprefix(here) if shards.startswith(here) else shards
-
-
-def _without_seed(shards: str, seed: int) -> str:
-    """A folder's name with the last number in it that is the seed replaced."""
-    return re.sub(rf"^(.*)(?<!\d){seed}(?!\d)", r"\g<1>{seed}", shards, count=1, flags=re.DOTALL)
 
 
 def _notes(runs: Sequence[OneRun]) -> list[str]:
@@ -414,12 +374,9 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
 def source_notes(runs: Sequence[OneRun]) -> list[str]:
     """Return the components whose sources differ between otherwise identical runs, with their files and runs."""
     data = _data_names(runs)
-    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
-    alike: dict[tuple[str | None, ...], list[OneRun]] = {}
-    for run in runs:
-        alike.setdefault(tuple(_value(run, key, data) for key in keys if not _is_source(key)), []).append(run)
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER) and not _is_source(key)]
     files: dict[str, list[OneRun]] = {}
-    for together in alike.values():
+    for together in _by_values(runs, keys, data).values():
         for key in filter(_is_source, differing([run.table for run in together])):
             files.setdefault(key, []).extend(run for run in together if key in run.table)
     notes = []
@@ -434,29 +391,21 @@ def source_notes(runs: Sequence[OneRun]) -> list[str]:
     return notes
 
 
-def shortened(names: Sequence[str], most: int = 8) -> str:
-    """A list of names, of many the first ones."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def components_from(file: str, tables: Sequence[dict[str, Any]]) -> str:
-    """The components that were chosen from a source file; of a file that is only imported, all custom ones."""
+    """Return the components that were chosen from a source file; of a file that is only imported, all custom ones."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    chosen = {
-        (kind.key, choice)
-        for table in tables
-        for kind in KINDS.values()
-        for value in [table.get(kind.key)]
-        for choice in map(_name_of, value if isinstance(value, list) else [value])
-        if is_foreign(kind.name, choice)
-    }
+    chosen = set()
+    for kind in KINDS.values():
+        for value in (table.get(kind.key) for table in tables):
+            for one in value if isinstance(value, list) else [value]:
+                name = str(one["name"] if isinstance(one, Mapping) and "name" in one else one)
+                if is_foreign(kind.name, name):
+                    chosen.add((kind.key, name))
     own = [(key, name) for key, name in chosen if name.partition(":")[0] == module or file.startswith(f"{key}.")]
     return ", ".join(f"{key} = {name}" for key, name in sorted(own or chosen))
 
 
-def _name_of(choice: Any) -> str:
-    """Return the name of a component. In a list, a component is a table with its name and options."""
-    return str(choice["name"] if isinstance(choice, Mapping) and "name" in choice else choice)
+# --- studies from Python ---
 
 
 def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
@@ -488,7 +437,8 @@ def load_runs(pattern: str | Path, unfinished: bool = False) -> list[Run]:
         raise UserError(f"no run of {pattern} is finished: {listed}. Continue them, or set unfinished=True")
     if left := [run.where for run in runs if run.state != "finished" and not unfinished]:
         warnings.warn(f"left out, not finished: {shortened(left)}. unfinished=True returns them too", stacklevel=2)
-    _warn_of_sources(kept)
+    for note in source_notes(kept):
+        warnings.warn(note, stacklevel=2)
     return [load_run(run.folder) for run in kept]
 
 
@@ -519,7 +469,8 @@ def frame(pattern: str | Path) -> DataFrame:
         raise UserError(f"no run of {pattern} has finished a round yet: nothing to show")
     if left := [run.where for run in runs if run.state != "finished"]:
         warnings.warn(f"not finished: {shortened(left)}; their rows have finished = False", stacklevel=2)
-    _warn_of_sources(runs)
+    for note in source_notes(runs):
+        warnings.warn(note, stacklevel=2)
     above = os.path.commonpath([run.folder.resolve().parent for run in runs])
     keys = [key for key in differing([run.table for run in runs]) if key != "seed"]
     rows = []
@@ -532,15 +483,10 @@ def frame(pattern: str | Path) -> DataFrame:
 
 
 def _read(pattern: str | Path) -> list[OneRun]:
-    """The runs that a pattern names, or that are below what it names."""
+    """Read the runs that a pattern names, or that are below what it names."""
     whole = Path(pattern)
     named = [whole] if whole.is_dir() else [path for path in map(Path, glob.glob(str(pattern))) if path.is_dir()]
-    found = runs_in(*named) if named else []
+    found = _runs_in(*named)
     if not found:
         raise UserError(f"no folder named {pattern} holds a run, or folders of runs")
     return read_runs(found)
-
-
-def _warn_of_sources(runs: Sequence[OneRun]) -> None:
-    for note in source_notes(runs):
-        warnings.warn(note, stacklevel=3)

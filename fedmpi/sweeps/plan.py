@@ -57,7 +57,7 @@ class Sweep:
 
 
 @dataclass
-class Tables:
+class SweepTables:
     """The tables of a file, merged with those of its base."""
 
     shared: Values  # Keys of all runs, flat
@@ -102,9 +102,9 @@ def plan_sweep(
 # --- the file and its base ---
 
 
-def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tuple[Path, ...] = ()) -> Tables:
+def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tuple[Path, ...] = ()) -> SweepTables:
     table = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
-    found, base = Tables({}, {}, {}), table.pop("base", None)
+    found, base = SweepTables({}, {}, {}), table.pop("base", None)
     if base is not None:
         path = Path(str(base)) if isinstance(given, Mapping) else Path(given).parent / str(base)
         if path.resolve() in above:
@@ -117,7 +117,7 @@ def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tupl
     put_over(found.shared, shared)
     variants = {name: value for name, value in swept.items() if _is_variants(name, value)}
     lists = dotted({name: value for name, value in swept.items() if name not in variants})
-    return Tables(found.shared, _laid_over(found.sweep, variants | lists), _laid_over(found.prepare, prepare))
+    return SweepTables(found.shared, _laid_over(found.sweep, variants | lists), _laid_over(found.prepare, prepare))
 
 
 def _table(value: Any, name: str, origin: str) -> Values:

@@ -28,9 +28,8 @@ from fedmpi.config.writing import flat_table
 from fedmpi.mpi.device import MOST_THREADS, cores_allowed
 from fedmpi.process.children import ends_with_parent, how_it_ended, last_words, launcher, this_fedmpi
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.records.changes import changes_since
 from fedmpi.records.history import read_summary
-from fedmpi.records.provenance import digests, foreign_choices, has_trained, kept_digests, part_sources
+from fedmpi.records.provenance import changes_since, digests, foreign_choices, has_trained, kept_digests, part_sources
 from fedmpi.results.loading import components_from, shortened
 from fedmpi.sweeps.plan import PlannedRun, Sweep, labels_text, plan_sweep
 from fedmpi.sweeps.shards import Preparation, Stopped, ensure_shards

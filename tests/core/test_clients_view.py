@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from fedmpi import ClientArrays, UserError
 from fedmpi.common.fairness import SPREADS
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
-from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, read_clients
+from fedmpi.records.tables import ClientTable, Columns, last_evaluation, read_clients
 from fedmpi.tasks.evaluation import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, evaluate, has_accuracy
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
@@ -269,12 +270,10 @@ def test_a_stopped_run_continues_with_its_rows(whole: Path, tmp_path: Path):
 
 def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     assert run_into(tmp_path, *VIEWED, stop_after=5) == 75
-    (path,) = tmp_path.glob("clients.*")
+    path = max((tmp_path / "clients.parquet").iterdir())
     whole = path.read_bytes()
     path.unlink()
-    with pytest.raises(
-        UserError, match=r"clients\..* holds 0 rows .* where the checkpoint counts on 100: put the file"
-    ):
+    with pytest.raises(UserError, match=r"holds 60 rows .* where the checkpoint counts on 100: put the file"):
         run_into(tmp_path, *VIEWED, resume=True)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):
@@ -284,8 +283,7 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
 
 
-def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fedmpi.records.client_table.GROUP_ROWS", 10)
+def test_a_table_holds_the_rows_up_to_a_checkpoint(tmp_path: Path):
     table, generator = ClientTable(tmp_path), np.random.default_rng(0)
     added = [
         {
@@ -296,21 +294,23 @@ def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, monkeypatch:
         }
         for t in range(6)
     ]
-    for some in (added[:2], added[2:3], added[3:]):
-        for one in some:
+    for first, last in ((0, 2), (2, 3), (3, 6)):
+        for one in added[first:last]:
             table.add(one)
-        table.write(table.take())
+        table.write(table.take(), last)
     expected = {name: np.concatenate([one[name] for one in added]) for name in added[0]}
-    assert table.rows == 42 and (tmp_path / "clients.parquet").exists()
     found = read_clients(tmp_path)
+    assert table.rows == 42 and pandas.read_parquet(tmp_path / "clients.parquet")["round"].tolist() == [
+        *expected["round"]
+    ]
     assert all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected)
     assert all(found[name].dtype == expected[name].dtype for name in expected)
     again = ClientTable(tmp_path)
-    again.go_on(4, 28)
+    again.resume(3, 21)
     found = read_clients(tmp_path)
-    assert all(np.array_equal(found[name], expected[name][:28], equal_nan=True) for name in expected)
+    assert all(np.array_equal(found[name], expected[name][:21], equal_nan=True) for name in expected)
     again.add(added[4])
-    again.write(again.take())
-    assert read_clients(tmp_path)["round"].tolist() == expected["round"][:35].tolist()
-    again.go_on(0, 0)
+    again.write(again.take(), 6)
+    assert again.rows == 28 and read_clients(tmp_path)["round"].tolist() == [*expected["round"][:21], *[4] * 7]
+    again.resume(0, 0)
     assert read_clients(tmp_path) == {}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedmpi import UserError
 from fedmpi.cli import app
 from fedmpi.describe.run import inspect_clients, rank_correlation
-from fedmpi.records.client_table import last_evaluation, read_clients
+from fedmpi.records.tables import last_evaluation, read_clients
 from tests.end_to_end.in_process import run_into
 
 RUN = (

@@ -20,8 +20,8 @@ from fedmpi.common.imports import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE
 from fedmpi.data.opening import open_store
+from fedmpi.records.progress import ended_by
 from fedmpi.records.recorder import WRITTEN
-from fedmpi.records.run_log import ended_by
 from tests.fuzz import checkpoints, parts, raw, shards
 from tests.fuzz.damage import make_kind
 

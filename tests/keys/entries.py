@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.records.client_table import read_clients
 from fedmpi.records.history import clients_from_text
+from fedmpi.records.tables import read_clients
 from tests.keys.watched import Seen, Watcher
 
 Promise = Callable[[Seen, Seen], bool]

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from fedmpi import UserError
 from fedmpi.local.client_state import ClientState
 from fedmpi.mpi import Cluster
-from fedmpi.records import client_records
-from fedmpi.records.client_records import load_records, save_records
+from fedmpi.records import checkpoint
+from fedmpi.records.checkpoint import load_records, save_records
 
 RECORD = 2 * 5 * 4
 """Bytes of two vectors of five values."""
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_grow_is_said_in_one_sentence(tmp_path: Path) -> None
 def test_a_file_of_records_is_read_as_it_was_written(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_records, "PIECE_BYTES", piece)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", piece)
     cluster, state, path = Cluster(None, "none"), state_with(2, tmp_path), tmp_path / "deep" / "clients.safetensors"
     for client in (9, 2, 5, 30, 1):
         state.write(client, vectors_of(client))

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import fedmpi
@@ -26,7 +25,7 @@ from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.mpi import BytesMoved, Cluster
 from fedmpi.process.exit_codes import _ending_of
-from fedmpi.records.checkpoint import model_file, newest_checkpoint
+from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.hold import FOLDER
 from fedmpi.records.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main
@@ -301,20 +300,6 @@ def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     assert summary["wall_seconds"] >= 1000
 
 
-def test_events_after_the_checkpoint_are_shown_once_when_a_run_continues(tmp_path: Path):
-    config = load_config(None, [*SETTINGS, "logging.tensorboard=true"])
-    for resume, rounds in ((False, range(4)), (True, range(2, 5))):
-        recorder = Recorder(tmp_path, config, resume=resume)
-        recorder.resume()
-        for t in rounds:
-            recorder.write({"round": t, "test_loss": 1.0 / (1 + t)})
-            if t == 1:
-                recorder.checkpoint(2, {"model": torch.zeros(2)}, {"data": "", "settled": 2})
-        recorder.close()
-    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("test/loss")
-    assert [event.step for event in shown] == list(range(5))
-
-
 @pytest.mark.parametrize(
     ("on", "scores", "summary"),
     [
@@ -369,23 +354,6 @@ def test_tied_weights_are_saved_and_tied_again_when_loaded(tmp_path: Path):
     assert set(stored) == set(fresh.state_dict())
     untrained = tied(open_store("digits").description)
     assert not torch.equal(stored["encode.weight"], untrained.encode.weight)
-
-
-def test_views_that_overlap_are_saved_under_each_name():
-    class Sliced(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.all = nn.Parameter(torch.arange(6.0))
-            self.register_buffer("tail", self.all.detach()[4:])
-            self.register_buffer("head", self.all.detach()[:2])
-            self.register_buffer("nothing", torch.empty(0))
-
-    from safetensors.torch import load
-
-    stored = load(model_file(Sliced()))
-    assert {name: value.tolist() for name, value in stored.items()} == {
-        "all": [0, 1, 2, 3, 4, 5], "tail": [4, 5], "head": [0, 1], "nothing": []
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["talkative", "sparse"])

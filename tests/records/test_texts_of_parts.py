@@ -37,13 +37,6 @@ def test_a_function_that_holds_lambdas_is_kept_as_it_is() -> None:
     assert kept(typed_in(text)["make"]()) == "".join(text.splitlines(keepends=True)[1:3])
 
 
-def test_a_lambda_of_text_that_is_no_program_is_kept_as_far_as_its_first_line() -> None:
-    rule = typed_in("rule = lambda client: client\n")["rule"]
-    text = "rule = lambda client: client\n) # edited since\n"
-    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
-    assert own_text(rule) == "rule = lambda client: client\n"
-
-
 def test_a_built_in_component_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         for loss in (label_smoothing, partial(label_smoothing, smoothing=0.2)):

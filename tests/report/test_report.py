@@ -16,10 +16,10 @@ import pytest
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.records.client_table import ClientTable, read_clients
 from fedmpi.records.history import clients_from_text
+from fedmpi.records.tables import ClientTable, read_clients
 from fedmpi.report import curves as panels
-from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, targets, thinned
+from fedmpi.report.curves import MOST_ROUNDS, Configuration, completed, configurations, curves, thinned
 from fedmpi.report.page import page_contents, render_page, write_report
 from fedmpi.results.loading import OneRun, find_runs, read_runs
 
@@ -76,10 +76,10 @@ def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneR
     assert group["best"]["test_accuracy"][0] == pytest.approx(
         np.mean([max(record["test_accuracy"] for record in run.records) for run in both]), rel=1e-4
     )
-    assert group["traffic"]["links"].keys() == {"client_up", "client_down"}
-    assert sum(group["traffic"]["links"].values()) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4)
+    sent = [group["totals"][f"MB {way} clients"] for way in ("from", "to")]
+    assert sum(sent) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4)
     trained = np.mean([record["phase_seconds"]["train"] for run in both for record in run.records])
-    assert group["phases"]["train"] == pytest.approx(trained, rel=1e-4)
+    assert group["totals"]["ms to train"] == pytest.approx(1000 * trained, rel=1e-4)
 
 
 def test_settings_are_different_or_common(shown: dict[str, Any]) -> None:
@@ -87,22 +87,6 @@ def test_settings_are_different_or_common(shown: dict[str, Any]) -> None:
     assert differences["preset"] == ["fedavg", "fedstas-dp"]
     assert differences["samples.size.epsilon"][0] == "\u2013" and "seed" not in differences | common
     assert common["rounds"] == "3" and not differences.keys() & common.keys()
-
-
-def test_costs_of_an_accuracy_are_those_of_the_first_round_that_reached_it(
-    runs: list[OneRun], shown: dict[str, Any]
-) -> None:
-    found = shown["targets"]
-    assert found["key"] == "test_accuracy" and found["default"] in found["levels"]
-    for level, mean, n in zip(
-        found["levels"], found["costs"][0]["round"]["mean"], found["costs"][0]["round"]["n"], strict=True
-    ):
-        rounds = [
-            next((r["round"] + 1 for r in run.records if r["test_accuracy"] >= level), None)
-            for run in of(runs, "fedavg")
-        ]
-        reached = [t for t in rounds if t is not None]
-        assert n == len(reached) and mean == (pytest.approx(np.mean(reached), rel=1e-4) if reached else None)
 
 
 def test_selected_clients_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
@@ -135,12 +119,11 @@ def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     cohorts = [np.arange(t, 10_000, 7) for t in range(333)]
     records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
     run = OneRun(Path("many"), {}, records, {"clients": 10_000}, "finished")
-    found = panels.participation(run, runs=15)
+    found = panels.participation(run)
     assert found is not None
     counts = np.array(found["counts"])
     assert counts.sum() == sum(map(len, cohorts))
     assert counts.shape[0] <= panels.MOST_ROWS and counts.shape[1] <= panels.MOST_COLUMNS
-    assert 15 * counts.size <= panels.CELLS
     rows, columns = found["clients"], found["rounds"]
     inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
     assert counts[2, 1] == sum(map(len, inside))
@@ -157,7 +140,7 @@ def test_scores_of_single_clients_are_those_of_the_last_evaluation(runs: list[On
     assert not any("view" in one for one in shown["runs"] if one["name"] != "strata")
     group = next(group for group in shown["configurations"] if group["label"] == "fedstas-dp")
     assert group["final"]["client_accuracy_mean"][0] == pytest.approx(table["accuracy"].mean(), rel=1e-4)
-    assert shown["metrics"]["client_accuracy_worst10"] == "clients' accuracy, worst 10 %"
+    assert shown["metrics"]["client_accuracy_worst10"] == "client accuracy worst10"
 
 
 def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_path: Path) -> None:
@@ -165,9 +148,9 @@ def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_pa
     accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
     columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
     table.add(columns | {"accuracy": accuracy, "loss": 1 - accuracy})
-    table.write(table.take())
-    found = panels.view(OneRun(tmp_path, {}, [], {}, ""), runs=80)
-    assert found is not None and len(found["client"]) == panels.POINTS // 80
+    table.write(table.take(), 1)
+    found = panels.view(OneRun(tmp_path, {}, [], {}, ""))
+    assert found is not None and len(found["client"]) == panels.MOST_POINTS
     assert (found["accuracy"][0], found["accuracy"][-1]) == (0, 1) and np.diff(found["accuracy"]).max() < 0.01
 
 
@@ -225,13 +208,7 @@ def test_balance_of_ranks_traffic_and_warnings_are_shown(tmp_path: Path) -> None
     run = OneRun(tmp_path, {}, records, {}, "stopped")
     assert curves([completed(run)])["y"]["rank_balance"]["mean"] == [0.66667, 0.66667]
     assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
-    assert panels.traffic(Configuration("", {}, (run,)))["links"] == {"client_up": 1.0}
-
-
-def test_the_engine_that_auto_chose_is_shown_without_its_counts() -> None:
-    for engine, shown in (("auto: merged; so far 0 merged", "auto: merged"), ("sequential: one by one", "sequential")):
-        run = OneRun(Path("run"), {}, [{"round": 0}], {"engine": engine}, "finished")
-        assert page_contents([run])["runs"][0]["engine"] == shown
+    assert panels.totals(Configuration("", {}, (run,))) == {"MB from clients": 1.0}
 
 
 def test_failed_runs_are_named_and_odd_folder_names_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +230,7 @@ def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> 
     held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     data = json.loads(held[1]) if held else {}
     assert data["datasets"]["configurations"] == shown["configurations"]
-    wanted = {"curve", "loss", "target", "participation", "strata", "view-distribution", "traffic", "phases", "privacy"}
+    wanted = {"curve", "loss", "participation", "strata", "view-distribution", "time", "privacy"}
     assert wanted <= data["figures"].keys() and page.count("<figure") == len(data["figures"])
     assert page.count("</script>") == 3, "neither data nor library end a script early"
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
@@ -318,7 +295,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: py
         ),
         (
             [{"local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.1}, {"preset": "fedprox", "local.lr": 0.5}],
-            ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.5"],
+            ["fedavg, lr = 0.1", "fedprox, lr = 0.1", "fedprox, lr = 0.5"],
             [[0], [0], [0]],
         ),
     ],
@@ -336,22 +313,14 @@ def best_of(key: str, **curves: list[Any]) -> list[Configuration]:
     return [Configuration(label, {}, (OneRun(Path(label), {}, one, {}, ""),)) for label, one in records.items()]
 
 
-def test_the_first_target_is_the_users_or_one_that_half_of_the_runs_reach() -> None:
+def test_costs_are_those_up_to_the_users_target_or_the_best_that_half_of_the_runs_reach() -> None:
     groups = best_of("test_accuracy", bad=[0.05, 0.1], good=[0.4, 0.8], better=[0.45, 0.9], best=[0.5, 0.9496])
-    assert targets(groups)["default"] == pytest.approx(0.8, abs=0.95 / 40), "two of four reach more"
-    assert targets(groups)["levels"][-1] == 0.9496
+    assert panels.target(groups) == ("test_accuracy", 0.8), "two of four reach more"
     groups[3].runs[0].table["evaluation.target_accuracy"] = 0.97
-    found = targets(groups)
-    assert found["default"] == 0.97 == found["levels"][-1]
-    assert found["costs"][3]["round"]["n"][-2:] == [1, 0]
-    assert targets(best_of("test_accuracy", none=[0.0])) == {}
+    assert panels.target(groups) == ("test_accuracy", 0.97)
+    assert panels.target(best_of("test_accuracy", none=[0.0])) is None
     groups = best_of("test_loss", good=[2.0, 1.0, 0.5], bad=[4.0, None, 3.0], worse=[None, 3.5, 3.25])
-    found = targets(groups)
-    assert (found["key"], found["rises"], found["levels"][0]) == ("test_loss", False, 0.5)
-    assert found["levels"] == sorted(found["levels"]) and found["levels"][-1] == pytest.approx(4 - 3.5 / 40, rel=1e-4)
-    assert found["default"] == pytest.approx(3.0, abs=3.5 / 40) and found["default"] >= 3.0, "two of three reach it"
-    good, bad, worse = (cost["round"] for cost in found["costs"])
-    place = found["levels"].index(found["default"])
-    assert [one["mean"][place] for one in (good, bad, worse)] == [1, 3, None]
-    assert (good["mean"][0], bad["n"][0]) == (3, 0)
-    assert targets(best_of("test_loss", lost=[None, None])) == {}
+    assert panels.target(groups) == ("test_loss", 3.0), "two of three reach it"
+    rounds = [panels.costs(group, "test_loss", 3.0)["round"] for group in groups]
+    assert [cost and cost.mean for cost in rounds] == [1, 3, None]
+    assert panels.target(best_of("test_loss", lost=[None, None])) is None

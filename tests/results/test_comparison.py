@@ -19,9 +19,8 @@ from scipy import stats
 from fedmpi import UserError
 from fedmpi.cli import compare
 from fedmpi.config.layers import nested
-from fedmpi.results.comparison import Comparison, compare_runs
+from fedmpi.results.comparison import Comparison, as_csv, as_latex, compare_runs, print_comparison
 from fedmpi.results.loading import components_from, find_runs, read_runs
-from fedmpi.results.tables import _latex_cell, as_csv, as_latex, print_comparison
 
 Record = dict[str, Any]
 EVALUATION = {"evaluation.every": 1, "evaluation.on": "auto"}
@@ -109,15 +108,11 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     assert row.reached == 0 and row.costs == {}
     assert "not reached" in rendered(compared(tmp_path, target=0.95))
     assert "2.5 ± 0.7 (2 of 3)" in rendered(compared(tmp_path, target=0.8))
-
-
-def test_an_option_that_a_run_lacks_is_named_as_absent(tmp_path: Path) -> None:
-    own = {"clients.sampler": "mine:sampler"}
-    write_run(tmp_path / "a", [0.1], own)
-    write_run(tmp_path / "b", [0.2], own | {"clients.sampler.strata": 10})
-    write_run(tmp_path / "c", [0.3], own | {"clients.sampler.strata": "many"})
-    [(_, rows)] = compared(tmp_path).blocks
-    assert [row.group.label for row in rows] == ["without clients.sampler.strata", "strata = 10", "strata = many"]
+    write_run(tmp_path / "own" / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
+    assert compared(tmp_path / "own").target == 0.5
+    assert compared(tmp_path / "own", metric="test_loss").target is None, "an accuracy is no target of a loss"
+    write_run(tmp_path / "own" / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
+    assert compared(tmp_path / "own").target is None
 
 
 def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path) -> None:
@@ -161,36 +156,6 @@ def test_components_of_a_list_are_named_with_their_options(tmp_path: Path) -> No
     assert components_from("mine.py", tables) == "task.metrics = mine:own"
 
 
-def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
-    own = {"clients.sampler": "mine:sampler", "local.lr": 0.1}
-    values = [None, "unset", "a = unset", "strata = b"]
-    for number, value in enumerate(values):
-        config = own | ({} if value is None else {"clients.sampler.strata": value})
-        write_run(tmp_path / "own" / str(number), [0.1 * number], config)
-    found = compared(tmp_path / "own")
-    [(_, rows)] = found.blocks
-    assert [row.group.label for row in rows] == [
-        "without clients.sampler.strata",
-        *(f"strata = {value}" for value in values[1:]),
-    ]
-    lines = list(csv.DictReader(StringIO(as_csv(found))))
-    assert [line["clients.sampler.strata"] for line in lines] == ["", *values[1:]]
-    for number, value in enumerate(values[1:]):
-        labels = {"run": "mine", "clients.sampler.strata": value}
-        write_run(tmp_path / "swept" / str(number), [0.1], own | {"clients.sampler.strata": value}, labels=labels)
-    write_run(tmp_path / "swept" / "none", [0.1], own, labels={"run": "plain"})
-    [(_, rows)] = compared(tmp_path / "swept").blocks
-    assert [row.group.label for row in rows] == [*(f"mine, strata = {value}" for value in values[1:]), "plain"]
-
-
-def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
-    assert compared(tmp_path).target == 0.5
-    assert compared(tmp_path, metric="test_loss").target is None, "an accuracy is no target of another number"
-    write_run(tmp_path / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
-    assert compared(tmp_path).target is None
-
-
 def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Path) -> None:
     for preset in ("fedavg", "fedadam"):
         for number, data in enumerate(("shards/mnist", "shards/emnist")):
@@ -203,16 +168,6 @@ def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Pa
         ("data.source = shards/mnist, evaluation.on = both", ["fedavg"]),
     ]
     assert "are not compared" in rendered(found)
-
-
-def test_a_folder_that_several_seeds_share_keeps_its_name(tmp_path: Path) -> None:
-    for seed in (0, 10):
-        write_run(tmp_path / str(seed), [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist10"})
-        write_run(tmp_path / f"{seed}b", [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist"})
-    assert [(block.title, rows[0].final.n) for block, rows in compared(tmp_path).blocks] == [
-        ("data.source = shards/mnist10", 2),
-        ("data.source = shards/mnist", 2),
-    ]
 
 
 def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None:
@@ -270,7 +225,7 @@ def test_a_sweeps_names_are_kept_and_each_is_compared_with_its_like(tmp_path: Pa
     ]
     assert all(row.difference == pytest.approx(0.055) for row in rows[2:])
     assert "difference to fed avg" in rendered(found) and "+5.50 [+4.26, +6.74] significant" in rendered(found)
-    with pytest.raises(UserError, match="--reference FedSGD: no group has this name; there are Fed Avg, lr = 0.1;"):
+    with pytest.raises(UserError, match="--reference FedSGD: .*; there are Fed Avg, lr = 0.1;"):
         compared(tmp_path, reference="FedSGD")
 
 
@@ -322,16 +277,6 @@ def test_intervals_are_corrected_for_the_comparisons_of_the_table(
     assert shown.count("] significant") == latex.count("]* ") == sum(significant)
 
 
-def test_two_seeds_are_enough_for_an_interval(tmp_path: Path) -> None:
-    for seed, more in ((0, 0.1), (1, 0.3)):
-        write_run(tmp_path / f"a{seed}", [0.5], {"seed": seed})
-        write_run(tmp_path / f"b{seed}", [0.5 + more], {"seed": seed, "preset": "fedprox"})
-    [(_, [_, row])] = compared(tmp_path).blocks
-    half = 12.7062 * (0.3 - 0.1) / 2  # t of one degree of freedom times s/√2
-    assert row.interval is not None
-    assert (row.interval.low, row.interval.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
-
-
 def test_seeds_are_listed_in_their_order_and_may_have_different_numbers_of_clients(tmp_path: Path) -> None:
     for seed in (10, 2, 1):
         write_run(tmp_path / f"run-{seed}", [0.5], {"seed": seed, "data.verify": seed > 1})
@@ -368,29 +313,6 @@ def test_a_loss_that_is_no_number_in_the_end_is_not_that_of_an_earlier_round(tmp
     assert compared(tmp_path).blocks[0][1][0].final.n == 3, "its accuracy is a number"
 
 
-def test_a_run_that_ended_early_is_noted_beside_longer_ones(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [0.1, 0.2, 0.3], {"seed": 0})
-    write_run(tmp_path / "b", [0.1, 0.2], {"seed": 1, "rounds": 3})
-    [(block, [row])] = compared(tmp_path).blocks
-    assert row.final.n == 2 and block.notes == ["rounds differs (3, 2): final values are from different rounds"]
-
-
-def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> None:
-    for seed in range(3):
-        for number, name in enumerate(("no difference", "a difference")):
-            labels = {"run": name, "seed": seed}
-            write_run(
-                tmp_path / f"{number}{seed}",
-                [0.5 + 0.3 * number + 0.01 * seed * number],
-                {"seed": seed, "local.lr": 0.1 + number},
-                labels=labels,
-            )
-    text = as_latex(compared(tmp_path))
-    assert "[+" in text and "& -" not in text
-    assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("]* ") == 1
-    assert r"]* \\" in text and "difference to no difference" in text
-
-
 def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_path: Path) -> None:
     for seed in (0, 1):
         columns = {"kl_mean": [0.4, 0.1 + seed, 2.0], "size_epsilon_max": [3.0, 6.0, 9.0], "participants": [5, 9, 7]}
@@ -408,37 +330,6 @@ def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_
     assert best == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("config.toml", 'seed = "x"\n', r"config.toml cannot be read \(seed = 'x'\)"),
-        ("summary.json", '{"clients": "many"}', r"summary.json cannot be read \(clients = 'many'\)"),
-        ("summary.json", '{"versions": 3}', r"summary.json cannot be read \(versions = 3\)"),
-        ("metrics.jsonl", '{"round": "one"}\n', r"metrics.jsonl cannot be read \(round = 'one' in a record\)"),
-        (
-            "metrics.jsonl",
-            '{"round": 3, "samples": "many"}\n',
-            r"metrics.jsonl cannot be read \(samples = 'many' in the record of round 3\)",
-        ),
-        ("metrics.jsonl", '{"round": 0, "bytes_client_up": []}\n', r"bytes_client_up = \[\] in the record of round 0"),
-        ("metrics.jsonl", '{"round": 0, "clients": "3 7-20"}\n', r"metrics.jsonl cannot be read \(client 20 of 20\)"),
-        ("metrics.jsonl", "", r"/a has no records to compare: its metrics.jsonl is empty"),
-        (
-            "metrics.jsonl",
-            '{"round": 0, "samples": 4}\n',
-            "no run was evaluated: choose a --metric of .*samples",
-        ),
-    ],
-)
-def test_a_file_that_says_something_of_another_kind_is_rejected(
-    file: str, text: str, said: str, tmp_path: Path
-) -> None:
-    write_run(tmp_path / "a", [0.1])
-    (tmp_path / "a" / file).write_text(text)
-    with pytest.raises(UserError, match=said):
-        compared(tmp_path)
-
-
 def test_what_is_no_run_or_given_twice_is_rejected(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1])
     write_run(tmp_path / "b", [0.1])
@@ -450,9 +341,6 @@ def test_what_is_no_run_or_given_twice_is_rejected(tmp_path: Path) -> None:
         find_runs([tmp_path / "empty"])
     with pytest.raises(UserError, match="is no folder"):
         find_runs([tmp_path / "nowhere"])
-    (tmp_path / "a" / "sweep.json").write_text('{"labels": 3}')
-    with pytest.raises(UserError, match="sweep.json cannot be read"):
-        compared(tmp_path)
 
 
 def rendered(comparison: Comparison, columns: int = 200) -> str:
@@ -492,17 +380,6 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
     assert text.count("{") == text.count("}") and "_" not in text.replace(r"\_", "").splitlines()[3]
 
 
-def test_csv_holds_values_without_their_keys(tmp_path: Path) -> None:
-    heat = "clients.sampler.temperature"
-    for name, own in (("plain", {}), ("soft", {heat: 0.2}), ("soft", {heat: 1.0})):
-        for seed in (0, 1):
-            labels = {"run": name, "seed": seed, **own}
-            write_run(tmp_path / f"{name},{own},{seed}", [0.2, 0.4], {"seed": seed, **own}, labels=labels)
-    lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path)))))
-    assert [line["group"] for line in lines] == ["plain", "soft, temperature = 0.2", "soft, temperature = 1.0"]
-    assert [line[heat] for line in lines] == ["", "0.2", "1.0"]
-
-
 def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None:
     for preset, share in (("fedavg", 0.25), ("fedprox", 0.5)):
         for seed in (0, 1):
@@ -514,45 +391,10 @@ def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None
         compared(tmp_path, metric="rebalancing.mode")
 
 
-def test_a_target_of_a_number_in_a_table_is_found_there(tmp_path: Path) -> None:
-    tables = [{"overhead": share} for share in (0.1, 0.4, 0.6)]
-    write_run(tmp_path / "a", [0.5] * 3, rebalancing=tables)
-    [(_, [row])] = compared(tmp_path, metric="rebalancing.overhead", target=0.3).blocks
-    assert row.reached == 1 and row.costs["round"].mean == 2
-
-
-def test_of_names_that_differ_in_case_the_one_that_was_written_is_the_reference(tmp_path: Path) -> None:
-    for name, level in (("Adam", 0.25), ("adam", 0.5)):
-        write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name})
-    [(_, rows)] = compared(tmp_path, reference="adam").blocks
-    assert {row.reference.label for row in rows if row.reference is not None} == {"adam"}
-
-
-def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_spaced(tmp_path: Path) -> None:
-    for name, lr, labels in (
-        ("published", 0.1, {"run": "published", "preset": "fedavg"}),
-        ("other", 0.2, {"run": "published", "preset": "fedadam"}),
-        ("mine", 0.3, {"run": "Mine", "preset": "fedavg", "clients.sampler.patience": 2.0}),
-    ):
-        write_run(tmp_path / name, [lr], {"local.lr": lr}, labels=labels)
-    wanted = "published,FedAvg"
-    [(_, rows)] = compared(tmp_path, reference=wanted).blocks
-    names = {"published, fedavg", "published, fedadam", "Mine, fedavg, patience = 2.0"}
-    assert {row.group.label for row in rows} == names
-    assert {row.reference.label for row in rows if row.reference is not None} == {"published, fedavg"}
-    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, without clients.sampler.patience"):
-        [(_, rows)] = compared(tmp_path, reference=asked).blocks
-        assert any(row.reference is not None for row in rows)
-    with pytest.raises(UserError, match="every other group differs in more than this part"):
-        compared(tmp_path, reference="Patience=2.0")
-
-
 def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_rejected(tmp_path: Path) -> None:
     for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
         write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
-    with pytest.raises(
-        UserError, match=r"--reference plain: every other group differs in more .* there are plain, 50;"
-    ):
+    with pytest.raises(UserError, match=r"--reference plain: .* there are plain, 50;"):
         compared(tmp_path, reference="plain")
     [(_, rows)] = compared(tmp_path, reference="plain, 50").blocks
     assert [row.reference.label for row in rows if row.reference is not None] == ["plain, 50"]
@@ -627,26 +469,3 @@ def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are
     words = "no row named FedAvg is otherwise as fedprox, lr = 0.3; fedprox, lr = 0.4: no difference is shown"
     assert words in " ".join(rendered(found).split())
     assert "otherwise as" not in rendered(compared(tmp_path, reference="FEDAVG, lr = 0.1"))
-
-
-def test_what_only_some_seeds_of_a_reference_name_does_not_count(tmp_path: Path) -> None:
-    mu = "local.proximal_mu"
-    for seed in (0, 1):
-        for name, value in (("FedAvg", 0.0), ("Prox", 0.1)):
-            labels = {"run": name, "seed": seed, **({mu: value} if name == "Prox" or seed else {})}
-            write_run(tmp_path / f"{name}{seed}", [0.5 + value], {"seed": seed, mu: value}, labels=labels)
-    [(_, [_, prox])] = compared(tmp_path, reference="FedAvg").blocks
-    assert prox.reference is not None and prox.common == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("cell", "latex"),
-    [
-        ("a (-1) b -c 3-4 +10 [-64.52, +84.5]", "a ($-$1) b -c 3-4 +10 [$-$64.52, +84.5]"),
-        ("lr = 1e-05, 2.5e-07, 3e+20", r"lr = $1 \cdot 10^{-5}$, $2.5 \cdot 10^{-7}$, $3 \cdot 10^{20}$"),
-        ("-4e-06 r0e-05 in 2e-05s", r"$-$$4 \cdot 10^{-6}$ r0e-05 in 2e-05s"),
-        ("100 %\n& ± a\\b_#", r"100 \% \& $\pm$ a\textbackslash{}b\_\#"),
-    ],
-)
-def test_signs_powers_and_characters_are_set_as_latex_reads_them(cell: str, latex: str) -> None:
-    assert _latex_cell(cell) == latex

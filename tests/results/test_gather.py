@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fedmpi import UserError
-from fedmpi.records.history import clients_as_text, clients_from_text
 from fedmpi.results.comparison import Spread, first_reached, judged, spent, up_to
-from fedmpi.results.loading import differing, find_runs
+from fedmpi.results.loading import find_runs
 
 
 def records(*accuracies: float | None) -> list[dict[str, Any]]:
@@ -22,29 +21,27 @@ def records(*accuracies: float | None) -> list[dict[str, Any]]:
     return made
 
 
-def test_keys_that_differ_are_those_of_different_values_or_of_some_tables_only() -> None:
-    tables = [{"preset": "a", "lr": 0.1, "rounds": 5}, {"preset": "b", "lr": 0.1, "mu": 1.0, "rounds": 5}]
-    assert differing(tables) == ["preset", "mu"] and differing(tables[:1]) == []
-
-
 def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
-    for name in ("one", "deep/two", "deep/two/plugins/three", "own", "own/copy"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.toml").touch()
-    inside = [tmp_path / "own", tmp_path / "own/copy"]
-    assert find_runs([tmp_path / "one", tmp_path]) == [tmp_path / "one", tmp_path / "deep/two", *inside]
-    assert find_runs([tmp_path / "own"]) == inside[:1], "what is named is a run itself"
-    for paths, words in (
-        ([], "no run is named"),
-        ([tmp_path / "none"], "no folder"),
-        ([tmp_path / "deep/two/plugins"], ""),
-    ):
-        if words:
-            with pytest.raises(UserError, match=words):
-                find_runs(paths)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no run"):
-        find_runs([tmp_path / "empty"])
+    """The file of a sweep may be called sweep.toml and be above its runs."""
+    files = {
+        "sweep.toml": "",
+        "one/config.toml": "",
+        "one/plugins/own/config.toml": "",
+        "deep/two/config.toml": "",
+        "deep/two/sweep.json": "",
+        "planned/sweep.toml": "",
+        "planned/sweep.json": "",
+        "empty/notes.txt": "",
+    }
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    begun = [tmp_path / "deep/two", tmp_path / "one"]
+    assert find_runs([tmp_path]) == begun and find_runs([tmp_path / "one", tmp_path]) == begun[::-1]
+    assert find_runs([tmp_path], planned=True) == [*begun, tmp_path / "planned"]
+    for name, words in (("none", "is no folder"), ("empty", "holds no run"), ("planned", "has begun")):
+        with pytest.raises(UserError, match=words):
+            find_runs([tmp_path / name])
 
 
 def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
@@ -77,41 +74,7 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
     assert judged(runs[1]) == "test_accuracy" and judged([{"round": 0, "val_accuracy": 0.1}]) == "val_accuracy"
 
 
-@pytest.mark.parametrize(
-    ("clients", "text"),
-    [([], ""), ([0], "0"), ([0, 1, 2], "0-2"), ([3, 5, 6, 9], "3 5-6 9"), ([7, 8, 9, 11], "7-9 11")],
-)
-def test_selected_clients_are_written_as_runs_of_neighbors_and_read_again(clients: list[int], text: str) -> None:
-    import numpy as np
-
-    assert clients_as_text(np.array(clients, np.int64)) == text
-    assert clients_from_text(text).tolist() == clients
-
-
-def test_texts_that_name_no_clients_are_rejected() -> None:
-    for text in ("1-2-3", "a", "5-3"):
-        with pytest.raises(ValueError):
-            clients_from_text(text)
-
-
 def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
     assert Spread.of([971.7, 971.7 * (1 + 2e-16), 971.7]) == Spread(3, pytest.approx(971.7), 0.0)
     assert Spread.of([1.0]) == Spread(1, 1.0, None) and Spread.of([]) is None
     assert Spread.of([1.0, 2.0]) == Spread(2, 1.5, 0.5**0.5)
-
-
-def test_a_users_files_are_taken_for_no_run(tmp_path: Path) -> None:
-    """The file of a sweep may be called sweep.toml and lie above its runs; a run may be called plugins."""
-    (tmp_path / "sweep.toml").write_text("rounds = 2\n[sweep]\nseed = [0, 1]\n")
-    for name, files in (
-        ("runs/plugins", ["config.toml"]),
-        ("runs/planned", ["sweep.toml", "sweep.json"]),
-        ("runs/done", ["config.toml", "sweep.toml", "sweep.json"]),
-        ("runs/done/plugins/own", ["config.toml"]),
-    ):
-        (tmp_path / name).mkdir(parents=True)
-        for file in files:
-            (tmp_path / name / file).touch()
-    runs = tmp_path / "runs"
-    assert find_runs([tmp_path]) == [runs / "done", runs / "plugins"]
-    assert find_runs([tmp_path], planned=True) == [runs / "done", runs / "planned", runs / "plugins"]

@@ -1,0 +1,194 @@
+"""What a run shows and leaves: records and logs read again, TensorBoard's events, and a run followed to its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+import fedmpi
+from fedmpi import ClientFailure, ComponentFailure, UserError
+from fedmpi.records.history import clients_as_text, clients_from_text, read_records, read_summary
+from fedmpi.records.progress import RunLog, ended_by, read_log, tags, watch
+
+SMALL: dict[str, Any] = {
+    "rounds": 5,
+    "checkpoint.every": 2,
+    "clients.count": 4,
+    "local.engine": "sequential",
+    "logging.tensorboard": False,
+    "cluster.threads": 1,
+}
+
+# Records
+
+
+def test_a_last_line_that_is_not_whole_is_left_out_and_damage_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_records(tmp_path) == []
+    for half in ('{"round": 1', '{"round": 1}'):
+        path.write_text('{"round": 0}\n' + half)
+        assert read_records(tmp_path) == [{"round": 0}]
+    for damage in ("{\n", "\0\n", "[" * 100_000 + "\n"):
+        for name, read in (("metrics.jsonl", lambda: read_records(tmp_path)), ("summary.json", None)):
+            (tmp_path / name).write_text(damage)
+            with pytest.raises(UserError, match=f"{name} cannot be read"):
+                read() if read else read_summary(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("clients", "text"),
+    [([], ""), ([0], "0"), ([0, 1, 2], "0-2"), ([3, 5, 6, 9], "3 5-6 9"), ([7, 8, 9, 11], "7-9 11")],
+)
+def test_selected_clients_are_written_as_runs_of_neighbors_and_read_again(clients: list[int], text: str) -> None:
+    assert clients_as_text(np.array(clients, np.int64)) == text
+    assert clients_from_text(text).tolist() == clients
+
+
+# run.log
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UserError("the disk\nis full"), "the disk is full"),
+        (ClientFailure(3, 1, ValueError("no rows")), "client 3 on rank 1: ValueError: no rows"),
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (OSError("no folder /tmp/\udcff"), "OSError: no folder /tmp/\\udcff"),
+    ],
+)
+def test_the_error_that_ended_a_run_is_noted_on_one_line_in_the_file_only(
+    error: Exception, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RunLog(tmp_path / "run.log")
+    log.failed(error)
+    log.close()
+    [(level, words)] = read_log(tmp_path / "run.log")
+    assert level == "ERROR" and words.startswith(f"ended by: {message}") and ended_by(tmp_path / "run.log") == words
+    assert not caplog.records
+
+
+def lines(*texts: str) -> str:
+    return "".join(f"2026-01-01 10:00:00,1 {line}\n" for line in texts)
+
+
+@pytest.mark.parametrize(
+    ("said", "ended"),
+    [
+        (lines("INFO begins", "ERROR ended by: a", "WARNING slow disk"), "ended by: a"),
+        (lines("ERROR ended by: a", "INFO begins"), ""),
+        (lines("ERROR ended by: a", "INFO begins", "ERROR ended by: b"), "ended by: b"),
+        (lines("INFO begins", "WARNING ended by: a", "ERROR a file is damaged"), ""),
+        (lines("ERROR ended by: a") + "  a line of a traceback\n\nINFO\n", "ended by: a"),
+        ("\0\0" * 1000, ""),
+    ],
+)
+def test_the_latest_attempt_counts(said: str, ended: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(said)
+    assert ended_by(tmp_path / "run.log") == ended
+
+
+def test_a_program_with_its_own_logging_gets_no_more_than_without_the_log(tmp_path: Path) -> None:
+    log, seen, handler = logging.getLogger("fedmpi"), [], logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    before = log.level, log.propagate
+    try:
+        file = RunLog(tmp_path / "run.log")
+        file.listen()
+        log.info("quiet")
+        log.warning("loud")
+        file.leave()
+        file.close()
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert seen == ["loud"] and (log.level, log.propagate) == before
+    assert [words for _, words in read_log(tmp_path / "run.log")] == ["quiet", "loud"]
+
+
+def test_a_log_that_cannot_be_written_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    log, handler = logging.getLogger("fedmpi"), RunLog(Path("/dev/full"))
+    log.addHandler(handler)
+    try:
+        for _ in range(3):
+            log.warning("slow disk")
+    finally:
+        log.removeHandler(handler)
+    assert [record.getMessage() for record in caplog.records].count("/dev/full cannot be written") == 1
+    with pytest.raises(OSError, match="No space left"):
+        handler.close()
+
+
+# TensorBoard
+
+
+def test_tensorboard_shows_the_numbers_of_every_round_once_across_a_resumption(tmp_path: Path) -> None:
+    config = SMALL | {"logging.tensorboard": True}
+    assert fedmpi.run("fedavg", config, out=tmp_path, stop=iter([False] * 3 + [True]).__next__).ending == "stopped"
+    records = fedmpi.run("fedavg", config, out=tmp_path, resume=True).records
+    events = EventAccumulator(str(tmp_path), size_guidance={SCALARS: 0}).Reload()
+    names = tags(records[-1])
+    assert {"test/accuracy", "train/loss", "round/participants", "phase/train", "bytes/client_up"} <= set(names)
+    assert "round/round" not in names and len(names) == len(set(names))
+    for name in names:
+        assert [one.step for one in events.Scalars(name)] == list(range(5)), name
+    shown = [one.value for one in events.Scalars("test/accuracy")]
+    assert shown == pytest.approx([record["test_accuracy"] for record in records])
+
+
+# watch
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    may_go_on, settled = threading.Semaphore(0), threading.Semaphore(0)
+
+    def paced(record: dict[str, Any]) -> None:
+        settled.release()
+        may_go_on.acquire()
+
+    run = threading.Thread(target=lambda: fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=paced))
+    run.start()
+    settled.acquire()
+    looks = 0
+
+    def look(seconds: float) -> None:
+        """Instead of time passing, the run does another round, and in the end leaves the folder."""
+        nonlocal looks
+        looks += 1
+        may_go_on.release()
+        settled.acquire() if looks < SMALL["rounds"] else run.join()
+
+    watch(tmp_path, interval=0, sleep=look)
+    shown = capsys.readouterr().out
+    assert [shown.count(f"round {t}/5") for t in range(1, 6)] == [1] * 5
+    assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
+
+
+def test_the_cause_of_a_failure_is_shown_until_the_run_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise OSError("no room in here")
+
+    with pytest.raises(ComponentFailure, match="no room in here"):
+        fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=fails)
+    watch(tmp_path)
+    shown = capsys.readouterr().out
+    assert "round 1/" not in shown and "stopped after round 2 of 5 (ended by: the function on_round" in shown
+    (tmp_path / "sweep.json").write_text(json.dumps({"labels": {}, "failure": "on_round failed"}))
+    watch(tmp_path)
+    shown = capsys.readouterr().out
+    assert f"(on_round failed): continue with --resume --out {tmp_path}" in shown and "ended by" not in shown
+    (tmp_path / "sweep.json").unlink()
+    fedmpi.run("fedavg", SMALL, out=tmp_path, resume=True, stop=lambda: True)
+    watch(tmp_path)
+    assert "ended by" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="holds no run"):
+        watch(tmp_path / "none")
