@@ -363,13 +363,13 @@ def show_config(
 @app.command()
 def inspect(
     shards: Annotated[
-        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, "digits", or the folder of a finished run.')
+        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, or "digits"; with --clients, of a run.')
     ],
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
-    clients: Annotated[bool, typer.Option("--clients", help="For a run: show its clients.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="Show the clients of a run.")] = False,
 ) -> None:
-    """Show clients, sizes, class balance and heterogeneity of shards. For a run, show its confusion matrix or clients.
+    """Show sizes, class balance and heterogeneity of shards, or with --clients the scores of the clients of a run.
 
     Example: fedmpi inspect digits
     """
@@ -385,13 +385,7 @@ def inspect(
             print(f"drawn to {plot}")
         return
     from fedmpi.describe.data import inspect_folder
-    from fedmpi.describe.run import is_run, show_classes
 
-    if is_run(Path(shards)):
-        if plot is not None or verify:
-            raise UserError(f"{shards} is the folder of a run: --plot and --verify are for shards")
-        show_classes(Path(shards), console())
-        return
     inspection = inspect_folder(shards, verify=verify)
     inspection.render(console())
     if plot is not None:

@@ -6,12 +6,10 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
 CONFUSION, CLASSES = "confusion.csv", "classes.csv"
@@ -47,25 +45,6 @@ class Confusion:
         by_class = self.classes()
         classes = [["class", *MEASURES], *([str(value) for value in one.values()] for one in by_class)]
         return {CONFUSION: _as_csv(matrix), CLASSES: _as_csv(classes)}
-
-
-def read_confusion(folder: Path) -> Confusion:
-    """The matrix that a finished run left."""
-    path = folder / CONFUSION
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.reader(file))
-        names = tuple(rows[0][1:])
-        counts = np.array([[int(value) for value in row[1:]] for row in rows[1:]], np.int64)
-        if counts.shape != (len(names), len(names)) or (counts < 0).any():
-            raise ValueError(f"{counts.shape} counts of {len(names)} classes")
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} holds no {CONFUSION}: it is written at the end of a classification evaluated on test data"
-        ) from None
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
-    return Confusion(counts, names)
 
 
 def _as_csv(rows: Iterable[Sequence[str]]) -> bytes:
