@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,7 +160,7 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", parser=named_folder, help="Folder of all runs.")
     ] = None,
     index: Annotated[int | None, typer.Option("--index", metavar="I", help="Only this run, from 0 on.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at work at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at work at the same time.")] = 1,
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="R", help="Ranks of every run.")] = None,
     prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
@@ -181,8 +180,6 @@ def sweep(
     from fedmpi.sweeps.display import SweepDisplay, show_plan
     from fedmpi.sweeps.plan import plan_sweep
 
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs}: give 1 or more")
     planned = plan_sweep(file, out, settings or [], ranks)
     if index is not None and not 0 <= index < len(planned.runs):
         raise UserError(f"--index {index}: {file} describes runs 0 to {len(planned.runs) - 1}")
@@ -198,7 +195,7 @@ def sweep(
         show_plan(planned, runs, *runner.look_over(planned, runs))
         return 0
     if not prepare_only:
-        runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
+        runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources)
     if launched:
         [run] = runs
         if runner.look(run).state == "finished":
@@ -221,13 +218,6 @@ def sweep(
     return runner.exit_code(outcomes)
 
 
-def _agreed(words: str) -> bool:
-    """Ask the user whether to start runs with other sources than before; false without a terminal."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or world_rank() is not None:
-        return False
-    return typer.confirm(f"{words}. Start the others all the same? `fedmpi compare` keeps them apart.")
-
-
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
@@ -241,7 +231,7 @@ def compare(
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="NAME", help="Group to compare with [the first].")
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", help="Average over the last N rounds.")] = 1,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="Average over the last N rounds.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
 ) -> None:
@@ -255,10 +245,6 @@ def compare(
     from fedmpi.results.loading import find_runs, read_runs
     from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
-    if last < 1:
-        raise UserError(f"--last {last}: give 1 or more")
-    if target is not None and not isfinite(target):
-        raise UserError(f"--target {target}: give a number that can be reached")
     for path in (csv, latex):
         if path is not None and not names_a_file(path):
             raise UserError(f"cannot write {path}: name a file in a folder that is there")
