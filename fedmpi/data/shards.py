@@ -309,15 +309,6 @@ class ShardStore:
             y[mine] = self._shards[shard].y.take(local, axis=0)
         return x, y
 
-    def span(self, start: int, stop: int) -> list[Samples]:
-        """Views of the global sample positions start ... stop - 1, one pair a shard."""
-        pieces = []
-        for shard, data in enumerate(self._shards):
-            low, high = np.clip((start, stop), *self._sample_starts[shard : shard + 2]) - self._sample_starts[shard]
-            if low < high:
-                pieces.append((data.x[low:high], data.y[low:high]))
-        return pieces
-
     def test(self) -> Samples:
         """Features and labels of the test part, in the stored dtypes."""
         return self._test.x, self._test.y

@@ -41,7 +41,6 @@ def test_rows_are_found_whatever_the_number_of_shards(write: Write, count: int) 
         x, y = store.rows(wanted)
         np.testing.assert_array_equal(x[:, 1, 1, 1], wanted)
         np.testing.assert_array_equal(y, wanted % 3)
-    np.testing.assert_array_equal(np.concatenate([x for x, _ in store.span(1, 18)])[:, 0, 0, 0], np.arange(1, 18))
 
 
 def test_sizes_offsets_and_class_counts_describe_the_clients(write: Write) -> None:
