@@ -76,6 +76,12 @@ def compressed(h5: h5py.File) -> None:
     h5.create_dataset("x", data=x, chunks=True)
 
 
+def unwritten(h5: h5py.File) -> None:
+    shape, dtype = h5["x"].shape, h5["x"].dtype
+    del h5["x"]
+    h5.create_dataset("x", shape, dtype)
+
+
 def swapped(h5: h5py.File) -> None:
     del h5["client_ids"]
     h5["client_ids"] = np.zeros(1)
@@ -106,6 +112,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object]]] = [
     ("train-00000.h5", lambda folder: os.truncate(folder / "train-00000.h5", 900)),
     ("test.h5", lambda folder: (folder / "test.h5").write_bytes(b"x" * (folder / "test.h5").stat().st_size)),
     ("train-00000.h5", lambda folder: alter(folder, compressed)),
+    ("train-00000.h5", lambda folder: alter(folder, unwritten)),
     ("train-00000.h5", lambda folder: alter(folder, elsewhere)),
     ("'y'", lambda folder: alter(folder, lambda h5: h5.pop("y"))),
     ("offsets", lambda folder: alter(folder, lambda h5: h5["offsets"].__setitem__(1, 99))),
