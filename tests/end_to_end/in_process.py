@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import fedmpi
@@ -31,7 +30,6 @@ class Run:
     experiment: Experiment  # After the last round
     records: list[dict[str, Any]]  # One a round
     summary: dict[str, Any]
-    test_losses: np.ndarray  # (T,): After every round, if requested
     start: torch.Tensor  # (d,): First and last global model
     model: torch.Tensor
 
@@ -45,8 +43,7 @@ def run(*settings: str, evaluate: bool = False) -> Run:
     start = simulation.model.clone()
     assert simulation.run() == "finished"
     experiment.close()
-    losses = np.array([record["test_loss"] for record in records if evaluate])
-    return Run(experiment, records, simulation.summary, losses, start, simulation.model)
+    return Run(experiment, records, simulation.summary, start, simulation.model)
 
 
 def run_into(folder: Path, *settings: str, resume: bool = False, stop_after: int | None = None) -> int:
