@@ -197,23 +197,11 @@ def run(
             after.enter_context(shown_warnings())
         after.enter_context(sources_of(config))
         with ending_together():
-            folder = _checked_folder(out, resume, on_round=on_round, stop=stop)
+            if resume and out is None:
+                raise UserError("resume needs out, the folder of the run to continue")
+            folder = None if out is None else named_folder(str(out))
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
         return _connected(loaded, folder, resume, on_round, progress, stop)
-
-
-def _checked_folder(out: str | Path | None, resume: bool, **functions: Callable[..., Any] | None) -> Path | None:
-    """Return the folder of the run; UserError if it is missing or another argument has a wrong type."""
-    if resume and out is None:
-        raise UserError("resume needs out, the folder of the run to continue")
-    if isinstance(out, str | Path):
-        out = named_folder(str(out))
-    if not isinstance(out, Path | None):
-        raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise UserError(f"{name} is a function, not {type(function).__name__}")
-    return out
 
 
 def _connected(

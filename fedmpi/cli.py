@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,7 +160,7 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", parser=named_folder, help="Folder of all runs.")
     ] = None,
     index: Annotated[int | None, typer.Option("--index", metavar="I", help="Only this run, from 0 on.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at work at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at work at the same time.")] = 1,
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="R", help="Ranks of every run.")] = None,
     prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
@@ -200,7 +199,7 @@ def sweep(
         runner.write_notes(runs)
         print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
         return code
-    runner.refuse_mixed_sources(planned, runs, lambda words: mix_sources or _agreed(words))
+    runner.refuse_mixed_sources(planned, runs, mix_sources)
     if launched:
         [run] = runs
         if runner.look(run) == "finished":
@@ -216,13 +215,6 @@ def sweep(
     return runner.exit_code(outcomes)
 
 
-def _agreed(words: str) -> bool:
-    """Ask the user whether to start runs with other sources than before; false without a terminal."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or world_rank() is not None:
-        return False
-    return typer.confirm(f"{words}. Start the others all the same? `fedmpi compare` keeps them apart.")
-
-
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
@@ -236,7 +228,7 @@ def compare(
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="NAME", help="Group to compare with [the first].")
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", help="Average over the last N rounds.")] = 1,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="Average over the last N rounds.")] = 1,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
 ) -> None:
@@ -249,10 +241,6 @@ def compare(
     from fedmpi.results.comparison import as_csv, as_latex, compare_runs, print_comparison
     from fedmpi.results.loading import find_runs, read_runs
 
-    if last < 1:
-        raise UserError(f"--last {last}: give 1 or more")
-    if target is not None and not isfinite(target):
-        raise UserError(f"--target {target}: give a number that can be reached")
     for path in (csv, latex):
         if path is not None and not names_a_file(path):
             raise UserError(f"cannot write {path}: name a file in a folder that is there")
@@ -357,13 +345,13 @@ def show_config(
 @app.command()
 def inspect(
     shards: Annotated[
-        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, "digits", or the folder of a finished run.')
+        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, or "digits"; with --clients, of a run.')
     ],
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
-    clients: Annotated[bool, typer.Option("--clients", help="For a run: show its clients.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="Show the clients of a run.")] = False,
 ) -> None:
-    """Show the clients of shards, or the confusion matrix of a run.
+    """Show sizes, class balance and heterogeneity of shards, or with --clients the scores of the clients of a run.
 
     Example: fedmpi inspect digits
     """
@@ -379,13 +367,7 @@ def inspect(
             print(f"drawn to {plot}")
         return
     from fedmpi.describe.data import inspect_folder
-    from fedmpi.describe.run import is_run, show_classes
 
-    if is_run(Path(shards)):
-        if plot is not None or verify:
-            raise UserError(f"{shards} is the folder of a run: --plot and --verify are for shards")
-        show_classes(Path(shards), console())
-        return
     inspection = inspect_folder(shards, verify=verify)
     inspection.render(console())
     if plot is not None:

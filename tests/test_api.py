@@ -169,9 +169,6 @@ def test_wrong_configurations_are_user_errors(arguments: Any, words: str):
         ("model", 7, "model = 7"),
         ("data", (1, 2), "fedmpi.ClientArrays(x, y, owner"),
         ("resume", True, "resume needs out"),
-        ("out", 5, "not int"),
-        ("on_round", 5, "on_round is a function"),
-        ("stop", 5, "stop is a function"),
     ],
 )
 def test_wrong_arguments_are_user_errors(keyword: str, value: Any, words: str):

@@ -36,7 +36,7 @@ TWICE = {"Adam", "Strata", "stratified", "uniform"}
 """Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
 SHARED = {"fedmpi.data", "fedmpi.data.statistics", "fedmpi.data.schema"}
-"""Modules that built-in components may import beside common, cohorts, and their own package: arithmetic, the data's
+"""Modules that built-in components may import besides common, clients and their package: arithmetic, the data's
 description."""
 
 LOOKED_UP_FOR_OTHERS = "fedmpi.common.registry"

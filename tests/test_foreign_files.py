@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -335,20 +334,6 @@ def test_a_model_that_cannot_be_built_is_named_with_its_line(tmp_path: Path, mon
     words = r"^the model unfinished:net \(.*unfinished.py:2\) failed: NameError: name 'nn' is not defined"
     with pytest.raises(fedmpi.ComponentFailure, match=words):
         fedmpi.run("fedavg", {"rounds": 1}, model="unfinished:net")
-
-
-@weights(per_sample=True, normalized=False)
-def share_of_all(cohort: Cohort, sizes: Any, *, part: float = 1.0) -> Any:
-    return np.full(len(cohort.clients), part / sizes[cohort.clients].sum())
-
-
-def test_what_a_partial_binds_stays_what_its_author_made_of_it(tmp_path: Path) -> None:
-    fixed = SAME | {"local.engine": "sequential"}
-    whole = fedmpi.run("fedavg", {**fixed, "server.weights": share_of_all, "server.weights.part": 0.3})
-    bound = fedmpi.run("fedavg", {**fixed, "server.weights": partial(share_of_all, part=0.3)}, out=tmp_path / "run")
-    assert facts(bound) == facts(whole), "its marks count"
-    assert list((tmp_path / "run" / "plugins").rglob("*.py")), "its source is kept"
-    assert "part = 0.3" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_a_network_that_no_folder_can_build_again_is_said_to_be_one(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -233,23 +231,6 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_with_the_repaired_
         edit(home / "own_study/late.py", "FACTOR = 1", "FACTOR = 5")
     with forgotten(), pytest.raises(fedmpi.UserError, match="late.py differs from the file that this run started with"):
         fedmpi.run("fedavg", {**OWN, "rounds": 2}, out="run", resume=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_on_a_terminal_a_sweep_asks_whether_to_mix_sources(answer: str, home: Path) -> None:
-    tables = {**SWEEP, "sweep": {"seed": [0, 1], "clients.sampler": ["own_study.sampler:first"]}}
-    Path("study.toml").write_text(tomli_w.dumps(tables))
-    words = [sys.executable, "-m", "fedmpi", "sweep", "study.toml"]
-    subprocess.run([*words, "--index", "0"], check=True, capture_output=True)
-    edit(home / "own_study/helper.py", "STEP = 1", "STEP = 2")
-    ours, theirs = pty.openpty()
-    asked = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
-    os.write(ours, f"{answer}\n".encode())
-    _, error = asked.communicate(timeout=120)
-    assert asked.returncode == (0 if answer == "y" else 2), error
-    assert b"Start the others all the same?" in os.read(ours, 1 << 16)
-    assert len(list(Path("runs/study").glob("*/summary.json"))) == (2 if answer == "y" else 1)
 
 
 # A study that is moved

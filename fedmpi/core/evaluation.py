@@ -189,7 +189,8 @@ class OwnRows:
         """Load features and labels of these clients, ascending and each with samples, concatenated."""
         counts = self.counts[clients]
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.data.load_sorted(np.repeat(self.starts[clients], counts) + within, self.held_out)
+        load = self.data.load_held_out if self.held_out else self.data.load_positions
+        return load(np.repeat(self.starts[clients], counts) + within)
 
 
 class ClientsView:

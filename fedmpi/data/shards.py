@@ -60,11 +60,6 @@ class Section:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
-    def length(self) -> int:
-        """Length in bytes."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
     def map(self) -> AnyArray:
         """Return the dataset as a read-only array over the mapped file (n, ...)."""
         if self.byte is None or 0 in self.shape:
@@ -309,15 +304,6 @@ class ShardStore:
             y[mine] = self._shards[shard].y.take(local, axis=0)
         return x, y
 
-    def span(self, start: int, stop: int) -> list[Samples]:
-        """Views of the global sample positions start ... stop - 1, one pair a shard."""
-        pieces = []
-        for shard, data in enumerate(self._shards):
-            low, high = np.clip((start, stop), *self._sample_starts[shard : shard + 2]) - self._sample_starts[shard]
-            if low < high:
-                pieces.append((data.x[low:high], data.y[low:high]))
-        return pieces
-
     def test(self) -> Samples:
         """Features and labels of the test part, in the stored dtypes."""
         return self._test.x, self._test.y
@@ -414,18 +400,15 @@ def _check_checksum(path: Path, file: ShardFile) -> None:
 def _sections(
     path: Path, file: ShardFile, names: Sequence[str] | None = None, optional: Sequence[str] = ()
 ) -> dict[str, Section]:
-    """Return the positions of the datasets of these names (all when None), each within the file."""
+    """Return the positions of the datasets of these names (all when None)."""
     _check_size(path, file)
     try:
         with h5py.File(path, "r", locking=False) as h5:
             wanted = list(h5) if names is None else [*names, *(name for name in optional if name in h5)]
-            sections = {name: _section(h5, path, name) for name in wanted}
+            return {name: _section(h5, path, name) for name in wanted}
     except H5_ERRORS as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise _damaged(path, f"is not a readable HDF5 file with the datasets of a shard ({reason})") from None
-    if any(section.byte is not None and section.byte + section.length > file.bytes for section in sections.values()):
-        raise _damaged(path, "is damaged, since a dataset ends beyond the file")
-    return sections
 
 
 def _section(h5: h5py.File, path: Path, name: str) -> Section:

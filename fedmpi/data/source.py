@@ -152,22 +152,11 @@ class ClientData:
         """Return the samples at global positions: row i of client k is at sizes[:k].sum() + i."""
         return self._tensors(*self.store.rows(positions))
 
-    def load_sorted(self, positions: Ints, held_out: bool = False) -> Tensors:
-        """Samples at places of the training or of the validation part, in ascending order and each once.
-
-        Neighbors, as all samples of clients that follow one another are, are read without a gather.
-        """
-        start, stop = int(positions[0]), int(positions[-1]) + 1
-        together = stop - start == len(positions)
-        if held_out:
-            part = self.store.validation()
-            assert part is not None
-            rows = slice(start, stop) if together else positions
-            return self._tensors(part[0][rows], part[1][rows])
-        if not together:
-            return self.load_positions(positions)
-        pieces = [self._tensors(*piece) for piece in self.store.span(start, stop)]
-        return pieces[0] if len(pieces) == 1 else (torch.cat([x for x, _ in pieces]), torch.cat([y for _, y in pieces]))
+    def load_held_out(self, positions: Ints) -> Tensors:
+        """Return the samples at positions of the validation part."""
+        part = self.store.validation()
+        assert part is not None
+        return self._tensors(part[0][positions], part[1][positions])
 
     def test(self, start: int = 0, stop: int | None = None) -> Tensors:
         """Rows start ... stop - 1 of the test part (all by default), normalized."""

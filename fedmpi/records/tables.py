@@ -123,21 +123,6 @@ class Confusion:
         return {CONFUSION: _as_csv(matrix), CLASSES: _as_csv(classes)}
 
 
-def read_confusion(folder: Path) -> Confusion:
-    """Return the matrix of a finished run."""
-    path = folder / CONFUSION
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            head, *rows = csv.reader(file)
-        return Confusion(np.array([row[1:] for row in rows], np.int64), tuple(head[1:]))
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} holds no {CONFUSION}: it is written at the end of a classification evaluated on test data"
-        ) from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
-
-
 def _as_csv(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)

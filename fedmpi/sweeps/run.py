@@ -131,8 +131,8 @@ def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[str]:
     return states
 
 
-def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Callable[[str], bool]) -> None:
-    """Ask before runs are started whose components have other sources than in runs of the sweep that are done."""
+def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], mixed: bool) -> None:
+    """Reject runs whose components have other sources than in runs of the sweep that are done, unless they may mix."""
     chosen = {run.index: set(map(repr, foreign_choices(run.config))) for run in sweep.runs}
     waiting = set().union(*(chosen[run.index] for run in runs if chosen[run.index] and look(run) != "finished"))
     changed: dict[str, list[PlannedRun]] = {}
@@ -148,7 +148,7 @@ def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], agreed: Calla
         f"{shortened([run.name for run in ran])} ran with"
         for file, ran in changed.items()
     )
-    if changed and not agreed(words):
+    if changed and not mixed:
         advice = f"Choose another --out, or add --mix-sources to continue in {sweep.out}"
         raise UserError(f"{words}. {advice}: `fedmpi compare` keeps such runs apart")
 
@@ -207,7 +207,7 @@ def sweep(
         Runs failed; they are named, and all others have come to their end.
     """
     planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
-    refuse_mixed_sources(planned, planned.runs, lambda words: mix_sources)
+    refuse_mixed_sources(planned, planned.runs, mix_sources)
     say = show_line if progress else lambda text: None
     outcomes = run_sweep(planned, planned.runs, jobs, stop or (lambda: False), say)
     if progress:

@@ -1,7 +1,6 @@
 """The benchmarks compare like with like: floors compute what fedmpi computes, and one command gives the table."""
 
 import gc
-import importlib
 import os
 import subprocess
 import sys
@@ -149,12 +148,6 @@ def test_slow_passes_do_not_move_the_ratio_of_fast_rounds_and_its_interval_conta
         low, high = bootstrap(passes(1.2, seed))
         assert fast_ratio(passes(1.2, seed)) == pytest.approx(1.2, rel=0.01)
         assert 1.18 < low < 1.202 and 1.198 < high < 1.22
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")) + sorted(FOLDER.glob("studies/*.py")), ids=str)
-def test_every_benchmark_finds_what_it_imports(path: Path) -> None:
-    module = ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts)
-    importlib.import_module(module.removesuffix(".__init__"))
 
 
 def test_what_python_and_numpy_hold_does_not_grow(tmp_path: Path):

@@ -71,6 +71,7 @@ def test_a_label_that_only_held_out_samples_have_is_a_class():
     assert made(val=val).description.classes == 7
     with pytest.raises(UserError, match="classes = 6"):
         made(val=val, classes=6)
+    assert made(y=np.zeros(60, int), test=(X[:3], np.zeros(3, int))).description.classes == 2, "one has no choice"
 
 
 def test_bytes_are_standardized_by_what_is_measured_and_floats_stay_as_given():
@@ -95,6 +96,8 @@ def test_text_is_token_ids():
     for given, expected in ((99, 99), (5, tokens.max() + 1)):
         again = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", vocabulary=given)
         assert again.description.vocabulary == expected
+        after = made(x=tokens, y=tokens, test=(tokens[:5],) * 2, task="text", vocabulary=given)
+        assert after.description.classes == expected
 
 
 WRONG: list[tuple[str, dict[str, Any]]] = [

@@ -37,7 +37,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.data.source import ClientData
 from fedmpi.data.statistics import kl_divergence
-from tests.end_to_end.astraea_runs import run_here
+from tests.end_to_end.in_process import SMALL, run
 
 READINGS = ("ratio", "ratio-minus-one")
 STREAMS = Streams(5)
@@ -320,13 +320,11 @@ def settings(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("weights", ["augmented", "original"])
-def test_a_run_on_stored_copies_is_the_run_on_virtual_ones(
-    tmp_path: Path, folders: tuple[Path, Path], weights: str
-) -> None:
+def test_a_run_on_stored_copies_is_the_run_on_virtual_ones(folders: tuple[Path, Path], weights: str) -> None:
     plain, augmented = folders
     more = f"rebalance.weights={weights}"
-    virtual = run_here(tmp_path / "virtual", *settings(plain, more))
-    stored = run_here(tmp_path / "stored", *settings(augmented, more, "rebalance.mode=stored"))
+    virtual = run(*SMALL, *settings(plain, more))
+    stored = run(*SMALL, *settings(augmented, more, "rebalance.mode=stored"))
     assert torch.equal(virtual.model, stored.model)
     same = ("train_loss", "samples", "kl_mediators", "kl_client_mean", "kl_client_before_mean", "bytes_client_up")
     for one, other in zip(virtual.records, stored.records, strict=True):

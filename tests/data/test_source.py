@@ -86,40 +86,30 @@ def floats(**more: object) -> ClientArrays:
     return ClientArrays(x, np.arange(10) % 2, np.repeat([0, 1], 5), test=(x[:3], [0, 1, 0]), **more)  # type: ignore[arg-type]
 
 
-def test_samples_that_stay_as_they_are_are_not_copied() -> None:
+def test_samples_that_stay_as_they_are_are_not_copied(tmp_path: Path) -> None:
     arrays = floats()
+    arrays.save(tmp_path / "floats")
     data = ClientData(arrays.store, resident_bytes=0)
     for x, there in ((data.load(1)[0], arrays.x[5:]), (data.test()[0], arrays.test[0])):
         assert x.data_ptr() == there.ctypes.data and np.array_equal(x.numpy(), there)
     scaled = ClientData(floats(mean=1.0).store).load(1)[0]
     assert scaled.data_ptr() != arrays.x[5:].ctypes.data and np.array_equal(scaled.numpy(), arrays.x[5:] - 1)
-
-
-def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
-    floats().save(tmp_path / "floats")
-    targets = 5 * 8
-    for budget, kept in ((targets - 1, False), (targets + 1024, True)):
-        data = ClientData(open_store(tmp_path / "floats"), resident_bytes=budget)
-        assert (data.load(0)[1] is data.load(0)[1]) is kept
-
-
-def test_a_tensor_remains_after_the_store_whose_file_it_maps(tmp_path: Path) -> None:
-    arrays = floats()
-    arrays.save(tmp_path / "floats")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch's of arrays that cannot be written to
         x = ClientData(open_store(tmp_path / "floats")).load(0)[0]
-    gc.collect()
+    gc.collect()  # the tensor remains after the store whose file it maps
     assert np.array_equal(x.numpy(), arrays.x[:5])
+    for budget, kept in ((5 * 8 - 1, False), (5 * 8 + 1024, True)):  # only the targets are copied, and count
+        data = ClientData(open_store(tmp_path / "floats"), resident_bytes=budget)
+        assert (data.load(0)[1] is data.load(0)[1]) is kept
 
 
 def test_arrays_whose_memory_torch_cannot_share_are_copied() -> None:
     plain = Normalizer(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
     x = np.arange(LEAST_SHARED, dtype=np.float32).reshape(-1, 2)
-    turned, swapped = np.asfortranarray(x), x.astype(">f4")
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 2)
     assert not odd.flags.aligned
-    for given in (turned, swapped, odd, x.astype(np.float64)):
+    for given in (np.asfortranarray(x), x.astype(">f4"), odd, x.astype(np.float64)):
         assert plain(given).tolist() == x.tolist()
 
 

@@ -72,6 +72,7 @@ def test_the_advice_names_what_goes_wrong(sizes: np.ndarray, epsilon: float, thr
 def test_bias_is_what_clipping_hides_and_one_for_each_empty_client():
     one = assess(SIZES, 2.0, 40, 1000)[0]
     assert one.bias == 20 * (39 - 60) and one.clipped_fraction == pytest.approx(20 / 520)
+    assert assess(np.array([39, 40]), 2.0, 40, 10)[0].clipped_fraction == 0.5
     assert assess(np.repeat([0, 20], [5000, 50]), 6.0, 30, 100)[0].bias == 5000
 
 

@@ -48,3 +48,10 @@ def test_an_inspection_reports_sizes_and_draws_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"\.png"):
         inspection.plot(tmp_path / "picture.nonsense")
+
+
+def test_clients_without_samples_count_in_no_mean() -> None:
+    counts = np.array([[5, 0], [0, 0], [1, 1]])
+    found = measure(counts.sum(axis=1), lambda: [counts])
+    assert found.empty_clients == 1 and found.classes_per_client == (1, 1.5, 2)
+    assert found.kl_to_uniform == pytest.approx(np.log(2) / 2)

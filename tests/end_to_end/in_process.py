@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import fedmpi
@@ -16,16 +15,21 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 
+SMALL = (
+    *("data.source=digits:clients=16,alpha=0.3", "model.name=mlp", "model.hidden=[8]"),
+    *("clients.count=7", "rounds=3"),
+)
+"""Settings of a run of few small clients."""
 QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Files that a run left."""
+    """Result of a run."""
 
     experiment: Experiment  # After the last round
     records: list[dict[str, Any]]  # One a round
-    test_losses: np.ndarray  # (T,): After every round, if requested
+    summary: dict[str, Any]
     start: torch.Tensor  # (d,): First and last global model
     model: torch.Tensor
 
@@ -39,8 +43,7 @@ def run(*settings: str, evaluate: bool = False) -> Run:
     start = simulation.model.clone()
     assert simulation.run() == "finished"
     experiment.close()
-    losses = np.array([record["test_loss"] for record in records if evaluate])
-    return Run(experiment, records, losses, start, simulation.model)
+    return Run(experiment, records, simulation.summary, start, simulation.model)
 
 
 def run_into(folder: Path, *settings: str, resume: bool = False, stop_after: int | None = None) -> int:

@@ -15,8 +15,7 @@ import torch
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
 from fedmpi.updates.traffic import MEGABYTE, astraea_formula, cost_to_target
-from tests.end_to_end.astraea_runs import run_here
-from tests.end_to_end.in_process import QUIET
+from tests.end_to_end.in_process import QUIET, SMALL, Run, run
 from tests.end_to_end.runs import Record, choices, curve, records
 from tests.mpi.launch import run_mpi
 from tests.reference.compare import _by_round
@@ -30,32 +29,34 @@ LIMIT = ["topology=mediators", "topology.clients_per_mediator=1", "topology.epoc
 SCHEDULE = 12
 
 
+def small(*settings: str) -> Run:
+    return run(*SMALL, *settings, evaluate=True)
+
+
 def link_bytes(record: Record) -> int:
     return sum(record.get(f"bytes_{link}", 0) for link in LINKS)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_one_client_per_mediator_one_epoch_and_no_augmentation_is_fedavg_bit_for_bit(
-    tmp_path: Path, optimizer: str
-) -> None:
+def test_one_client_per_mediator_one_epoch_and_no_augmentation_is_fedavg_bit_for_bit(optimizer: str) -> None:
     common = ["preset=fedavg", *LOCAL, f"local.optimizer={optimizer}", "server.exact=true", "rounds=2"]
-    fedavg, limit = run_here(tmp_path / "fedavg", *common), run_here(tmp_path / "limit", *common, *LIMIT)
+    fedavg, limit = small(*common), small(*common, *LIMIT)
     assert torch.equal(fedavg.model, limit.model)
     for star, mediated in zip(fedavg.records, limit.records, strict=True):
         assert all(star[key] == mediated[key] for key in ("train_loss", "test_accuracy", "samples", "steps"))
     for change in ("topology.clients_per_mediator=2", "topology.epochs=2"):
-        near = run_here(tmp_path / change, *common, *LIMIT, change)
+        near = small(*common, *LIMIT, change)
         assert torch.linalg.vector_norm(fedavg.model - near.model) > 1e-3 * torch.linalg.vector_norm(fedavg.model)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_counted_traffic_is_that_of_the_papers_formula(tmp_path: Path, epochs: int) -> None:
+def test_counted_traffic_is_that_of_the_papers_formula(epochs: int) -> None:
     """2 |w| (⌈c/γ⌉ + E_m c), c = 7, γ = 3, and once the class counts and the copies per class."""
-    run = run_here(tmp_path / "run", "preset=astraea", GAMMA, f"topology.epochs={epochs}", "rounds=2")
-    first, second = run.records
-    assert link_bytes(second) == astraea_formula(run.values, 7, 3, epochs)
-    assert second["bytes_paper_formula"] == astraea_formula(run.values, 7, 3)
-    assert link_bytes(first) - link_bytes(second) == 2 * 4 * run.clients * run.classes
+    done = small("preset=astraea", GAMMA, f"topology.epochs={epochs}", "rounds=2")
+    first, second = done.records
+    assert link_bytes(second) == astraea_formula(done.model.numel(), 7, 3, epochs)
+    assert second["bytes_paper_formula"] == astraea_formula(done.model.numel(), 7, 3)
+    assert link_bytes(first) - link_bytes(second) == 2 * 4 * 16 * 10
 
 
 def test_random_groups_are_drawn_for_every_round_and_fixed_ones_once_also_after_a_resume(tmp_path: Path) -> None:
@@ -69,33 +70,33 @@ def test_random_groups_are_drawn_for_every_round_and_fixed_ones_once_also_after_
             assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == (np.arange(12) // 5).tolist()
 
 
-def test_divergences_before_the_augmentation_are_recorded(tmp_path: Path) -> None:
-    run = run_here(tmp_path / "run", "preset=astraea", GAMMA)
-    for record in run.records:
+def test_divergences_before_the_augmentation_are_recorded() -> None:
+    done = small("preset=astraea", GAMMA)
+    for record in done.records:
         box = record["kl_client_before_quartiles"]
         assert box == sorted(box) and len(box) == 5 and box[-1] == record["kl_client_before_max"]
         assert record["kl_client_before_mean"] != record["kl_client_mean"] > record["kl_mean"]
 
 
-def test_the_first_record_and_the_summary_describe_the_augmentation(tmp_path: Path) -> None:
-    run = run_here(tmp_path / "run", "preset=astraea-aug")
-    rebalancing = run.records[0]["rebalancing"]
+def test_the_first_record_and_the_summary_describe_the_augmentation() -> None:
+    done = small("preset=astraea-aug")
+    rebalancing = done.records[0]["rebalancing"]
     before, after = np.array(rebalancing["class_totals_before"]), np.array(rebalancing["class_totals"])
     np.testing.assert_array_equal(after > before, before < before.mean())
-    assert rebalancing == run.summary["rebalancing"] and rebalancing["copies"] == (after - before).sum()
+    assert rebalancing == done.summary["rebalancing"] and rebalancing["copies"] == (after - before).sum()
     assert rebalancing["overhead"] == rebalancing["copies"] / before.sum()
     assert rebalancing["bytes"] == rebalancing["copies"] * (8 * 8 + 8) and rebalancing["stored_bytes"] == 0
-    assert all("rebalancing" not in record for record in run.records[1:])
+    assert all("rebalancing" not in record for record in done.records[1:])
 
 
-def test_the_summary_has_rounds_and_megabytes_to_the_target(tmp_path: Path) -> None:
-    run = run_here(tmp_path / "run", "preset=astraea", GAMMA, "rounds=6", "evaluation.target_accuracy=0.3")
-    accuracies = [record["test_accuracy"] for record in run.records]
-    cost = cost_to_target(accuracies, [link_bytes(record) for record in run.records], 0.3)
+def test_the_summary_has_rounds_and_megabytes_to_the_target() -> None:
+    done = small("preset=astraea", GAMMA, "rounds=6", "evaluation.target_accuracy=0.3")
+    accuracies = [record["test_accuracy"] for record in done.records]
+    cost = cost_to_target(accuracies, [link_bytes(record) for record in done.records], 0.3)
     assert cost is not None and 1 < cost.rounds < 6, "the target shall lie on the way"
-    assert (run.summary["rounds_to_target"], run.summary["megabytes_to_target"]) == cost
-    assert run.summary["bytes_total"] == sum(map(link_bytes, run.records)) > cost.megabytes * MEGABYTE
-    never = run_here(tmp_path / "never", "preset=astraea", GAMMA, "rounds=2", "evaluation.target_accuracy=1.0")
+    assert (done.summary["rounds_to_target"], done.summary["megabytes_to_target"]) == cost
+    assert done.summary["bytes_total"] == sum(map(link_bytes, done.records)) > cost.megabytes * MEGABYTE
+    never = small("preset=astraea", GAMMA, "rounds=2", "evaluation.target_accuracy=1.0")
     assert never.summary["rounds_to_target"] is None and never.summary["megabytes_to_target"] is None
 
 

@@ -1,4 +1,4 @@
-"""The sampling methods as whole runs: FedSampling beside centralized training, noise clients, diagnostics."""
+"""The sampling methods as whole runs: their state after a resume, noise clients, diagnostics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import fedmpi
 from fedmpi import UserError
@@ -16,42 +15,6 @@ from tests.end_to_end.runs import curve
 
 SMALL = ("data.source=digits:clients=12,alpha=0.4", "model.hidden=[8]")
 QUIET = {"logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 0, "data.normalize": False}
-
-
-@pytest.fixture(scope="module")
-def curves() -> dict[str, np.ndarray]:
-    """Test losses of five seeds after each of 60 rounds, (5, 60), with 144 samples per round of 20 uneven clients."""
-    methods = {
-        "centralized": ("preset=centralized",),
-        "fedsampling": ("preset=fedsampling", "samples.size.estimate=exact"),
-        "clipped": ("preset=fedsampling", "samples.size.max_size=40", "samples.size.epsilon=8"),
-    }
-    common = ("samples.budget=144", "rounds=60", "server.optimizer.lr=0.3", "model.hidden=[16]")
-    shards = "data.source=digits:clients=20,alpha=0.3"
-    return {
-        name: np.stack([run(*parts, *common, shards, f"seed={seed}", evaluate=True).test_losses for seed in range(5)])
-        for name, parts in methods.items()
-    }
-
-
-def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
-    """Largest difference of the mean curves, in standard deviations over the seeds."""
-    spread = np.sqrt((one.var(0, ddof=1) + other.var(0, ddof=1)) / 2)
-    return float((np.abs(one.mean(0) - other.mean(0)) / spread).max())
-
-
-@pytest.mark.slow
-def test_fedsampling_with_exact_sizes_learns_as_centralized_training_does(curves: dict[str, np.ndarray]):
-    """Paired t-tests, by seed, of the mean of the whole curve and of its last ten rounds, 1e-4 each: false alarm 2e-4.
-
-    No round's mean curves differ by more than three standard deviations over the seeds. Clipped sizes, which make the
-    batches larger than requested, differ significantly by the same measures.
-    """
-    central, federated, clipped = curves["centralized"], curves["fedsampling"], curves["clipped"]
-    for part in (slice(None), slice(-10, None)):
-        assert stats.ttest_rel(central[:, part].mean(1), federated[:, part].mean(1)).pvalue > 1e-4
-    assert largest_gap(central, federated) < 3 < largest_gap(central, clipped)
-    assert stats.ttest_rel(central.mean(1), clipped.mean(1)).pvalue < 1e-3
 
 
 STATEFUL = (

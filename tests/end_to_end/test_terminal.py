@@ -1,8 +1,7 @@
-"""Output of the commands on real terminals of 40 to 200 columns, with and without colors, and without a terminal."""
+"""Output of a run on a narrow terminal, and light commands."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,53 +14,6 @@ from tests.mpi.launch import run_alone
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
-WIDTHS = (40, 60, 80, 200)
-COMMANDS = {
-    "presets": ["presets"],
-    "components": ["components", "--kind", "client sampler"],
-    "component": ["components", "oort"],
-    "keys": ["config", "--help-keys"],
-    "shards": ["inspect", "digits"],
-    "sizes": ["estimate", "--sizes", "digits", "--epsilon", "3", "--threshold", "150"],
-}
-# One process shows everything at all widths: its terminal is made narrower and wider.
-SHOW_ALL = """
-import fcntl, json, struct, sys, termios
-from fedmpi.cli import app
-
-for width in json.loads(sys.argv[1]):
-    fcntl.ioctl(sys.stdout, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    for name, arguments in json.loads(sys.argv[2]).items():
-        print(f"@@@ {width} {name}")
-        app(arguments, standalone_mode=False)
-"""
-
-
-def shown(env: dict[str, str], widths: tuple[int, ...], commands: dict[str, list[str]]) -> dict[tuple[int, str], str]:
-    code, printed = run_on_terminal(["-c", SHOW_ALL, json.dumps(widths), json.dumps(commands)], env)
-    assert code == 0, printed
-    found = {}
-    for block in printed.replace("\r\n", "\n").split("@@@ ")[1:]:
-        head, _, text = block.partition("\n")
-        width, name = head.split()
-        found[int(width), name] = text
-    return found
-
-
-def words(text: str) -> list[str]:
-    return [word for word in re.split(r"[\s│┃]+", ESCAPE.sub("", text)) if re.search(r"\w", word)]
-
-
-@pytest.mark.slow
-def test_lists_and_tables_fit_the_terminal_and_break_no_word(tmp_path: Path) -> None:
-    found = shown({}, WIDTHS, COMMANDS)
-    assert len(found) == len(WIDTHS) * len(COMMANDS)
-    for (width, name), text in found.items():
-        longest = max(len(ESCAPE.sub("", line)) for line in text.splitlines())
-        assert longest <= width or longest <= max(map(len, words(text))) + 16, (width, name, longest)
-        if name not in ("keys", "sizes"):  # texts of keys contain "…"; sizes are cut below 80
-            assert "…" not in text, (width, name)
-        assert sorted(words(text)) == sorted(words(found[200, name])) or name == "sizes", (width, name)
 
 
 def test_a_run_on_a_narrow_terminal_shows_its_progress_in_one_line(tmp_path: Path) -> None:

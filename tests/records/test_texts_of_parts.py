@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import fedmpi
-from fedmpi.common.imports import own_text
 from fedmpi.records.provenance import part_sources
 from fedmpi.tasks.losses import label_smoothing
 
