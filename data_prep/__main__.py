@@ -16,12 +16,12 @@ from rich.console import Console
 
 from data_prep.datasets import data_set
 from data_prep.output import FULL
-from data_prep.parts import help_of_options, show_lists
+from data_prep.parts import show_lists
 from data_prep.prepare import Job, catch_signals, check_job, prepare, signal_code
 from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
-from fedmpi.describe.data import check_picture, inspect_folder
+from fedmpi.describe.data import inspect_folder
 from fedmpi.process.exit_codes import run_guarded
 
 DONE, INTERRUPTED = 0, 130
@@ -38,7 +38,7 @@ HELP_PREPARE = (
     "Examples:\n"
     "  python -m data_prep digits --partition iid --clients 20 --shards 2 --out shards/digits\n"
     "  python -m data_prep mnist --raw mnist --partition dirichlet --alpha 0.1 --clients 100 --out shards/mnist\n"
-    "\n" + help_of_options()
+    "\n`python -m data_prep list` shows the options of data sets and partitions."
 )
 
 app = typer.Typer(
@@ -115,16 +115,13 @@ def prepare_command(
     strict: Annotated[bool, typer.Option("--strict", help="Reject rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,
 ) -> None:
     """Replaced by HELP_PREPARE."""
-    own = ("dry_run", "plot", "context", "own")
+    own = ("dry_run", "context", "own")
     settings = {name: value for name, value in locals().items() if name not in own}
     reserved = ["help", *(parameter.name or "" for parameter in context.command.params)]
     command = "python -m data_prep " + shlex.join(context.obj).encode("utf-8", "backslashreplace").decode()
     job = Job(**settings, words=context.args, reserved=reserved, command=command)
-    if plot is not None:
-        check_picture(plot)
     if dry_run:
         check_job(job)
         print(f"{out} would be written: names, options and the place of the files are right")
@@ -133,11 +130,7 @@ def prepare_command(
     console = Console(soft_wrap=True, highlight=False, quiet=not cluster.is_server)
     prepare(job, console, cluster)
     if cluster.is_server:
-        inspection = inspect_folder(out)
-        inspection.render(console)
-        if plot is not None:
-            inspection.plot(plot)
-            console.print(f"drawn to {plot}", markup=False)
+        inspect_folder(out).render(console)
     cluster.close()
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from data_prep.download import Source
-from data_prep.formats.arrays import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.cifar import read_cifar
 from data_prep.formats.idx import read_emnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
+from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
@@ -25,7 +25,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.data.opening import load_digits_split
 
-OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabeled", "numbers_are_classes", "split"})
+OF_ARRAYS = frozenset({"targets", "task", "channels", "split"})
 """Fields of ReadOptions that describe arrays."""
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -96,9 +96,7 @@ OWN_ARRAYS = DataSet(
     page="",
     files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
     reader=read_own_files,
-    options=TEXT_OPTIONS
-    | OF_ARRAYS
-    | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size", "skip_odd_sizes"},
+    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size"},
     raw="file",
 )
 ALL = (
@@ -175,7 +173,8 @@ ALL = (
         page="https://jmcauley.ucsd.edu/data/amazon/",
         files="a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.json.gz",
         reader=read_amazon,
-        options=TEXT_OPTIONS | {"files", "split", "keep_duplicates"},
+        options=TEXT_OPTIONS | {"split"},
+        raw="file",
     ),
     DataSet(
         name="femnist",
@@ -218,7 +217,7 @@ ALL = (
         page="",
         files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",
         reader=read_image_folder,
-        options=frozenset({"image_size", "skip_odd_sizes", "split"}),
+        options=frozenset({"image_size", "split"}),
     ),
     DataSet(
         name="digits",
@@ -307,4 +306,6 @@ def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: Read
     with calling(part):  # its result may not convert to an array, e.g. a tensor on another device
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
     source = replace(OWN_ARRAYS, name=part.name)
-    return hold_out_test(of_arrays(source, part.name, arrays, options, tally), options.split, tally)
+    return hold_out_test(
+        of_arrays(part.name, arrays, options, tally).data_set(source, options, tally), options.split, tally
+    )

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pooch
 import requests
-from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from fedmpi.common.errors import UserError
 
@@ -51,7 +50,7 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
                 fname=source.filename,
                 path=target,
                 processor=unpack(members=list(source.members) or None, extract_dir=UNPACKED) if packed else None,
-                downloader=pooch.HTTPDownloader(progressbar=RichBar(source.filename), timeout=30),
+                downloader=pooch.HTTPDownloader(timeout=30),
             )
         except requests.exceptions.RequestException as error:
             reason = type(error).__name__
@@ -70,22 +69,3 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
                 "DATA_PREP_CACHE to another folder"
             ) from error
     return target
-
-
-class RichBar:
-    """Download bar on rich with the interface that pooch's downloader expects."""
-
-    def __init__(self, label: str) -> None:
-        self.total = 0
-        self._progress = Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
-        self._task = self._progress.add_task(label, total=None)
-        self.close = self._progress.stop
-
-    def update(self, size: int) -> None:
-        """Advance the bar by `size` bytes."""
-        self._progress.start()
-        self._progress.update(self._task, advance=size, total=self.total or None)
-
-    def reset(self) -> None:
-        """Reset the bar to zero, as pooch does before the last update."""
-        self._progress.reset(self._task)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_prep.datasets import data_set, read_own
 from data_prep.download import fetch
 from data_prep.output import check_folder
-from data_prep.partitions import completed, partition
+from data_prep.partitions import Request, completed, partition
 from data_prep.parts import parse_options
 from data_prep.raw import DataSet, ReadOptions, Tally
 from data_prep.shifts import LABEL_NOISE, SHIFT, shifted, with_label_noise
@@ -31,7 +31,6 @@ from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.mpi import Cluster
 
-SECONDS_BETWEEN_LINES = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []
 
@@ -55,22 +54,15 @@ def signal_code() -> int:
 
 @contextmanager
 def _shown_bytes(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Give a function that shows how many bytes are written of how many: a bar, or lines without a terminal."""
-    started = shown = time.perf_counter()
+    """Give a function that shows how many bytes are written of how many, on a terminal."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("writing"), *columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("writing", total=None)
 
         def update(done: int, total: int) -> None:
-            nonlocal shown
             if _received:  # Python drops exceptions raised in a weak reference's callback
                 raise KeyboardInterrupt
             bar.update(task, completed=done, total=total)
-            now = time.perf_counter()
-            if not console.is_terminal and (done >= total or now - shown >= SECONDS_BETWEEN_LINES):
-                shown = now
-                rate = done / max(now - started, 1e-9) / 1e6
-                console.print(f"writing {done / 1e6:.1f} of {total / 1e6:.1f} MB  {rate:.0f} MB/s", markup=False)
 
         yield update
 
@@ -120,9 +112,8 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         console.print(f"rows that cannot be read, left out: {tally.unreadable:,}.{tally.first_bad}", markup=False)
     for rule, count in tally.dropped.items():
         console.print(f"left out: {count:,} {rule}", markup=False)
-    drawn = partition(
-        job.partition,
-        raw.labels,
+    request = Request(
+        np.asarray(raw.labels, np.int64),
         raw.label_classes,
         job.clients,
         Streams(job.seed).generator(Purpose.PARTITION),
@@ -130,9 +121,8 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         raw.class_names if raw.has_classes else (),
         raw.superclasses,
         raw.attribute,
-        raw.labeled,
-        **given[law],
     )
+    drawn = partition(job.partition, request, raw.labeled, **given[law])
     noted = (*tally.notes, *drawn.notes)
     console.print(f"partition {job.partition}: {law.title} Seed {job.seed}", markup=False)
     changed = raw

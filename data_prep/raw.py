@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import BeforeValidator
 
 from data_prep.download import Source
-from data_prep.partitions.base import Count
+from data_prep.partitions import Count
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
@@ -168,13 +168,9 @@ class ReadOptions:
 
     Parameters
     ----------
-    files : tuple of str
-        Amazon: a file to read; repeatable.
     split : str
         Your data: what is held out for testing if the files have no test part: rows, users with all their rows, or a
-        column whose values are held out with all their rows. Image folders: folders. Amazon: texts.
-    keep_duplicates : bool
-        Amazon: keep reviews that repeat one of the same reviewer, product and text.
+        column whose values are held out with all their rows. Image folders: folders.
     length : int
         Texts: tokens kept of each, by default 30; shorter texts are padded. Lists of tokens: by default all.
     vocabulary : int
@@ -199,19 +195,11 @@ class ReadOptions:
         Arrays, tables: what a sample is, if its values do not determine it.
     channels : {"first", "last"}
         Arrays: channel axis of images, (n, C, h, w) or (n, h, w, C), if their shape does not determine it.
-    skip_unlabeled : bool
-        Arrays, tables: leave out rows without a label.
-    numbers_are_classes : bool
-        Arrays, tables: labels may be fractions, each a class.
     image_size : (int, int)
         Image folders, tables: resize to WIDTHxHEIGHT, or N to N x N; by default all must have one size.
-    skip_odd_sizes : bool
-        Image folders, tables: leave out images of another size than most.
     """
 
-    files: tuple[str, ...] = ()
     split: str = "rows"
-    keep_duplicates: bool = False
     length: Count | None = None
     vocabulary: Count = 20_000
     vectors: Path | None = None
@@ -224,10 +212,7 @@ class ReadOptions:
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     task: Modality | None = None
     channels: Literal["first", "last"] | None = None
-    skip_unlabeled: bool = False
-    numbers_are_classes: bool = False
     image_size: Pixels | None = None
-    skip_odd_sizes: bool = False
 
     @property
     def tokens(self) -> int:

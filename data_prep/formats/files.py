@@ -147,6 +147,8 @@ def lines(
                     if line.startswith(UTF_16):
                         raise UserError(f"{path} is UTF-16 text. {remedy}")
                     line = line.removeprefix(codecs.BOM_UTF8)
+                if b"\0" in line and encoding is None:
+                    raise UserError(f"{path} is a binary file, not text. Give it its own ending, or write text.")
                 try:
                     yield line.decode(known)
                 except UnicodeDecodeError:

@@ -531,7 +531,5 @@ def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
     module, dot, name = choice.rpartition(".")
     if dot and module.isidentifier() and name.isidentifier():
         hint = f"did you mean {f'{module}:{name}'!r}? "
-    return (
-        f"{KINDS[kind].key} = {choice!r} is unknown: {hint}choose one of {', '.join(names)}, "
-        'or your own "package.module:object"'
-    )
+    listed = f"choose one of {', '.join(names)}, or your own" if names else "choose your own"
+    return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{listed} "package.module:object"'

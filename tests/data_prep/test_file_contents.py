@@ -52,7 +52,7 @@ WORDS = {
 def test_words_of_any_script_are_whole(tmp_path: Path) -> None:
     rows = [{"overall": 5, "reviewText": text} for text, _ in WORDS.values()] * 4
     (tmp_path / "r.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    command = ["amazon", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--keep-duplicates"]
+    command = ["amazon", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2"]
     assert main([*command, "--out", str(tmp_path / "s")]) == 0
     store = open_store(tmp_path / "s")
     vocabulary = (tmp_path / "s" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")

@@ -38,8 +38,8 @@ CASES = {
     "beauty": ("amazon", "amazon_beauty", "--partition user", (3370, 842, 5)),
     "toys": (
         "amazon",
-        "amazon_toys",
-        "--file Toys_and_Games_2023.subset.json.gz --partition iid --clients 100",
+        "amazon_toys/Toys_and_Games_2023.subset.json.gz",
+        "--partition iid --clients 100",
         (7996, 1999, 5),
     ),
 }
@@ -59,7 +59,7 @@ def test_a_real_data_set_is_prepared_inspected_and_read_back(
     raw = []
     if folder:
         place = request.getfixturevalue("data_folder") / folder
-        if not place.is_dir():
+        if not place.exists():
             pytest.skip(f"no real data at {place}")
         raw = ["--raw", str(place)]
     assert main([name, *raw, *words.split(), "--shards", "3", "--out", str(tmp_path / "s")]) == 0
@@ -80,7 +80,7 @@ IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-tr
     ("name", "content", "message"),
     [
         (IMAGES, b"<html>moved</html>", "is not an idx file of unsigned bytes in 3 dimension"),
-        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "holds 2351 bytes of data where"),
+        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "does not hold the 2352 bytes of data"),
         (IMAGES, struct.pack(">4I", 2051, 2, 28, 28) + bytes(2 * 784), "they do not belong together"),
         (IMAGES, struct.pack(">4I", 2051, 3, 0, 28), "holds no images"),
         (LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of the 62"),
@@ -149,14 +149,14 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("train", {"fine_labels": [7, 7, 9]}, "train holds 4 images but 3 labels"),
+        ("train", {"fine_labels": [7, 7, 9]}, "'fine_labels' is not a list of 4 values"),
         ("train", {"fine_labels": [7, 7, 9, 100]}, "train, record 3: label 100 is not one of the 100"),
-        ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of integers"),
+        ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of 4 values"),
         ("train", {"data": np.zeros((4, 3000), np.uint8)}, r"'data' is uint8 \(4, 3000\) instead of uint8"),
         ("train", {"data": np.zeros((4, 3072), np.int16)}, "not a CIFAR batch .*i2, not uint8"),
         ("train", {"coarse_labels": [3, 4, 0, 3]}, "images of class 7 have several coarse labels"),
-        ("meta", {"fine_label_names": [1] * 100}, "'fine_label_names' is not a list of names"),
-        ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
+        ("meta", {"fine_label_names": [1] * 100}, "not a list of 100 values of type str"),
+        ("meta", {"fine_label_names": ["a"]}, "not a list of 100 values"),
     ],
 )
 def test_parts_of_a_pickle_that_do_not_fit_are_rejected(
@@ -225,7 +225,7 @@ def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cat/0.png: not a readable image .*--strict"):
         read("cinic10", tmp_path, Tally(strict=True))
     (folder / "train" / "bird" / "0.png").write_bytes(b"gone")
-    with pytest.raises(UserError, match="bird/0.png cannot be decoded"):
+    with pytest.raises(UserError, match="bird/0.png: the image cannot be decoded"):
         raw.read(np.arange(10))
     (folder / "train" / "cat").rename(folder / "train" / "zebra")
     with pytest.raises(UserError, match="'zebra'"):
@@ -244,7 +244,7 @@ def test_bad_rows_of_femnist_are_counted_with_writer_and_record(tmp_path: Path) 
     leaf(tmp_path, "test", {"w1": writer(1)})
     x, y = writer(6)
     y[1], x[2][5], x[3][5], x[4][5], x[5][5] = 99, 0.5001, -1 / 255, 256 / 255, 1e308
-    leaf(tmp_path, "train", {"w1": (x, y), "w2": (writer(2)[0], [1])})
+    leaf(tmp_path, "train", {"w1": (x, y), "w2": ([[0.0]], [1])})
     raw = read("femnist", tmp_path, tally := Tally())
     assert len(raw.labels) == 1 and raw.skipped == 6 and "writer w1, record 1: label 99" in tally.first
     leaf(tmp_path, "train", {"w1": ([], [])})
@@ -289,7 +289,6 @@ def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda text: text[:-5], "role none yet: not LEAF's format"),
-        (lambda text: text.replace('"B": {', '"A": {').replace('"A", "B"', '"A"'), "two entries of one name"),
         (lambda text: text.replace('"A", "B"', '"A"'), "users names 1 roles, user_data holds 2"),
         (lambda text: text.replace('["ab"]', '"ab"'), "role A: not LEAF's format"),
         (lambda text: text.replace('"ab"', '"ab"'), "holds no readable training sample"),
@@ -347,15 +346,14 @@ def reviews(path: Path, rows: list[Any]) -> None:
 REVIEW = {"reviewerID": "A", "asin": "1", "overall": 5.0, "reviewText": "fine thing"}
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, (3370, 842)), ({"keep_duplicates": True}, (4212, 1052))])
-def test_real_reviews_without_text_and_repeated_ones(data_folder: Path, options: Any, rows: tuple[int, int]) -> None:
-    raw = read("amazon", data_folder / "amazon_beauty", tally := Tally(), **options)
+def test_real_reviews_without_text_and_repeated_ones(data_folder: Path) -> None:
+    rows, raw = (3370, 842), read("amazon", data_folder / "amazon_beauty", tally := Tally())
     assert (
         raw.skipped == 5 and "line 360: no 'reviewText'" in tally.first and (len(raw.labels), len(raw.test_y)) == rows
     )
     assert sum(tally.dropped.values()) == 5269 - 5 - sum(rows)
     toys = "Toys_and_Games_5.human_subset.json.gz"
-    assert read("amazon", data_folder / "amazon_toys", files=(toys,)).users is None
+    assert read("amazon", data_folder / "amazon_toys" / toys).users is None
 
 
 @pytest.mark.parametrize(
@@ -373,24 +371,7 @@ def test_a_line_that_is_no_review_is_left_out(tmp_path: Path, row: Any, why: str
     assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5 and f"line 6: {why}" in tally.first
 
 
-def test_review_files_are_named_by_their_place_and_once(tmp_path: Path) -> None:
-    for stars, place in enumerate(("a.json.gz", "deep/a.json.gz", "deep/b.json.gz", "wide/b.json.gz"), 1):
-        rows = [{"user_id": "B", "rating": stars, "text": f"text {row}"} for row in range(10)]  # the keys of 2023
-        reviews(tmp_path / place, rows)
-    for name, label in (("a.json.gz", 0), ("deep/a.json.gz", 1), ("wide/b.json.gz", 3)):
-        raw = read("amazon", tmp_path, files=(name,))
-        assert {*raw.labels.tolist(), *raw.test_y.tolist()} == {label} and raw.user_names == ("B",)
-    for files, message in (
-        ((), "name those to read with --file"),
-        (("odd.json.gz",), "no review file odd.json.gz"),
-        (("b.json.gz",), "2 files named b.json.gz; --file takes one of: deep/b.json.gz, wide/b.json.gz"),
-        (("deep/b.json.gz", "deep/b.json.gz"), "names deep/b.json.gz twice"),
-    ):
-        with pytest.raises(UserError, match=message):
-            read("amazon", tmp_path, files=files)
-
-
-def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: Path) -> None:
+def test_a_review_given_twice_counts_once(tmp_path: Path) -> None:
     others = [{"reviewerID": "B"}, {"asin": "2"}, {"reviewText": "bad thing"}]
     unnamed = {key: value for key, value in REVIEW.items() if key != "asin"}
     repeated = [REVIEW, REVIEW | {"overall": 4.0}, REVIEW | {"reviewText": " fine thing\n"}]
@@ -398,5 +379,3 @@ def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: P
     raw = read("amazon", tmp_path, tally := Tally(strict=True))
     assert len(raw.labels) + len(raw.test_y) == 8 and list(tally.dropped.values()) == [2]
     assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
-    raw = read("amazon", tmp_path, tally := Tally(strict=True), keep_duplicates=True)
-    assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped

@@ -127,16 +127,16 @@ def test_images_of_classes_may_be_in_one_sub_folder_each(tmp_path: Path) -> None
 
 REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parts in classes": (("cats/train", "cats/test", "dogs/train", "dogs/test"), ("Point --raw at", "train/cats")),
-    "one part in classes": (("cats/train", "dogs/train"), ("train/cats", "cats and dogs")),
-    "deeper": (("cats/images/val", "dogs/images/val"), ("cats and dogs", "val/cats")),
-    "domains": (("photo/cat", "photo/dog", "sketch/cat", "sketch/dog"), ("photo and sketch", "Point --raw at")),
+    "one part in classes": (("cats/train", "dogs/train"), ("train/cats", "ambiguous")),
+    "deeper": (("cats/images/val", "dogs/images/val"), ("cats", "ambiguous")),
+    "domains": (("photo/cat", "photo/dog", "sketch/cat", "sketch/dog"), ("ambiguous", "Point --raw at")),
     "one set of several": (("faces/train/a", "faces/test/a", "notes/b"), ("Point --raw at", "faces")),
     "several sets": (("a/train/x", "a/test/x", "b/train/y", "b/test/y"), ("Point --raw at",)),
     "no training part": (("val/cats", "test/cats"), ("no training part", "Name a folder train")),
-    "classes with part words": (("test_positive", "test_negative"), ("names without such words",)),
+    "classes with part words": (("test_positive", "test_negative"), ("classes names",)),
     "parts behind classes": (("cats_train", "cats_test", "dogs_train", "dogs_test"), ("without class folders",)),
-    "classes with words for training": (("freight train", "passenger train"), ("classes names without such words",)),
-    "patients": (("p1/benign", "p1/malignant", "p2/benign", "p2/malignant"), ("call parts train and test, or put",)),
+    "classes with words for training": (("freight train", "passenger train"), ("classes names",)),
+    "patients": (("p1/benign", "p1/malignant", "p2/benign", "p2/malignant"), ("put the images of each class",)),
     "another class": (
         ("train/cats", "train/dogs", "test/cats", "test/Dogs"),
         ("'Dogs'", "(cats, dogs)", "or remove it"),
@@ -144,9 +144,9 @@ REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no classes": (("train", "test1"), ("(train, test1) without class folders", "Put the images of each class")),
     "only one folder of images": (("train",), ("(train) without class folders", "train/CLASS")),
     "root too low": ((".",), ("in class folders", "Put the images of each class")),
-    "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at", "raw/train")),
-    "test without classes beside others": (("train/cats", "train/dogs", "test", "models"), ("has no class folders",)),
-    "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra", "raw/train")),
+    "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at",)),
+    "test without classes beside others": (("train/cats", "train/dogs", "test", "models"), ("without class folders",)),
+    "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra",)),
 }
 
 

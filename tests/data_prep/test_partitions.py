@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.partitions import Partition, partition
+from data_prep.partitions import Partition
 from data_prep.partitions.sizes import in_proportion, lognormal_sizes, whole_sizes
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import fill_by_mix, fill_empty, level_down, systematic_counts
+from tests.data_prep.command import drawn
 
 
 def draw(name: str, labels: np.ndarray, classes: int, clients: int | None, seed: int = 0, **options: Any) -> Partition:
@@ -23,7 +24,7 @@ def draw(name: str, labels: np.ndarray, classes: int, clients: int | None, seed:
     known = {"users": rows * 7919 % max(1, len(labels) // 3), "superclasses": np.arange(classes) // 2}
     numbers = (rows * 7919 % 1009).astype(np.float64)
     generator = Streams(seed).generator(Purpose.PARTITION)
-    return partition(name, labels, classes, clients, generator, attribute_of=lambda _: numbers, **known, **options)
+    return drawn(name, labels, classes, clients, generator, attribute_of=lambda _: numbers, **known, **options)
 
 
 def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -189,11 +190,11 @@ def test_label_sorted_clients_are_blocks_of_the_sorted_labels() -> None:
 
 def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
     users = np.array([4, 4, 1, 0, 1, 4])
-    made = partition("user", np.zeros(6, np.int64), 1, None, Streams(0).generator(Purpose.PARTITION), users)
+    made = drawn("user", np.zeros(6, np.int64), 1, None, Streams(0).generator(Purpose.PARTITION), users)
     assert made.users is not None and made.users.tolist() == [0, 1, 4] and made.sizes.tolist() == [1, 2, 3]
     assert all((users[made.rows[a:b]] == user).all() for user, a, b in zip(made.users, made.offsets, made.offsets[1:]))  # noqa: B905
     generator = Streams(0).generator(Purpose.PARTITION)
-    large = partition("user", np.zeros(6, np.int64), 1, None, generator, users, min_samples=2)
+    large = drawn("user", np.zeros(6, np.int64), 1, None, generator, users, min_samples=2)
     assert large.users is not None and large.users.tolist() == [1, 4]
 
 
@@ -248,14 +249,14 @@ def test_impossible_requests_are_rejected_in_a_sentence(name, clients, options, 
 )
 def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> None:
     with pytest.raises(UserError, match=words):
-        partition(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
+        drawn(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
 
 
 def test_schemes_that_use_classes_are_rejected_where_rows_have_none() -> None:
     for name, options in (("dirichlet", {"alpha": 1.0}), ("shards", {}), ("label-sorted", {})):
         with pytest.raises(UserError, match="have none"):
-            partition(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False, **options)
-    made = partition("iid", np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False)
+            drawn(name, np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False, **options)
+    made = drawn("iid", np.zeros(40, np.int64), 1, 4, np.random.default_rng(0), labeled=False)
     assert made.sizes.tolist() == [10, 10, 10, 10]
 
 

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,20 +83,6 @@ def test_at_whatever_write_the_disk_is_full_nothing_is_left(
     assert prepare(tmp_path / "out") == 0  # a later preparation takes the folder
     for file in (tmp_path / "whole").glob("*.h5"):
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
-
-
-def test_what_cannot_fit_is_rejected_before_anything_is_written_or_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    assert prepare(tmp_path) == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(f_bavail=900_000, f_frsize=1))
-    capsys.readouterr()
-    assert prepare(tmp_path, "--overwrite") == 2
-    assert f"the disk of {tmp_path} has 1.0 MB left, but 1.2 MB are needed" in sentence(capsys)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(f_bavail=1_100_000, f_frsize=1))
-    assert prepare(tmp_path, "--overwrite") == 0  # the replaced folder makes room
 
 
 def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path):

@@ -388,8 +388,3 @@ def test_classes_of_one_part_only_are_named_with_their_samples(prepared: Prepare
     _, shown = prepared("arrays", npz(tmp_path / "a.npz", **{k: np.array(v) for k, v in arrays.items()}))
     assert "2 classes occur in the training part only (samples in brackets): b (2), c (2)" in shown
     assert "1 class occurs in the test part only (samples in brackets): d (1)" in shown
-    y = np.repeat([0, 1, 2], [9, 6, 15])
-    raw = npz(tmp_path / "b.npz", x=RNG.random((30, 2)), y=y, x_test=RNG.random((2, 2)), y_test=[0, 1])
-    noise = ["--label-noise", "pair", "--noisy", "1", "--low", "1"]
-    assert "in the training part only (samples in brackets): 2 (15)" in prepared("arrays", raw, *noise, out="noise")[1]
-    assert "occurs in the" not in prepared("arrays", raw, "--val", "0.5", out="val")[1]  # trained on and validated
