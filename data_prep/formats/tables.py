@@ -90,7 +90,8 @@ class Column:
     @property
     def counts_rows(self) -> bool:
         """True if it counts 0, 1, 2 … or 1, 2, 3 …, perhaps in each file anew."""
-        follows = np.diff(self.numbers, prepend=np.nan) == 1
+        numbers = np.where(np.isfinite(self.numbers), self.numbers, np.nan)
+        follows = np.diff(numbers, prepend=np.nan) == 1
         begins = np.isin(np.arange(len(follows)), self.first_rows) & np.isin(self.numbers, (0, 1))
         return bool((follows | begins).all())
 
