@@ -233,20 +233,12 @@ ALL = (
     ),
 )
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
-AS_EXAMPLES = {
-    **{name: f"{name.replace('-', '_')}:read" for name in ("sent140", "celeba", "synthetic", "fed-cifar100")},
-    **{name: f"next_words:{name.replace('-', '_')}" for name in ("reddit", "stackoverflow", "fed-shakespeare")},
-    "stackoverflow-tags": "next_words:tags",
-}
-"""Data sets read by the readers of docs/examples/readers, by name."""
 
 
 def data_set(name: str) -> DataSet:
     """Return the data set of this name, or the one that a custom reader reads."""
     if ":" in name:
         return _own_data_set(name)
-    if name in AS_EXAMPLES:
-        raise UserError(f"{name} is read by an example: copy it from docs/examples/readers and use {AS_EXAMPLES[name]}")
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"

@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Floats, Ints
-from fedmpi.data.schema import Modality, scales_of
+from fedmpi.data.schema import DataDescription, Modality, scales_of
 from fedmpi.data.schema import Understood as Understood
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
@@ -126,6 +126,12 @@ class RawDataset:
             index = np.arange(low, min(low + step, len(found)))
             found[index] = measures[name](np.asarray(self.read(index)).reshape(len(index), -1))
         return found
+
+
+def described(description: DataDescription) -> dict[str, Any]:
+    """Return the fields of `RawDataset` that describe prepared data."""
+    names = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets", "target_shape")
+    return {name: getattr(description, name) for name in names}
 
 
 def row_bytes(raw: RawDataset) -> int:

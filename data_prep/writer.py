@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import numpy as np
@@ -31,7 +31,7 @@ from data_prep.output import (
     store,
 )
 from data_prep.partitions import Partition, class_count_blocks
-from data_prep.raw import RawDataset, row_bytes
+from data_prep.raw import RawDataset, described, row_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
@@ -468,13 +468,7 @@ def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
     has_classes = description.targets == "classification"
     return RawDataset(
         name=arrays.name,
-        task=cast(Any, description.task),
-        classes=description.classes,
         class_names=tuple(manifest.class_names),
-        feature_shape=tuple(description.feature_shape),
-        dtype=cast(Any, description.dtype),
-        mean=description.mean,
-        std=description.std,
         labels=y if has_classes else np.zeros(len(y), np.int64),
         users=None,
         user_names=tuple(map(str, arrays.client_ids.tolist())) if named else None,
@@ -486,7 +480,6 @@ def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
         notes=arrays.notes,
         citation="",
         vocabulary=tuple(map(str, range(description.vocabulary))),
-        targets=description.targets,
-        target_shape=tuple(description.target_shape),
         read_targets=None if has_classes else lambda rows: y[rows],
+        **described(description),
     )

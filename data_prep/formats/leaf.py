@@ -23,7 +23,7 @@ from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, compact, measured
 from data_prep.text import SPECIAL, UNKNOWN
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray, Bools, Ints
+from fedmpi.common.types import AnyArray, Ints
 
 LEAF = ("{}/*.json", "{}/*.json.gz")
 """File patterns of a part, train or test."""
@@ -135,7 +135,7 @@ def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tal
 def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read FEMNIST from either format; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), by writer.
 
-    Rows whose pixels are not multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are skipped.
+    Writers without images are left out.
     """
     found = part_files(raw, ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
     if found is None:
@@ -146,46 +146,33 @@ def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
         part = UserRows(Scratch(IMAGE, np.uint8))
         for path in files:
             for name, pixels, labels in _writers(path):
-                good = _good_images(pixels, labels, f"{path}, writer {name}", tally)
-                if good.any():
-                    images = np.rint(pixels[good] * 255).astype(np.uint8).reshape(-1, *IMAGE)
-                    part.add(images, labels[good], names.setdefault(name, len(names)))
+                if len(labels):
+                    images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE)
+                    part.add(images, labels, names.setdefault(name, len(names)))
         if not part.labels:
-            raise UserError(f"no readable image of {which} writers in {raw}.{tally.first_bad}")
+            raise UserError(f"no image of {which} writers in {raw}; fetch it again")
         parts.append(part)
     classes = FEMNIST_CLASSES
     return measured(by_user(data_set, parts, names, tally, task="image", classes=len(classes), class_names=classes))
 
 
-def _writers(path: Path) -> Iterator[tuple[str, AnyArray, AnyArray]]:
+def _writers(path: Path) -> Iterator[tuple[str, AnyArray, Ints]]:
     """Yield the writers of a file: name, pixels in [0, 1] (n, 784), labels (n,)."""
+    held: Iterator[tuple[str, Any, Any]] = leaf_users(path, "writer")
     if path.suffix == ".h5":
-        for name, arrays in tff_clients(path, ("pixels", "label")):
-            labels = arrays["label"]
-            yield name, arrays["pixels"].reshape(len(labels), -1) if len(labels) else np.empty((0, 784)), labels
-        return
-    for name, x, y in leaf_users(path, "writer"):
+        held = ((name, found["pixels"], found["label"]) for name, found in tff_clients(path, ("pixels", "label")))
+    for name, x, y in held:
         try:
-            yield name, np.asarray(x, np.float64), np.asarray(y)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path}, writer {name}: images are no lists of numbers; fetch it again") from error
-
-
-def _good_images(pixels: AnyArray, labels: AnyArray, where: str, tally: Tally) -> Bools:
-    size = math.prod(IMAGE)
-    if pixels.ndim != 2 or pixels.shape[1] != size or labels.dtype.kind not in "iu":
-        why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {size}) and (n,) whole numbers"
-        tally.bad(where, why, max(labels.size, 1))
-        return np.zeros(0, bool)
-    with np.errstate(invalid="ignore", over="ignore"):
-        levels = pixels * 255
-        exact = (np.abs(levels - np.rint(levels)) < 1e-2) & (pixels >= 0) & (pixels <= 1)
-    known = (labels >= 0) & (labels < len(FEMNIST_CLASSES))
-    good = np.asarray(exact.all(1) & known)
-    for row in np.flatnonzero(~good):
-        why = f"label {labels[row]}" if not known[row] else "a pixel that is no multiple of 1/255 in [0, 1]"
-        tally.bad(f"{where}, record {row}", why)
-    return good
+            pixels, labels = np.asarray(x, np.float64).reshape(len(y), math.prod(IMAGE)), np.asarray(y)
+            good = ((pixels >= 0) & (pixels <= 1)).all() and set(labels.tolist()) <= set(range(len(FEMNIST_CLASSES)))
+        except (ValueError, TypeError):
+            good = False
+        if not good:
+            raise UserError(
+                f"{path}, writer {name}: not images of {math.prod(IMAGE)} numbers in [0, 1] with labels from 0 to "
+                f"{len(FEMNIST_CLASSES) - 1}; fetch it again"
+            )
+        yield name, pixels, labels
 
 
 def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

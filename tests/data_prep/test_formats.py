@@ -86,7 +86,11 @@ IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-tr
         (LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of the 62"),
         ("emnist-byclass-mapping.txt", b"0 48\n1 x\n", "line 2: '1 x' is not a label"),
         ("emnist-byclass-mapping.txt", b"0 48\n", "names 1 classes where emnist-byclass has 62"),
-        (IMAGES, gzip.compress(struct.pack(">4I", 2051, 3, 28, 28) + bytes(9000))[:-8], "damaged or cut short"),
+        (
+            IMAGES,
+            gzip.compress(struct.pack(">4I", 2051, 3, 28, 28) + bytes(9000), mtime=0)[:-8],
+            "damaged or cut short",
+        ),
     ],
 )
 def test_idx_files_that_are_damaged_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -192,20 +196,6 @@ def test_a_pickle_of_anything_but_arrays_is_rejected_in_one_sentence(content: by
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "touched",)
-
-    (tmp_path / "batch").write_bytes(pickle.dumps({"data": Harmful()}))
-    with pytest.raises(UserError, match="which is not an array"):
-        load_batch(tmp_path / "batch")
-    assert not (tmp_path / "touched").exists()
-    (tmp_path / "batch").write_bytes(b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.")
-    with pytest.raises(UserError, match="it encodes text as utf-7"):
-        load_batch(tmp_path / "batch")
-
-
 # CINIC-10's folders (others in test_image_folders)
 
 
@@ -239,16 +229,11 @@ def writer(rows: int) -> tuple[Any, Any]:
     return (RNG.integers(0, 256, (rows, 784)) / 255).tolist(), RNG.integers(0, 62, rows).tolist()
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_bad_rows_of_femnist_are_counted_with_writer_and_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", [([[0.0] * 783], [1]), ([[1.5] * 784], [1]), ([[0.5] * 784], [62]), ([["a"]], [1])])
+def test_images_of_femnist_that_are_none_are_named_by_their_writer(tmp_path: Path, odd: Any) -> None:
     leaf(tmp_path, "test", {"w1": writer(1)})
-    x, y = writer(6)
-    y[1], x[2][5], x[3][5], x[4][5], x[5][5] = 99, 0.5001, -1 / 255, 256 / 255, 1e308
-    leaf(tmp_path, "train", {"w1": (x, y), "w2": ([[0.0]], [1])})
-    raw = read("femnist", tmp_path, tally := Tally())
-    assert len(raw.labels) == 1 and raw.skipped == 6 and "writer w1, record 1: label 99" in tally.first
-    leaf(tmp_path, "train", {"w1": ([], [])})
-    with pytest.raises(UserError, match="no readable image of training writers"):
+    leaf(tmp_path, "train", {"w1": writer(6), "w2": odd})
+    with pytest.raises(UserError, match="writer w2: not images of 784 numbers"):
         read("femnist", tmp_path)
 
 
@@ -260,13 +245,12 @@ def tff(path: Path, writers: dict[str, tuple[Any, Any]]) -> None:
 
 
 def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
-    train = {"f0_1": writer(4), "f1_1": (writer(4)[0], [1, 2])}
+    train = {"f0_1": writer(4)}
     tff(tmp_path / "fed_emnist_train.h5", train)
     tff(tmp_path / "fed_emnist_test.h5", {"f0_1": writer(1)})
-    raw = read("femnist", tmp_path, tally := Tally())
-    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1] and tally.unreadable == 2
+    raw = read("femnist", tmp_path)
+    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1]
     assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), np.rint(np.array(train["f0_1"][0]) * 255))
-    assert "writer f1_1: images (2, 1568) and labels (2,)" in tally.first
 
 
 def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:

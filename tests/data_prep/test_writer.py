@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import data_prep.writer as writer
 from data_prep.holdout import balanced_rows, hold_out_validation
-from data_prep.partitions import Partition, class_count_blocks
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
@@ -23,7 +23,6 @@ from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.describe.data import inspect_folder, measure
 from fedmpi.records.hold import FOLDER
 from tests.data.validation import validation_of
 from tests.data_prep.command import drawn
@@ -239,16 +238,3 @@ def test_impossible_arguments_are_rejected_before_anything_is_written(tmp_path, 
     with pytest.raises(UserError, match=words):
         write_shards(raw, made_of(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
     assert not (tmp_path / "out").exists()
-
-
-def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("data_prep.partitions.CELLS", 50)  # many blocks
-    made = made_of(clients=40, alpha=0.2)
-    write_shards(RAW, made, tmp_path / "out", 3, 0, "c")
-    before = measure(made.sizes, lambda: class_count_blocks(made, LABELS, CLASSES))
-    after = inspect_folder(tmp_path / "out").measures
-    for name in ("clients", "samples", "size_quartiles", "classes_per_client"):
-        assert getattr(before, name) == getattr(after, name)
-    for name in ("gini", "kl_to_global", "kl_to_uniform", "label_emd"):
-        np.testing.assert_allclose(getattr(before, name), getattr(after, name))
-    np.testing.assert_array_equal(before.class_totals, np.bincount(LABELS))
