@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.download import Source
 from data_prep.formats.cifar import read_cifar
 from data_prep.formats.idx import read_emnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
@@ -19,7 +18,7 @@ from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
 from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
-from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
+from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve

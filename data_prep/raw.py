@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator
 
-from data_prep.download import Source
 from data_prep.partitions import Count
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
@@ -259,6 +259,20 @@ class Tally:
     def first_bad(self) -> str:
         """The first unreadable row as a sentence; empty if there is none."""
         return f" The first: {self.first}." if self.first else ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file at its official address."""
+
+    url: str  # The address
+    checksum: str  # "sha256:..." or "md5:...", as published
+    members: tuple[str, ...] = ()  # Files to extract from an archive; empty extracts all
+
+    @property
+    def filename(self) -> str:
+        """The last part of the address."""
+        return Path(urlsplit(self.url).path).name
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.download import Source, fetch
+from data_prep.__main__ import fetch
 from data_prep.formats.idx import read_idx
+from data_prep.raw import Source
 from fedmpi import UserError
 from tests.data_prep.command import main
 from tests.mpi.launch import finish_job, start_job

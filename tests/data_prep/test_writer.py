@@ -79,13 +79,6 @@ def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None
         assert h5["class_counts"].dtype == np.uint16 and h5["class_counts"][0, 0] == ROWS
 
 
-def test_shards_hold_nearly_equal_samples_and_at_least_a_client(tmp_path: Path) -> None:
-    manifest = write_shards(RAW, made_of("iid", 100), tmp_path / "out", 7, 0, "c")
-    samples = [file.samples for file in manifest.train]
-    assert len(samples) == 7 and max(samples) - min(samples) <= 10
-    assert len(write_shards(RAW, made_of("iid", 3), tmp_path / "few", 7, 0, "c").train) == 3
-
-
 def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -> None:
     names = tuple(f"usér{i}" for i in range(50))
     tokens = np.arange(ROWS * 3, dtype=np.int32).reshape(ROWS, 3) % 5

@@ -74,8 +74,8 @@ CASES = {
     "amazon beauty": Case("amazon", "amazon_beauty", "--partition user", "model.name=transformer"),
     "amazon toys": Case(
         "amazon",
-        "amazon_toys",
-        "--file Toys_and_Games_2023.subset.json.gz --partition sizes --law zipf --shape 1 --clients 500",
+        "amazon_toys/Toys_and_Games_2023.subset.json.gz",
+        "--partition sizes --law zipf --shape 1 --clients 500",
         "model.name=bilstm model.units=16",
     ),
 }
