@@ -88,11 +88,6 @@ def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
 
 OWN_ARRAYS = DataSet(
     name="arrays",
-    samples="yours",
-    classes="yours",
-    licence="yours",
-    citation="yours",
-    page="",
     files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
     reader=read_own_files,
     options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size"},
@@ -209,11 +204,6 @@ ALL = (
     ),
     DataSet(
         name="imagefolder",
-        samples="yours",
-        classes="yours",
-        licence="yours",
-        citation="yours",
-        page="",
         files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",
         reader=read_image_folder,
         options=frozenset({"image_size", "split"}),
@@ -226,7 +216,6 @@ ALL = (
         citation="E. Alpaydin, C. Kaynak, Optical recognition of handwritten digits, UCI Machine Learning Repository, "
         "1998",
         page="https://archive.ics.uci.edu/dataset/80",
-        files="",
         reader=read_digits,
         raw="none",
     ),
@@ -254,11 +243,8 @@ def _own_data_set(name: str) -> DataSet:
     part = resolve("data set", name)
     return DataSet(
         name=name,
-        samples="",
-        classes="",
         licence=UNKNOWN,
         citation=UNKNOWN,
-        page="",
         files="what your reader reads",
         reader=lambda _, raw, options, tally: read_own(part, {}, raw, options, tally),
         options=OF_ARRAYS - {option.name for option in part.options},
@@ -269,11 +255,8 @@ def _own_data_set(name: str) -> DataSet:
 
 def reads_files(part: Component) -> bool:
     """Check whether a reader takes the path given with --raw."""
-    parameters = list(inspect.signature(part.object).parameters.values())
-    return bool(parameters) and parameters[0].kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
+    kinds = [parameter.kind for parameter in inspect.signature(part.object).parameters.values()]
+    return inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.POSITIONAL_OR_KEYWORD in kinds
 
 
 def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

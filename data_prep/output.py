@@ -44,21 +44,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error codes for no space, no quota, or a limit on the length of files."""
 
 
-def megabytes(count: int) -> str:
-    """Return bytes as text."""
-    return f"{count / 1e6:,.1f} MB"
-
-
 @contextmanager
-def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
+def temporary_room(folder: str) -> Iterator[None]:
     """Report a temporary folder that cannot be written as such, not as damaged input."""
     try:
         yield
     except OSError as error:
         why = "is full" if error.errno in FULL else f"cannot be written ({error.strerror or error})"
         raise UserError(
-            f"the temporary folder {folder} {why}: at least {megabytes(written + more)} are needed there; make room or "
-            "set TMPDIR to a folder with more"
+            f"the temporary folder {folder} {why}: make room there, or set TMPDIR to a folder with more"
         ) from error
 
 

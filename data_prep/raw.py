@@ -275,17 +275,17 @@ class Source:
         return Path(urlsplit(self.url).path).name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """Data set that data_prep can read."""
+    """Data set that data_prep can read; by default the user's own."""
 
     name: str  # Name on the command line
-    samples: str  # Size of the official set, for people
-    classes: str  # Number of classes, for people
-    licence: str  # Printed before anything is read
-    citation: str
-    page: str  # Page to get the files from
-    files: str  # Required content of `--raw`, for the error message that requests it
+    samples: str = "yours"  # Size of the official set, for people
+    classes: str = "yours"  # Number of classes, for people
+    licence: str = "yours"  # Printed before anything is read
+    citation: str = "yours"
+    page: str = ""  # Page to get the files from
+    files: str = ""  # Required content of `--raw`, for the error message that requests it
     reader: Callable[[DataSet, Path, ReadOptions, Tally], RawDataset]
     sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty if the user must download the files
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes

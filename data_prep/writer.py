@@ -24,7 +24,6 @@ from data_prep.output import (
     complete,
     entry,
     growing_h5,
-    megabytes,
     nothing_partial,
     release,
     reserve,
@@ -106,9 +105,10 @@ def write_shards(
         except OSError as error:
             if team.size == 1:
                 abandon(folder)  # other processes may still be writing: the folder stays marked as interrupted
+            room = f"{size * row_bytes(raw) / 1e6:,.1f} MB"
             raise UserError(
-                f"writing to {folder} failed ({error.strerror or error}): about {megabytes(size * row_bytes(raw))} are "
-                "needed there; make room or choose another --out, then repeat"
+                f"writing to {folder} failed ({error.strerror or error}): about {room} are needed there; make room or "
+                "choose another --out, then repeat"
             ) from error
     team.barrier()
     return read_manifest(folder)

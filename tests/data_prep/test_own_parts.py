@@ -107,6 +107,13 @@ def test_what_a_custom_law_does_not_know_is_rejected(
     assert message in capsys.readouterr().err
 
 
+def test_a_law_that_changes_its_labels_does_not_change_the_data(own: Path) -> None:
+    assert main(["digits", "--partition", "prep_of_mine:spoiling", "--clients", "3", "--out", "shards"]) == 0
+    store = open_store("shards")
+    assert store.manifest.partition_options == {"keep": True, "path": "None", "at": "(1, 2)"}
+    assert all(np.flatnonzero(store.class_counts()[:, label]).tolist() == [label % 3] for label in range(10))
+
+
 def test_a_useless_answer_of_a_law_names_it(own: Path) -> None:
     with pytest.raises(ComponentFailure, match=r"partition prep_of_mine:wrong .* the client of each of the 1442 rows"):
         main(["digits", "--partition", "prep_of_mine:wrong", "--out", "shards"])

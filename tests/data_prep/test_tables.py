@@ -523,6 +523,13 @@ def test_rows_that_are_left_out_take_their_labels_along(tmp_path: Path, prepared
     assert "line 9: 2 fields where the header names 3" in said
 
 
+def test_a_column_is_of_numbers_if_most_of_its_cells_are(tmp_path: Path, prepared: Prepared) -> None:
+    for words, task in ((27, "vector"), (33, "text")):
+        cells = [f"word{row}" if row < words else row / 7 for row in range(ROWS)]
+        store, manifest = prepared(csv(tmp_path / "t.csv", {"a": cells, "label": Y}))
+        assert store.description.task == task and manifest["skipped"] == (words if task == "vector" else 0)
+
+
 TARGETS = {"a": A, "b": B, "rain": COUNT / 4, "wind": COUNT * 3, "wet": COUNT % 2, "dry": COUNT % 3 // 2, "t": WORDS}
 
 
