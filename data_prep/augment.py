@@ -18,7 +18,7 @@ import numpy as np
 import typer
 
 from data_prep.partitions import Partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, described
 from data_prep.writer import join_team, write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
@@ -69,13 +69,7 @@ def write_augmented(
     test_x, test_y = store.test()
     raw = RawDataset(
         name=manifest.dataset,
-        task="image",
-        classes=manifest.classes,
         class_names=tuple(manifest.class_names),
-        feature_shape=store.description.feature_shape,
-        dtype="uint8" if store.description.dtype == "uint8" else "float32",
-        mean=store.description.mean,
-        std=store.description.std,
         labels=np.concatenate([augmented.labels(client) for client in range(store.clients)]),
         users=None,
         user_names=tuple(store.client_ids.tolist()) if named else None,
@@ -87,6 +81,7 @@ def write_augmented(
         citation=manifest.citation,
         extras={**store.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)},
         understood=manifest.understood,
+        **described(store.description),
     )
     shards = len(store.shard_starts) - 1
     write_shards(raw, partition, out, shards, manifest.seed, command, 0.0, overwrite, None, cluster)

@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.download import Source
-from data_prep.formats.arrays import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.cifar import read_cifar
 from data_prep.formats.idx import read_emnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
+from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
 from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
-from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Tally, measured
+from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component, resolve
 from fedmpi.data.opening import load_digits_split
 
-OF_ARRAYS = frozenset({"targets", "task", "channels", "skip_unlabeled", "numbers_are_classes", "split"})
+OF_ARRAYS = frozenset({"targets", "task", "channels", "split"})
 """Fields of ReadOptions that describe arrays."""
 MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -89,16 +88,9 @@ def read_digits(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally
 
 OWN_ARRAYS = DataSet(
     name="arrays",
-    samples="yours",
-    classes="yours",
-    licence="yours",
-    citation="yours",
-    page="",
     files="an .npz file with x, y and optionally user, x_test, y_test, or a table: .csv, .tsv, .parquet, .arrow",
     reader=read_own_files,
-    options=TEXT_OPTIONS
-    | OF_ARRAYS
-    | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size", "skip_odd_sizes"},
+    options=TEXT_OPTIONS | OF_ARRAYS | {"label", "user", "features", "delimiter", "decimal", "encoding", "image_size"},
     raw="file",
 )
 ALL = (
@@ -175,7 +167,8 @@ ALL = (
         page="https://jmcauley.ucsd.edu/data/amazon/",
         files="a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.json.gz",
         reader=read_amazon,
-        options=TEXT_OPTIONS | {"files", "split", "keep_duplicates"},
+        options=TEXT_OPTIONS | {"split"},
+        raw="file",
     ),
     DataSet(
         name="femnist",
@@ -211,14 +204,9 @@ ALL = (
     ),
     DataSet(
         name="imagefolder",
-        samples="yours",
-        classes="yours",
-        licence="yours",
-        citation="yours",
-        page="",
         files="DIR/train/CLASS/* and DIR/test/CLASS/*, or DIR/CLASS/* (a part is then held out for testing)",
         reader=read_image_folder,
-        options=frozenset({"image_size", "skip_odd_sizes", "split"}),
+        options=frozenset({"image_size", "split"}),
     ),
     DataSet(
         name="digits",
@@ -228,26 +216,17 @@ ALL = (
         citation="E. Alpaydin, C. Kaynak, Optical recognition of handwritten digits, UCI Machine Learning Repository, "
         "1998",
         page="https://archive.ics.uci.edu/dataset/80",
-        files="",
         reader=read_digits,
         raw="none",
     ),
 )
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
-AS_EXAMPLES = {
-    **{name: f"{name.replace('-', '_')}:read" for name in ("sent140", "celeba", "synthetic", "fed-cifar100")},
-    **{name: f"next_words:{name.replace('-', '_')}" for name in ("reddit", "stackoverflow", "fed-shakespeare")},
-    "stackoverflow-tags": "next_words:tags",
-}
-"""Data sets read by the readers of docs/examples/readers, by name."""
 
 
 def data_set(name: str) -> DataSet:
     """Return the data set of this name, or the one that a custom reader reads."""
     if ":" in name:
         return _own_data_set(name)
-    if name in AS_EXAMPLES:
-        raise UserError(f"{name} is read by an example: copy it from docs/examples/readers and use {AS_EXAMPLES[name]}")
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"
@@ -264,11 +243,8 @@ def _own_data_set(name: str) -> DataSet:
     part = resolve("data set", name)
     return DataSet(
         name=name,
-        samples="",
-        classes="",
         licence=UNKNOWN,
         citation=UNKNOWN,
-        page="",
         files="what your reader reads",
         reader=lambda _, raw, options, tally: read_own(part, {}, raw, options, tally),
         options=OF_ARRAYS - {option.name for option in part.options},
@@ -279,11 +255,8 @@ def _own_data_set(name: str) -> DataSet:
 
 def reads_files(part: Component) -> bool:
     """Check whether a reader takes the path given with --raw."""
-    parameters = list(inspect.signature(part.object).parameters.values())
-    return bool(parameters) and parameters[0].kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
+    kinds = [parameter.kind for parameter in inspect.signature(part.object).parameters.values()]
+    return inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.POSITIONAL_OR_KEYWORD in kinds
 
 
 def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -307,4 +280,6 @@ def read_own(part: Component, given: Mapping[str, Any], raw: Path, options: Read
     with calling(part):  # its result may not convert to an array, e.g. a tensor on another device
         arrays = {str(name): np.asarray(values) for name, values in found.items()}
     source = replace(OWN_ARRAYS, name=part.name)
-    return hold_out_test(of_arrays(source, part.name, arrays, options, tally), options.split, tally)
+    return hold_out_test(
+        of_arrays(part.name, arrays, options, tally).data_set(source, options, tally), options.split, tally
+    )

@@ -1,4 +1,4 @@
-"""Output of a preparation: disk space, the folder, and HDF5 files that are written atomically.
+"""Output of a preparation: the folder, and HDF5 files that are written atomically.
 
 A file is written under a temporary name, flushed to the disk and renamed. Its content does not depend on the clock.
 """
@@ -42,36 +42,17 @@ _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error codes for no space, no quota, or a limit on the length of files."""
-SPARE = 1 << 20
-"""Bytes reserved for small content: the vocabulary, the manifest, the headers of files."""
-
-
-def megabytes(count: int) -> str:
-    """Return bytes as text."""
-    return f"{count / 1e6:,.1f} MB"
-
-
-def _require_room(folder: Path, needed: int, replaced: int) -> None:
-    """Raise an error if the output does not fit on the disk."""
-    room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize + replaced
-    if free < needed + SPARE:
-        raise UserError(
-            f"the disk of {folder} has {megabytes(free)} left, but {megabytes(needed + SPARE)} are needed: make room "
-            "or choose another --out"
-        )
 
 
 @contextmanager
-def temporary_room(folder: str, written: int, more: int) -> Iterator[None]:
+def temporary_room(folder: str) -> Iterator[None]:
     """Report a temporary folder that cannot be written as such, not as damaged input."""
     try:
         yield
     except OSError as error:
         why = "is full" if error.errno in FULL else f"cannot be written ({error.strerror or error})"
         raise UserError(
-            f"the temporary folder {folder} {why}: at least {megabytes(written + more)} are needed there; make room or "
-            "set TMPDIR to a folder with more"
+            f"the temporary folder {folder} {why}: make room there, or set TMPDIR to a folder with more"
         ) from error
 
 
@@ -96,41 +77,19 @@ class SparedFile(io.FileIO):
         return length
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the length, or keep the error."""
-        try:
-            if self.error is None:
-                super().truncate(size)
-        except OSError as error:
-            self.error = error
-        return size or 0
-
-    def close(self) -> None:
-        """Close the file; an error counts as a write error."""
-        try:
-            super().close()
-        except OSError as error:
-            self.error = self.error or error
-
-
-class GrowingFile(h5py.File):  # type: ignore[misc]  # h5py has no types
-    """HDF5 file being filled, which reports its first failed write on request."""
-
-    def __init__(self, file: SparedFile, alignment: int):
-        super().__init__(file, "w", alignment_threshold=1, alignment_interval=alignment)
-        self._spared = file
-
-    def check(self) -> None:
-        """Raise the OSError of the first write that failed, if one did."""
-        if self._spared.error is not None:
-            raise self._spared.error
+        """Set the length, unless a write failed."""
+        return super().truncate(size) if self.error is None else size or 0
 
 
 @contextmanager
-def growing_h5(path: Path) -> Iterator[GrowingFile]:
+def growing_h5(path: Path) -> Iterator[h5py.File]:
     """Open an HDF5 file under a temporary name, removed if the block fails; `complete` gives it its final name."""
     partial = partial_name(path)
     try:
-        with closing(SparedFile(partial, "w+")) as file, GrowingFile(file, _ALIGNMENT) as h5:
+        with (
+            closing(SparedFile(partial, "w+")) as file,
+            h5py.File(file, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as h5,
+        ):
             yield h5
         if file.error is not None:
             raise file.error
@@ -185,7 +144,7 @@ def entry(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0)
     return ShardFile(path.name, path.stat().st_size, digest, first_client, clients, samples)
 
 
-def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
+def claim(folder: Path, overwrite: bool) -> Hold:
     """Lock `folder` and make it ready to be written, or raise an error.
 
     An empty or missing folder is used. A folder whose preparation was interrupted is cleared of its files; a prepared
@@ -198,7 +157,6 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
         hold = Hold(folder)
         _refuse(folder, overwrite)  # others may have written before they released the lock
         ours = own_files(folder)
-        _require_room(folder, needed, sum(path.stat().st_size for path in ours))
         (folder / PREPARING).touch()
         sync_folder(folder)
         for path in ours:  # the manifest first, so that it never describes missing files

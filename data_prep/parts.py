@@ -17,16 +17,12 @@ from rich.console import Console
 
 from data_prep.datasets import DATASETS
 from data_prep.raw import READING, DataSet, RawDataset, ReadOptions, Tally
-from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED, Option
-from fedmpi.common.registry import KINDS, Component, components, register
+from fedmpi.common.registry import Component, components, register
 
 WIDEST = 120
 INDENT = 4
-LISTED = {"PARTITIONS": "partition", "FEATURE SHIFTS": SHIFT, "LABEL NOISE": LABEL_NOISE}
-SHORT = {"--file": "--files"}
-"""Names of repeatable options on the command line."""
 
 
 def _register(data: DataSet) -> None:
@@ -50,23 +46,24 @@ def _register(data: DataSet) -> None:
 
 for _data in DATASETS.values():
     _register(_data)
-for _family in ("labels", "sizes", "mixes", "users", "astraea"):
+for _family in ("labels", "sizes", "mixes", "astraea"):
     import_module(f"data_prep.partitions.{_family}")  # registers its schemes; they are listed in this order
 
 
 def flag(name: str) -> str:
     """Return the command-line form of an option: classes_per_client is --classes-per-client."""
-    return "--file" if name == "files" else "--" + name.replace("_", "-")
+    return "--" + name.replace("_", "-")
 
 
 def show_lists(console: Console) -> None:
-    """Print the data sets, the partitions, and the components that change clients' samples."""
+    """Print the data sets, the partitions, and their options."""
+    lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
+    lists["PARTITIONS (--partition NAME)"] = {
+        part.name: [part.title, *map(_about_option, part.options)] for part in components("partition")
+    }
+    lists["OPTIONS OF DATA SETS"] = {flag(option.name): [option.doc] for option in READING}
     wrapper = textwrap.TextWrapper(min(console.width, WIDEST), break_long_words=False, break_on_hyphens=False)
     wrapper.initial_indent, wrapper.subsequent_indent = " " * INDENT, " " * (INDENT + 4)
-    lists = {"DATA SETS": {name: list(_about(data)) for name, data in DATASETS.items()}}
-    for heading, kind in LISTED.items():
-        about = {part.name: [part.title, *map(_about_option, part.options)] for part in components(kind)}
-        lists[f"{heading} ({KINDS[kind].key} NAME)"] = about
     for heading, entries in lists.items():
         console.print(heading, style="bold", markup=False, highlight=False)
         for name, facts in entries.items():
@@ -95,17 +92,6 @@ def _about_option(option: Option) -> str:
     return f"{flag(option.name)}: {option.doc} ({choices}{default})"
 
 
-def help_of_options() -> str:
-    """Return the options of data sets and partitions for `--help`, one option or partition per line."""
-    read = "\n".join(f"  {flag(option.name)}: {option.doc}" for option in READING)
-    flags = {part.name: " ".join(flag(option.name) for option in part.options) for part in components("partition")}
-    laws = "\n".join(f"  {name}: {named or 'no options'}" for name, named in flags.items())
-    return (
-        f"\b\nOptions of data sets:\n{read}\n\n\b\n"
-        f"Partitions and their options (`python -m data_prep list` explains them):\n{laws}\n"
-    )
-
-
 def parse_options(
     words: Sequence[str], takers: Sequence[Component], reserved: Sequence[str]
 ) -> dict[Component, dict[str, Any]]:
@@ -120,8 +106,6 @@ def parse_options(
             if option.name in reserved:
                 name = flag(option.name)
                 raise UserError(f"{name} is an option of data_prep itself: name the one of your own otherwise")
-    others = [part for kind in LISTED.values() for part in components(kind)]
-    known = {option.name for part in others for option in part.options} | {option.name for option in READING}
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
     left = list(words)
     while left:
@@ -129,24 +113,16 @@ def parse_options(
         if not word.startswith("--"):
             raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
         written, equals, value = word.partition("=")
-        name = SHORT.get(written, written)[2:].replace("-", "_")
+        name = written[2:].replace("-", "_")
         if name not in taken:
-            if name not in known:
-                close = difflib.get_close_matches(name, [*taken, *known, *reserved], n=1)
-                hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows them"
-                raise UserError(f"there is no option {written}; {hint}")
-            owners = ", ".join(sorted({part.name for part in others if part.option(name)})) or "other data sets"
             used = " and ".join(dict.fromkeys(part.name for part in takers))
-            raise UserError(f"{written} is an option of {owners}, not of {used}. Remove it")
-        truth = all(option.annotation is bool for option in taken[name].values())
-        reads = any(part.object is ReadOptions for part in taken[name])
-        if not equals and left and not left[0].startswith("--") and not (truth and reads):
+            close = difflib.get_close_matches(name, [*taken, *reserved], n=1)
+            hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows whose it is"
+            raise UserError(f"{written} is no option of {used}; {hint}")
+        if not equals and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)
-        if not equals and not truth:
-            doc = next(option.doc for option in taken[name].values())
-            raise UserError(f"{written} needs a value: {doc or 'an option of your own'}")
-        found: Any = value if equals else True
-        for part in taken[name]:
-            repeated = name == "files" and part.object is ReadOptions
-            given[part][name] = (*given[part].get(name, ()), found) if repeated else found
+        for part, option in taken[name].items():
+            if not equals and option.annotation is not bool:
+                raise UserError(f"{written} needs a value: {option.doc or 'an option of your own'}")
+            given[part][name] = value if equals else True
     return given

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BeforeValidator
 
-from data_prep.download import Source
-from data_prep.partitions.base import Count
+from data_prep.partitions import Count
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import Component
 from fedmpi.common.types import AnyArray, Floats, Ints
-from fedmpi.data.schema import Modality, scales_of
+from fedmpi.data.schema import DataDescription, Modality, scales_of
 from fedmpi.data.schema import Understood as Understood
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
@@ -128,6 +128,12 @@ class RawDataset:
         return found
 
 
+def described(description: DataDescription) -> dict[str, Any]:
+    """Return the fields of `RawDataset` that describe prepared data."""
+    names = ("task", "classes", "feature_shape", "dtype", "mean", "std", "targets", "target_shape")
+    return {name: getattr(description, name) for name in names}
+
+
 def row_bytes(raw: RawDataset) -> int:
     """Return the bytes of the features of one row."""
     return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize
@@ -168,13 +174,9 @@ class ReadOptions:
 
     Parameters
     ----------
-    files : tuple of str
-        Amazon: a file to read; repeatable.
     split : str
         Your data: what is held out for testing if the files have no test part: rows, users with all their rows, or a
-        column whose values are held out with all their rows. Image folders: folders. Amazon: texts.
-    keep_duplicates : bool
-        Amazon: keep reviews that repeat one of the same reviewer, product and text.
+        column whose values are held out with all their rows. Image folders: folders.
     length : int
         Texts: tokens kept of each, by default 30; shorter texts are padded. Lists of tokens: by default all.
     vocabulary : int
@@ -199,19 +201,11 @@ class ReadOptions:
         Arrays, tables: what a sample is, if its values do not determine it.
     channels : {"first", "last"}
         Arrays: channel axis of images, (n, C, h, w) or (n, h, w, C), if their shape does not determine it.
-    skip_unlabeled : bool
-        Arrays, tables: leave out rows without a label.
-    numbers_are_classes : bool
-        Arrays, tables: labels may be fractions, each a class.
     image_size : (int, int)
         Image folders, tables: resize to WIDTHxHEIGHT, or N to N x N; by default all must have one size.
-    skip_odd_sizes : bool
-        Image folders, tables: leave out images of another size than most.
     """
 
-    files: tuple[str, ...] = ()
     split: str = "rows"
-    keep_duplicates: bool = False
     length: Count | None = None
     vocabulary: Count = 20_000
     vectors: Path | None = None
@@ -224,10 +218,7 @@ class ReadOptions:
     targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     task: Modality | None = None
     channels: Literal["first", "last"] | None = None
-    skip_unlabeled: bool = False
-    numbers_are_classes: bool = False
     image_size: Pixels | None = None
-    skip_odd_sizes: bool = False
 
     @property
     def tokens(self) -> int:
@@ -271,16 +262,30 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Source:
+    """One file at its official address."""
+
+    url: str  # The address
+    checksum: str  # "sha256:..." or "md5:...", as published
+    members: tuple[str, ...] = ()  # Files to extract from an archive; empty extracts all
+
+    @property
+    def filename(self) -> str:
+        """The last part of the address."""
+        return Path(urlsplit(self.url).path).name
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """Data set that data_prep can read."""
+    """Data set that data_prep can read; by default the user's own."""
 
     name: str  # Name on the command line
-    samples: str  # Size of the official set, for people
-    classes: str  # Number of classes, for people
-    licence: str  # Printed before anything is read
-    citation: str
-    page: str  # Page to get the files from
-    files: str  # Required content of `--raw`, for the error message that requests it
+    samples: str = "yours"  # Size of the official set, for people
+    classes: str = "yours"  # Number of classes, for people
+    licence: str = "yours"  # Printed before anything is read
+    citation: str = "yours"
+    page: str = ""  # Page to get the files from
+    files: str = ""  # Required content of `--raw`, for the error message that requests it
     reader: Callable[[DataSet, Path, ReadOptions, Tally], RawDataset]
     sources: tuple[Source, ...] = ()  # Official addresses with checksums; empty if the user must download the files
     options: frozenset[str] = frozenset()  # Fields of ReadOptions that the reader takes

@@ -6,7 +6,6 @@ Id 0 is padding, id 1 an unknown word, then the words by falling frequency.
 from __future__ import annotations
 
 import re
-from array import array
 from html import unescape
 from html.entities import html5
 from itertools import groupby
@@ -75,7 +74,6 @@ class Texts:
         self.labels: list[int] = []
         self.users: list[int] = []
         self.user_names: dict[str, int] = {}
-        self._hashes = array("q")
         self._words: dict[str, int] = {}
         self._rows = Scratch((length,), np.int32)
         self._waiting: list[list[int]] = []
@@ -90,7 +88,6 @@ class Texts:
         self._waiting.append(ids + [PADDING] * (self.length - len(ids)))
         if len(self._waiting) == BUFFER_ROWS:
             self._flush()
-        self._hashes.append(hash(text.strip()))  # 64 bits, enough to count equal texts
         self.labels.append(label)
         self.users.append(-1 if user is None else self.user_names.setdefault(user, len(self.user_names)))
 
@@ -98,13 +95,6 @@ class Texts:
         if self._waiting:
             self._rows.append(np.array(self._waiting, np.int32))
             self._waiting = []
-
-    def same(self) -> Ints:
-        """Number the rows by text, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
-        _, first, inverse = np.unique(np.frombuffer(self._hashes, np.int64), return_index=True, return_inverse=True)
-        rank = np.empty(len(first), np.int64)
-        rank[np.argsort(first)] = np.arange(len(first))
-        return rank[inverse]
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         """Return token ids of all rows, int32 (n, length), in a temporary file, and words by id.

@@ -14,29 +14,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.output import (
-    SPARE,
-    GrowingFile,
     abandon,
     claim,
     complete,
     entry,
     growing_h5,
-    megabytes,
     nothing_partial,
     release,
     reserve,
     store,
 )
 from data_prep.partitions import Partition, class_count_blocks
-from data_prep.raw import RawDataset, row_bytes
+from data_prep.raw import RawDataset, described, row_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import whole_file, write_whole
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
+from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.assignment import inverse_of, ownership
 from fedmpi.data.schema import (
     CLASS_COUNTS,
@@ -65,7 +64,6 @@ from fedmpi.mpi.ranks import on_server
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
-LONGEST_NAME = 4000
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
 Progress = Callable[[int, int], None]
 
@@ -90,10 +88,8 @@ def write_shards(
     check_numbers(shards, val_fraction)
     _check(raw)
     team, folder = cluster or alone(), Path(out)
-    rows_written = len(partition.rows) + len(raw.test_y) + (0 if held is None else len(held[0]))
-    needed = rows_written * (row_bytes(raw) + 1) + sum(array.nbytes for array in raw.extras.values())
-    needed += 0 if raw.vectors is None else raw.vectors.nbytes
-    hold = on_server(team, lambda: claim(folder, overwrite, needed))
+    size = len(partition.rows) + len(raw.test_y) + (0 if held is None else len(held[0]))
+    hold = on_server(team, lambda: claim(folder, overwrite))
     with ExitStack() as after:
         if hold is not None:
             after.callback(hold.release)
@@ -109,9 +105,10 @@ def write_shards(
         except OSError as error:
             if team.size == 1:
                 abandon(folder)  # other processes may still be writing: the folder stays marked as interrupted
+            room = f"{size * row_bytes(raw) / 1e6:,.1f} MB"
             raise UserError(
-                f"writing to {folder} failed ({error.strerror or error}): about {megabytes(needed + SPARE)} are needed "
-                "there; make room or choose another --out, then repeat"
+                f"writing to {folder} failed ({error.strerror or error}): about {room} are needed there; make room or "
+                "choose another --out, then repeat"
             ) from error
     team.barrier()
     return read_manifest(folder)
@@ -354,7 +351,7 @@ def _check(raw: RawDataset) -> None:
 
 
 def _stream(
-    h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
+    h5: h5py.File, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
 ) -> Hashes:
     labels = reserve(h5, LABELS, (len(rows), *raw.target_shape), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
@@ -367,13 +364,10 @@ def _stream(
         if x.shape != (len(part), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
             expected = f"{raw.dtype} {(len(part), *raw.feature_shape)}"
             raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
-        if y.shape != (len(part), *raw.target_shape):
-            raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(part), *raw.target_shape)}")
         x, y = (values.take(inverse_of(order), axis=0) for values in (x, y))
         labels[low : low + len(part)] = _kept_as(raw, y, label_dtype)
         features[low : low + len(part)] = x
         hashes[low : low + len(part)] = sample_hashes(x)
-        h5.check()
         tick(len(part) * row_bytes(raw))
     return hashes
 
@@ -419,14 +413,7 @@ def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
         return np.arange(partition.clients)
     if raw.user_names is None:
         return partition.users
-    names = [raw.user_names[user].encode("utf-8", "replace") for user in partition.users]
-    longest = max(map(len, names))
-    if longest > LONGEST_NAME:
-        raise UserError(
-            f"{raw.name} names a user with {longest:,} bytes, and all names take as much room as the longest: shorten "
-            f"those beyond {LONGEST_NAME:,}"
-        )
-    return np.array(names)
+    return np.array([raw.user_names[user].encode("utf-8", "replace") for user in partition.users])
 
 
 def join_team() -> Cluster:
@@ -438,3 +425,61 @@ def join_team() -> Cluster:
 def alone() -> Cluster:
     """Return this process as a team of one."""
     return Cluster(None, "none")
+
+
+def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) -> Path:
+    """Write the samples of `arrays` as shards, in their order and with their description."""
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise UserError(f"shards = {shards!r} is impossible: give a whole number of at least 1")
+    clients, samples = len(arrays.offsets) - 1, len(arrays.x)
+    named = arrays.client_ids.dtype.kind == "U"
+    partition = Partition(
+        rows=np.arange(samples),
+        offsets=arrays.offsets,
+        law="given",
+        options={},
+        users=np.arange(clients) if named else None,
+    )
+    held = None
+    if arrays.val is not None:
+        held = np.arange(samples, samples + len(arrays.val[0])), arrays.val_offsets
+    raw = _raw(arrays, named)
+    write_shards(
+        raw, partition, out, min(shards, clients), 0, "fedmpi.ClientArrays.save", overwrite=overwrite, held=held
+    )
+    return out
+
+
+def _raw(arrays: ClientArrays, named: bool) -> RawDataset:
+    """Return the arrays in the form that the writer reads: training rows, then validation rows."""
+    description, manifest = arrays.description, arrays.store.manifest
+    x = [arrays.x, *(arrays.val or ())[:1]]
+    y = np.concatenate([arrays.y, *(arrays.val or ())[1:]])
+    test_x, test_y = arrays.test
+
+    def read(rows: Ints) -> AnyArray:
+        found = np.empty((len(rows), *x[0].shape[1:]), x[0].dtype)
+        held = rows >= len(x[0])
+        found[~held] = x[0][rows[~held]]
+        if held.any():
+            found[held] = x[1][rows[held] - len(x[0])]
+        return found
+
+    has_classes = description.targets == "classification"
+    return RawDataset(
+        name=arrays.name,
+        class_names=tuple(manifest.class_names),
+        labels=y if has_classes else np.zeros(len(y), np.int64),
+        users=None,
+        user_names=tuple(map(str, arrays.client_ids.tolist())) if named else None,
+        read=read,
+        test_x=test_x,
+        test_y=test_y,
+        skipped=0,
+        licence="",
+        notes=arrays.notes,
+        citation="",
+        vocabulary=tuple(map(str, range(description.vocabulary))),
+        read_targets=None if has_classes else lambda rows: y[rows],
+        **described(description),
+    )

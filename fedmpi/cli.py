@@ -454,9 +454,8 @@ def prepare(context: typer.Context) -> int:
     Example: fedmpi prepare digits --partition iid --clients 20 --shards 2 --out shards/digits
     """
     from data_prep import __main__ as data_prep
-    from data_prep.prepare import catch_signals
 
-    catch_signals()
+    data_prep.catch_signals()
     return data_prep.run(list(context.args))
 
 

@@ -42,7 +42,7 @@ description."""
 LOOKED_UP_FOR_OTHERS = "fedmpi.common.registry"
 """Module that imports components of all kinds by their names."""
 
-BY_NAME = {"fedmpi.data.arrays": "data_prep.arrays_saved"}
+BY_NAME = {"fedmpi.data.arrays": "data_prep.writer"}
 """`ClientArrays.save` hands its samples to the writer of shards."""
 
 PART_OF_THE_ENGINES = {"fedmpi.local.optimizers"}

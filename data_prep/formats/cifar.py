@@ -68,30 +68,29 @@ def load_batch(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="latin1").load()
+        return {key.decode("latin1") if isinstance(key, bytes) else str(key): content[key] for key in content}
     except Exception as error:  # a damaged pickle raises many kinds of errors
         raise UserError(f"{path} is not a CIFAR batch ({raised(error)}); fetch it again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a CIFAR batch (it holds a {type(content).__name__}); fetch it again")
-    return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+
+
+def _listed(path: Path, batch: dict[str, Any], key: str, kind: type, length: int) -> list[Any]:
+    """Return a list of so many labels or names of a batch."""
+    values = batch.get(key)
+    if type(values) is not list or len(values) != length or any(type(value) is not kind for value in values):
+        raise UserError(f"{path}: {key!r} is not a list of {length} values of type {kind.__name__}; fetch it again")
+    return values
 
 
 def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8], Ints]:
     batch = load_batch(path)
-    for key in ("data", label_key):
-        if key not in batch:
-            raise UserError(f"{path} has no {key!r}; it is not a batch of this data set")
-    data, labels = batch["data"], batch[label_key]
+    data = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise UserError(f"{path}: 'data' is {found} instead of uint8 (n, 3072); fetch it again")
-    if type(labels) is not list or any(type(label) is not int for label in labels):
-        raise UserError(f"{path}: {label_key!r} is not a list of integers; fetch it again")
-    if len(labels) != len(data):
-        raise UserError(f"{path} holds {len(data)} images but {len(labels)} labels; fetch it again")
-    wrong = next((row for row, label in enumerate(labels) if not 0 <= label < classes), None)
-    if wrong is not None:
-        raise UserError(f"{path}, record {wrong}: label {labels[wrong]} is not one of the {classes} classes")
-    return data.reshape(-1, *SHAPE), np.array(labels, np.int64)
+    labels = np.array(_listed(path, batch, label_key, int, len(data)), np.int64)
+    if len(wrong := np.flatnonzero((labels < 0) | (labels >= classes))):
+        raise UserError(f"{path}, record {wrong[0]}: label {labels[wrong[0]]} is not one of the {classes} classes")
+    return data.reshape(-1, *SHAPE), labels
 
 
 def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -100,7 +99,8 @@ def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     files = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
     about, tested, prefix = ("batches.meta", "test_batch", "") if classes == 10 else ("meta", "test", "fine_")
     train = [require(raw, (name,), data_set.files) for name in files]
-    names = _class_names(require(raw, (about,), data_set.files), f"{prefix}label_names", classes)
+    meta = require(raw, (about,), data_set.files)
+    names = tuple(_listed(meta, load_batch(meta), f"{prefix}label_names", str, classes))
     scratch, parts = Scratch(SHAPE, np.uint8), []
     for path in train:
         images, batch_labels = _images(path, f"{prefix}labels", classes)
@@ -118,26 +118,15 @@ def read_cifar(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally)
     return data if official else not_official(data, tally)
 
 
-def _class_names(path: Path, key: str, classes: int) -> tuple[str, ...]:
-    names = load_batch(path).get(key, [])
-    if type(names) is not list or any(type(name) is not str for name in names):
-        raise UserError(f"{path}: {key!r} is not a list of names; fetch it again")
-    if len(names) != classes:
-        raise UserError(f"{path} names {len(names)} classes under {key!r} instead of {classes}; fetch it again")
-    return tuple(names)
-
-
 def _superclasses(path: Path, labels: Ints) -> Ints | None:
     """Return the superclass of every class, int64 (100,), from the coarse and fine labels; None without coarse labels.
 
     A class without images in the file is its own superclass.
     """
-    listed = load_batch(path).get("coarse_labels")
-    if listed is None:
+    batch = load_batch(path)
+    if "coarse_labels" not in batch:
         return None
-    if type(listed) is not list or len(listed) != len(labels) or any(type(label) is not int for label in listed):
-        raise UserError(f"{path}: 'coarse_labels' is not a list of {len(labels)} integers; fetch it again")
-    coarse = np.array(listed, np.int64)
+    coarse = np.array(_listed(path, batch, "coarse_labels", int, len(labels)), np.int64)
     found = int(coarse.max(initial=0)) + 1 + np.arange(100)
     found[labels] = coarse
     if (wrong := np.flatnonzero(found[labels] != coarse)).size:

@@ -147,6 +147,8 @@ def lines(
                     if line.startswith(UTF_16):
                         raise UserError(f"{path} is UTF-16 text. {remedy}")
                     line = line.removeprefix(codecs.BOM_UTF8)
+                if b"\0" in line and encoding is None:
+                    raise UserError(f"{path} is a binary file, not text. Give it its own ending, or write text.")
                 try:
                     yield line.decode(known)
                 except UnicodeDecodeError:
@@ -200,8 +202,7 @@ class Scratch:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self.length = 0
-        self._written = 0
-        with temporary_room(os.environ.get("TMPDIR", "/tmp"), 0, 1):
+        with temporary_room(os.environ.get("TMPDIR", "/tmp")):
             self._folder = tempfile.gettempdir()
             self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (as long as this object)
         weakref.finalize(self, self._file.close)  # a map may remain open after it
@@ -211,14 +212,13 @@ class Scratch:
         block = np.ascontiguousarray(rows, self.dtype)
         if block.shape[1:] != self.shape:
             raise ValueError(f"rows of shape {block.shape[1:]} for a scratch file of {self.shape}")
-        with temporary_room(self._folder, self._written, block.nbytes):
+        with temporary_room(self._folder):
             self._file.write(block.data if block.size else b"")
-        self._written += block.nbytes
         self.length += len(block)
 
     def rows(self) -> AnyArray:
         """Return all rows, shape (n, *shape), as a private (copy-on-write) map of the file."""
-        with temporary_room(self._folder, self._written, 0):
+        with temporary_room(self._folder):
             self._file.flush()
         if not self.length or not all(self.shape):
             return np.empty((self.length, *self.shape), self.dtype)

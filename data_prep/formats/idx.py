@@ -6,8 +6,6 @@ import hashlib
 import math
 import struct
 import zlib
-from gzip import GzipFile
-from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -24,45 +22,27 @@ MNIST_CONTENT = "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc1
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes as a memory-mapped array.
-
-    A plain file is mapped in place; a gzipped one is unzipped block by block into an unnamed temporary file.
-    """
+    """Read an idx file of unsigned bytes, plain or gzipped, through a temporary file, as a memory-mapped array."""
+    magic, scratch = bytes([0, 0, UNSIGNED_BYTE, dimensions]), Scratch((), np.uint8)
     with open_bytes(path) as stream:
         try:
-            shape = _header(stream, path, dimensions)
-            if isinstance(stream, GzipFile):
-                scratch = Scratch((), np.uint8)
-                while scratch.length <= math.prod(shape) and (block := stream.read(BLOCK)):
-                    scratch.append(np.frombuffer(block, np.uint8))
-                _check_size(path, scratch.length, shape)
-                return scratch.rows().reshape(shape)
+            head = stream.read(4 + 4 * dimensions)
+            if len(head) < 4 + 4 * dimensions or head[:4] != magic:
+                raise UserError(
+                    f"{path} is not an idx file of unsigned bytes in {dimensions} dimension(s): it begins with "
+                    f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}; fetch it again"
+                )
+            shape = struct.unpack(f">{dimensions}I", head[4:])
+            while scratch.length <= math.prod(shape) and (block := stream.read(BLOCK)):
+                scratch.append(np.frombuffer(block, np.uint8))
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
-    offset = 4 + 4 * dimensions
-    _check_size(path, path.stat().st_size - offset, shape)
-    return np.memmap(path, np.uint8, "r", offset, shape) if all(shape) else np.empty(shape, np.uint8)
-
-
-def _header(stream: GzipFile | BufferedReader, path: Path, dimensions: int) -> tuple[int, ...]:
-    head = stream.read(4 + 4 * dimensions)
-    magic = bytes([0, 0, UNSIGNED_BYTE, dimensions])
-    if len(head) < 4 + 4 * dimensions or head[:4] != magic:
+    if scratch.length != math.prod(shape):
         raise UserError(
-            f"{path} is not an idx file of unsigned bytes in {dimensions} dimension(s): it begins with "
-            f"{head[:4].hex() or 'nothing'} instead of {magic.hex()}; fetch it again"
+            f"{path} does not hold the {math.prod(shape)} bytes of data ({' x '.join(map(str, shape))}) of its header; "
+            "fetch it again"
         )
-    return struct.unpack(f">{dimensions}I", head[4:])
-
-
-def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
-    expected = math.prod(shape)
-    if found != expected:
-        more = " or more" if found > expected else ""
-        raise UserError(
-            f"{path} holds {found} bytes of data{more} where its header says {expected} "
-            f"({' x '.join(map(str, shape))}); fetch it again"
-        )
+    return scratch.rows().reshape(shape)
 
 
 def _pair(raw: Path, stem: str, classes: int, hint: str) -> tuple[NDArray[np.uint8], Ints, Path]:

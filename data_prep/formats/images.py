@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from warnings import catch_warnings
@@ -31,7 +31,6 @@ TURNS = dict(zip(range(2, 9), map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), stric
 """Transpositions that turn an image upright, by its EXIF orientation."""
 SHOWN = 4
 STATISTICS_ROWS = 2000
-SIZES_LISTED = 4
 MOST_PIXELS = 2**26
 """Largest number of pixels of an image, since a small file may claim to be larger than memory."""
 
@@ -55,29 +54,22 @@ class ImageForm:
         return self.channels, self.height, self.width
 
 
-@dataclass(frozen=True)
-class ImageRows:
-    """Images given by their paths and decoded on demand."""
+def decoded(images: Sequence[tuple[Path | BinaryIO, str]], form: ImageForm) -> NDArray[np.uint8]:
+    """Decode images, each with its name for messages, to uint8 (r, C, H, W)."""
+    out = np.empty((len(images), *form.shape), np.uint8)
+    for row, (image, where) in enumerate(images):
+        try:
+            out[row] = decode(image, form)
+        except Exception as error:  # decoders raise many kinds of errors
+            raise UserError(
+                f"{where}: the image cannot be decoded ({raised(error)}). Remove it and run again"
+            ) from error
+    return out
 
-    paths: tuple[Path, ...]  # Paths of the images
-    labels: Ints  # (n,): Classes of the images
-    form: ImageForm  # Form to decode to
 
-    def __call__(self, index: Ints) -> NDArray[np.uint8]:
-        """Decode the images of these rows, uint8 (r, C, H, W)."""
-        out = np.empty((len(index), *self.form.shape), np.uint8)
-        for place, row in enumerate(index):
-            try:
-                out[place] = decode(self.paths[row], self.form)
-            except Exception as error:  # decoders raise many kinds of errors
-                raise UserError(
-                    f"{self.paths[row]} cannot be decoded ({raised(error)}); remove it and run again"
-                ) from error
-        return out
-
-    def stored(self) -> NDArray[np.uint8]:
-        """Decode all images into a temporary file, uint8 (n, C, H, W)."""
-        return stored(self, np.arange(len(self.paths)), self.form.shape, np.uint8)
+def reader_of(paths: Sequence[Path], form: ImageForm) -> Callable[[Ints], NDArray[np.uint8]]:
+    """Return a function that decodes the images of some of the paths, uint8 (r, C, H, W)."""
+    return lambda rows: decoded([(paths[row], str(paths[row])) for row in rows.tolist()], form)
 
 
 def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
@@ -185,97 +177,77 @@ class ImageFacts(NamedTuple):
 class Found:
     """Readable images of class folders, in path order."""
 
-    paths: tuple[Path, ...]
+    paths: list[Path]
     labels: Ints  # (n,)
-    facts: tuple[ImageFacts, ...]
-    names: tuple[str, ...] = ()  # Names of the classes
-    unused: tuple[tuple[str, str], ...] = ()  # (str, str): Files and folders without samples, and why
-
-    def rows(self, form: ImageForm) -> ImageRows:
-        """Return the images in a form: all of them if it resizes, else those of its size."""
-        fits = np.array([form.resize or facts.size == (form.width, form.height) for facts in self.facts], bool)
-        return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
+    facts: list[ImageFacts]
+    names: tuple[str, ...]  # Names of the classes
+    unused: list[tuple[str, str]]  # Files and folders without samples, and why
 
 
 def look(folders: list[Path], names: tuple[str, ...] | None, tally: Tally) -> Found:
     """Find the images of some folders of class folders, in path order, skipping those that cannot be read.
 
-    A PNG is checked by its checksums without decoding it; any other format is decoded once.
+    A PNG is checked by its checksums without decoding it; any other format is decoded once. `names` are the classes of
+    the training part.
     """
-    images, others, unused = _files(folders)
-    where = ", ".join(map(str, folders))
-    found_names = sorted({name for name, _ in images})
-    if names is not None and (unknown := sorted(set(found_names) - set(names))):
-        raise UserError(
-            f"{where} holds the class folder {unknown[0]!r}, which is none of the {len(names)} classes "
-            f"({_listed(names)}). Rename it, or remove it (without a test part, samples are held out)"
-        )
-    for name in found_names:
-        if not name.isprintable():
-            raise UserError(f"the class folder {name!r} of {where} has a name that is no text; rename it")
-    kept = [(path, name, facts) for name, path in images if (facts := image_facts(path, tally))]
-    counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
-    if not kept:
-        first = tally.first_bad + (f" Of no format that is read: {counted}." if counted else "")
-        raise UserError(
-            f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
-        )
-    if names is None:
-        names = tuple(sorted({name for _, name, _ in kept}))
-        unused += [(name, "no readable image in it") for name in found_names if name not in names]
-    if others:
-        below = ", ".join(folder.name for folder in folders)
-        unused.append((f"{counted} below {below}", "no image format that is read"))
-    labels = np.array([names.index(name) for _, name, _ in kept], np.int64)
-    return Found(tuple(path for path, _, _ in kept), labels, tuple(facts for _, _, facts in kept), names, tuple(unused))
-
-
-def _files(folders: list[Path]) -> tuple[list[tuple[str, Path]], Counter[str], list[tuple[str, str]]]:
-    """Return images with class folders, counts of other files by ending, and other paths without samples and why."""
     images: list[tuple[str, Path]] = []
     others: Counter[str] = Counter()
     unused: list[tuple[str, str]] = []
     for folder in folders:
-        below: dict[str, set[str]] = {}
+        below: dict[str, set[Path]] = {}
         for name in sub_folders(folder):
             files = files_below(folder / name)
             found = [path for path in files if is_image(path)]
             others.update((path.suffix.lower() or "without an ending") for path in set(files) - set(found))
             images += [(name, path) for path in found]
-            holders = {path.parent for path in found} - {folder / name}
-            below[name] = {str(path.relative_to(folder / name)) for path in holders}
+            below[name] = {path.parent.relative_to(folder / name) for path in found} - {Path()}
             if not found:
                 unused.append((f"{folder.name}/{name}", "no images in it"))
         if count := direct_images(folder):
             unused.append((f"{count:,} image(s) directly in {folder.name}", "in no class folder"))
-        _reject_mixed(folder, {name: inner for name, inner in below.items() if inner})
-    return images, others, unused
+        _reject_mixed(folder, below)
+    where = ", ".join(map(str, folders))
+    counted = ", ".join(f"{count:,} {ending}" for ending, count in sorted(others.items()))
+    if others:
+        unused.append(
+            (f"{counted} below {', '.join(folder.name for folder in folders)}", "no image format that is read")
+        )
+    there = {name for name, _ in images}
+    if names is not None and (unknown := sorted(there - set(names))):
+        raise UserError(
+            f"{where} holds the class folder {unknown[0]!r}, which is none of the {len(names)} classes "
+            f"({_listed(names)}). Rename it, or remove it (without a test part, samples are held out)"
+        )
+    kept = [(path, name, facts) for name, path in images if (facts := image_facts(path, tally, str(path)))]
+    if not kept:
+        first = tally.first_bad + (f" Of no format that is read: {counted}." if counted else "")
+        raise UserError(
+            f"no readable image in class folders of {where}.{first} Put the images of each class in its own folder"
+        )
+    known = names or tuple(sorted({name for _, name, _ in kept}))
+    unused += [(name, "no readable image in it") for name in sorted(there - set(known))]
+    labels = np.array([known.index(name) for _, name, _ in kept], np.int64)
+    return Found([path for path, _, _ in kept], labels, [facts for _, _, facts in kept], known, unused)
 
 
-def _reject_mixed(folder: Path, below: dict[str, set[str]]) -> None:
-    """Reject class folders that contain parts or sub-folders with repeated names, since these may be the classes.
+def _reject_mixed(folder: Path, below: dict[str, set[Path]]) -> None:
+    """Reject class folders that contain parts, or sub-folders of the same names, since these may be the classes.
 
     One name alone may repeat (CLASS/images), unless it denotes a part. `below` gives the sub-folders by class folder.
     """
     for name, inner in below.items():
-        parts = {part for path in inner if (part := part_of(Path(path)))}
-        if "train" in parts and len(parts) > 1:
-            more = f", or move the parts above the classes (train/{name})" if len(below) > 1 else ""
+        parts = {part_of(path) for path in inner} - {None}
+        shared = next(
+            (inner & others for other, others in below.items() if other != name and len(inner & others) > 1), set()
+        )
+        repeated = parts and any(inner & others for other, others in below.items() if other != name)
+        if shared or repeated or ("train" in parts and len(parts) > 1):
+            held = _listed(sorted(map(str, shared or inner)))
             raise UserError(
-                f"the folder {name} of {folder} holds parts ({', '.join(sorted(parts))}). Point --raw at "
-                f"{folder / name}{more}"
+                f"the folder {name} of {folder} holds parts, or sub-folders as another one has them ({held}), so the "
+                f"classes are ambiguous. Point --raw at {folder / name}, move parts above the classes (train/{name}), "
+                "or put the images of each class directly into its folder"
             )
-        for other, others in below.items():
-            shared = sorted(inner & others)
-            if name < other and (len(shared) > 1 or any(part_of(Path(path)) for path in shared)):
-                inner_part = next((Path(path).name for path in shared if part_of(Path(path))), None)
-                remedy = f"move parts above the classes ({inner_part}/{name})"
-                if inner_part is None:
-                    remedy = "call parts train and test, or put the images of each class directly into its folder"
-                raise UserError(
-                    f"the folders {name} and {other} of {folder} hold the same sub-folders ({_listed(shared)}), so "
-                    f"the classes are ambiguous. Point --raw at one of the two, or {remedy}"
-                )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -283,12 +255,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> ImageFacts | None:
-    """Return the facts about a readable image; count an unreadable one and return None.
-
-    `where` names an image that is not a separate file.
-    """
-    where, problem = where or str(path), ""
+def image_facts(path: Path | BinaryIO, tally: Tally, where: str) -> ImageFacts | None:
+    """Return the facts about a readable image; count an unreadable one and return None."""
+    problem = ""
     try:
         with _opened(path) as image:
             orientation, deep, size = _orientation(image), _is_deep(image), image.size
@@ -322,39 +291,25 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
         )
     folders, unused = _parts(_entered(folder_of(raw), tally), tally)
     trained = [_entered(folder, tally) for folder in folders["train"]]
-    train_part = look(trained, None, tally)
-    parts = [train_part]
-    if test := folders["test"] or folders["valid"]:
-        inside = [_entered(folder, tally, train_part.names) for folder in test]
-        if bare := [folder for folder in inside if not sub_folders(folder)]:
-            raise UserError(
-                f"{bare[0]} has no class folders, so its images have no classes. Put those of each class in a folder, "
-                f"or point --raw at {folders['train'][0]} to hold out a part of that"
-            )
-        parts.append(look(inside, train_part.names, tally))
-    form = common_form(raw, parts, options, tally)
-    rows = [part.rows(form) for part in parts]
-    for part, images in zip(("training", "test"), rows, strict=False):
-        if not len(images.paths):
-            raise UserError(
-                f"{raw} holds no {part} image of {form.width} x {form.height} pixels. Resize all with --image-size"
-            )
-    train = rows[0]
-    test_part = rows[1] if len(rows) > 1 else replace(train, paths=(), labels=train.labels[:0])
+    parts = [look(trained, None, tally)]
+    names = parts[0].names
+    if tested := folders["test"] or folders["valid"]:
+        parts.append(look([_entered(folder, tally, names) for folder in tested], names, tally))
+    form = common_form(raw, [part.facts for part in parts], options, tally)
+    train, test = parts[0], parts[1] if tested else None
     groups = _sub_folders_of_classes(train.paths, trained)
-    if options.split == "folders" and groups is None and len(rows) == 1:
+    if options.split == "folders" and groups is None and test is None:
         raise UserError(
             f"--split folders needs every image in one of several folders below its class. {raw} has none. Choose rows."
         )
-    names = train_part.names
     if len(names) == 1:
         tally.note(f"all images are of one class ({names[0]}); --raw must name the folder that holds the class folders")
-    unused = [*unused, *(entry for part in parts for entry in part.unused)]
+    unused += [entry for part in parts for entry in part.unused]
     data = data_set.images(
         tally,
         names,
-        (train, train.labels),
-        (test_part.stored(), test_part.labels),
+        (reader_of(train.paths, form), train.labels),
+        _test_part(test, form),
         notes=tuple(tally.notes),
         groups=groups,
         understood=Understood(target="name of the class folder", unused=tuple(unused)),
@@ -362,7 +317,13 @@ def read_image_folder(data_set: DataSet, raw: Path, options: ReadOptions, tally:
     return hold_out_test(measured(data, at_most=STATISTICS_ROWS), options.split, tally)
 
 
-def _sub_folders_of_classes(paths: tuple[Path, ...], folders: list[Path]) -> Ints | None:
+def _test_part(found: Found | None, form: ImageForm) -> tuple[NDArray[np.uint8], Ints]:
+    """Decode a test part into a temporary file; return its images and labels, none if there is none."""
+    paths, labels = ([], np.zeros(0, np.int64)) if found is None else (found.paths, found.labels)
+    return stored(reader_of(paths, form), np.arange(len(paths)), form.shape, np.uint8), labels
+
+
+def _sub_folders_of_classes(paths: list[Path], folders: list[Path]) -> Ints | None:
     """Return each image's sub-folder of its class folder, (n,); None unless all are in one of several."""
     roots = [next(folder for folder in folders if path.is_relative_to(folder)) for path in paths]
     inner = [path.relative_to(root).parts[1:-1] for path, root in zip(paths, roots, strict=True)]
@@ -378,37 +339,34 @@ def _parts(folder: Path, tally: Tally) -> tuple[dict[str, list[Path]], list[tupl
     parts: dict[str, list[Path]] = {"train": [], "test": [], "valid": [], "": []}
     for name in sub_folders(folder):
         parts[part_of(Path(name)) or ""].append(folder / name)
-    others = parts.pop("")
-    named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}
-    inner = [path for found in parts.values() for path in found]
-    if not named or (others and not any(sub_folders(path) and not direct_images(path) for path in parts["train"])):
+    others, inner = parts.pop(""), [path for found in parts.values() for path in found]
+    if not inner or (others and not any(sub_folders(path) and not direct_images(path) for path in parts["train"])):
         return {"train": [folder], "test": [], "valid": []}, []
-    if not any(map(sub_folders, inner)):
-        raise UserError(
-            f"{folder} has parts ({', '.join(named.values())}) without class folders. Put the images of each class in "
-            "a folder (train/CLASS), or give classes names without such words"
-        )
-    if "train" not in named:
-        raise UserError(
-            f"{folder} has parts ({', '.join(named.values())}) and no training part. Name a folder train, or give "
-            "classes names without such words"
-        )
-    if others and len(named) == 1:
-        raise UserError(
-            f"{folder} holds the training part {named['train']}, and {others[0].name}, which is no part. Point "
-            f"--raw at {inner[0]}, or name the other folder test"
-        )
     unused = [(path.name, "its name means no part") for path in others]
-    bare = [path for part in ("test", "valid") for path in parts[part] if not sub_folders(path)]
+    bare = [path for path in inner if path not in parts["train"] and not sub_folders(path)]
     if len(bare) < len(parts["test"] + parts["valid"]):  # an unlabeled test part beside a labeled one
         parts = {part: [path for path in found if path not in bare] for part, found in parts.items()}
         unused += [(path.name, "no class folders in it") for path in bare]
-    named = {part: ", ".join(path.name for path in found) for part, found in parts.items() if found}
-    if "valid" in named:
-        tally.note(f"the validation part ({named['valid']}) is {'left alone' if 'test' in named else 'the test part'}")
+        bare = []
+    named = ", ".join(path.name for path in inner)
+    problem = ""
+    if not any(map(sub_folders, inner)) or bare:
+        problem = "without class folders. Put the images of each class in a folder (train/CLASS)"
+    elif not parts["train"]:
+        problem = "and no training part. Name a folder train"
+    elif others and not parts["test"] + parts["valid"]:
+        problem = f"and {others[0].name}, which is no part. Name that folder test"
+    if problem:
+        raise UserError(
+            f"{folder} has parts ({named}) {problem}, point --raw at a folder of class folders, or give classes names "
+            "without the words train, test and val"
+        )
     for part, found in parts.items():
+        listed = ", ".join(path.name for path in found)
+        if part == "valid" and found:
+            tally.note(f"the validation part ({listed}) is {'left alone' if parts['test'] else 'the test part'}")
         if len(found) > 1:
-            tally.note(f"several folders are one part ({part}): {named[part]}")
+            tally.note(f"several folders are one part ({part}): {listed}")
     return parts, unused
 
 
@@ -424,39 +382,32 @@ def _entered(folder: Path, tally: Tally, classes: tuple[str, ...] = ()) -> Path:
     return folder
 
 
-def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: Tally) -> ImageForm:
-    """Return the form that all images share or are resized to, or, if the user allows it, the most frequent one.
+def common_form(where: Path, parts: list[list[ImageFacts]], options: ReadOptions, tally: Tally) -> ImageForm:
+    """Return the form that all images share or are resized to.
 
     16-bit grey is scaled by the bits that the training part, `parts[0]`, uses.
     """
-    found = [facts for part in parts for facts in part.facts]
+    found = [facts for part in parts for facts in part]
     for remark, count in Counter(remark for facts in found for remark in facts.remarks).items():
         tally.note(f"{count:,} images {remark}")
-    channels = 1 if all(facts.grey for facts in found) else 3
-    deepest = max(facts.deepest for facts in parts[0].facts)
+    deepest = max(facts.deepest for facts in parts[0])
     bits = max(8, deepest.bit_length()) if deepest else 16
     if bits < 16:
         tally.note(f"gray images of 16 bits use {bits} bits; the values 0 to {2**bits - 1:,} are scaled to 0 to 255")
     if brighter := sum(facts.deepest >= 2**bits for facts in found):
         tally.note(f"{brighter:,} images of the test part have larger values, which become 255")
-    form = ImageForm(channels, 0, 0, white=2**bits - 1)
-    if options.image_size is not None:
-        if options.skip_odd_sizes:
-            raise UserError("--image-size makes all images one size, so none is odd; leave out --skip-odd-sizes")
-        return replace(form, height=options.image_size[1], width=options.image_size[0], resize=True)
     sizes = Counter(facts.size for facts in found)
-    (width, height), most = sizes.most_common(1)[0]
-    others = sizes.total() - most
-    if others and not options.skip_odd_sizes:
-        listed = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SIZES_LISTED))
-        more = f", {len(sizes) - SIZES_LISTED} more sizes" if len(sizes) > SIZES_LISTED else ""
+    (width, height), _ = sizes.most_common(1)[0]
+    if options.image_size is None and len(sizes) > 1:
+        listed = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SHOWN))
+        more = f", {len(sizes) - SHOWN} more sizes" if len(sizes) > SHOWN else ""
         raise UserError(
-            f"{folder} holds images of {len(sizes)} sizes ({listed}{more}); resize all, e.g. with --image-size "
-            f"{width}x{height}, or leave out the {others:,} that are not {width} x {height} with --skip-odd-sizes"
+            f"{where} holds images of {len(sizes)} sizes ({listed}{more}); resize all, e.g. with --image-size "
+            f"{width}x{height}"
         )
-    if others:
-        tally.drop(f"images of another size than {width} x {height}", others)
-    return replace(form, height=height, width=width)
+    width, height = options.image_size or (width, height)
+    grey = all(facts.grey for facts in found)
+    return ImageForm(1 if grey else 3, height, width, options.image_size is not None, 2**bits - 1)
 
 
 def read_cinic10(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -466,15 +417,10 @@ def read_cinic10(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tall
     root = next((path for path in (folder, *below) if (path / "train").is_dir() and (path / "test").is_dir()), None)
     if root is None:
         raise UserError(f"no train/ and test/ below {folder}; --raw must hold {data_set.files}")
-    form, parts = ImageForm(3, 32, 32), []
-    for name in ("train", "test"):
-        found = look([root / name], CLASSES, tally)
-        for path, facts in zip(found.paths, found.facts, strict=True):
-            if facts.size != (form.width, form.height):
-                tally.bad(
-                    str(path), f"{facts.size[0]} x {facts.size[1]} pixels instead of {form.width} x {form.height}"
-                )
-        parts.append(found.rows(form))
-    (train, test), statistics = parts, ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))
-    tested = test.stored(), test.labels
-    return data_set.images(tally, CLASSES, (train, train.labels), tested, mean=statistics[0], std=statistics[1])
+    form, parts = ImageForm(3, 32, 32), [look([root / name], CLASSES, tally) for name in ("train", "test")]
+    for path, facts in ((path, facts) for part in parts for path, facts in zip(part.paths, part.facts, strict=True)):
+        if facts.size != (32, 32):
+            raise UserError(f"{path} has {facts.size[0]} x {facts.size[1]} pixels instead of 32 x 32; fetch it again")
+    train = reader_of(parts[0].paths, form), parts[0].labels
+    statistics = {"mean": (0.4789, 0.4723, 0.4305), "std": (0.2421, 0.2383, 0.2587)}
+    return data_set.images(tally, CLASSES, train, _test_part(parts[1], form), **statistics)

@@ -23,7 +23,7 @@ from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, compact, measured
 from data_prep.text import SPECIAL, UNKNOWN
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray, Bools, Ints
+from fedmpi.common.types import AnyArray, Ints
 
 LEAF = ("{}/*.json", "{}/*.json.gz")
 """File patterns of a part, train or test."""
@@ -45,7 +45,7 @@ _CLASS_OF[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], list[Path], str] | None:
     """Return the training and test files below a folder and the first pattern that matches both, else None."""
     for pattern in patterns:
-        train, test = (files_below(folder, pattern.format(part)) for part in ("train", "test"))
+        train, test = (files_below(folder_of(folder), pattern.format(part)) for part in ("train", "test"))
         if train and test:
             return train, test, pattern
     return None
@@ -53,25 +53,23 @@ def part_files(folder: Path, patterns: tuple[str, ...]) -> tuple[list[Path], lis
 
 def leaf_files(folder: Path, hint: str) -> tuple[list[Path], list[Path]]:
     """LEAF's training and test files below a folder."""
-    found = part_files(folder_of(folder), LEAF)
+    found = part_files(folder, LEAF)
     if found is None:
         raise UserError(f"no LEAF files in {folder}; --raw must hold {hint}")
     return found[:2]
 
 
-def leaf_users(path: Path, person: str = "user", as_arrays: bool = False) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the users of a LEAF file in its order: name, samples, targets, as lists of equal length or as arrays."""
+def leaf_users(path: Path, person: str = "user") -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Yield the users of a LEAF file in its order: name, samples, targets, of equal length."""
     name = "none yet"
     try:
         with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
-            content = json.load(text, object_pairs_hook=_once)
+            content = json.load(text)
         users, data = set(content["users"]), content["user_data"]
         for name, samples in data.items():
-            x, y = samples["x"], samples["y"]
-            if as_arrays:
-                x, y = np.asarray(x, np.float64), np.asarray(y)
-            elif type(x) is not list or type(y) is not list or len(x) != len(y):
-                raise ValueError("x and y are not lists of one length")
+            x, y = list(samples["x"]), list(samples["y"])
+            if len(x) != len(y):
+                raise ValueError("x and y differ in length")
             yield name, x, y
         if users != data.keys():
             raise ValueError(f"users names {len(users)} {person}s, user_data holds {len(data)}, not the same")
@@ -80,14 +78,6 @@ def leaf_users(path: Path, person: str = "user", as_arrays: bool = False) -> Ite
             f"{path}, {person} {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it "
             "again"
         ) from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object and reject repeated keys, since json would keep only the last of two users of one name."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it has two entries of one name")
-    return found
 
 
 def tff_clients(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, AnyArray]]]:
@@ -145,56 +135,44 @@ def by_user(data_set: DataSet, parts: list[UserRows], names: dict[str, int], tal
 def read_femnist(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Read FEMNIST from either format; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), by writer.
 
-    Rows whose pixels are not multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are skipped.
+    Writers without images are left out.
     """
-    found = part_files(folder_of(raw), ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
+    found = part_files(raw, ("fed_emnist_{}.h5", "fed_emnist_digitsonly_{}.h5", *LEAF))
     if found is None:
         raise UserError(f"no FEMNIST files in {raw}; --raw must hold {data_set.files}")
-    hdf5 = found[2].endswith(".h5")
     names: dict[str, int] = {}
     parts = []
-    for files in found[:2]:
+    for files, which in zip(found[:2], ("training", "test"), strict=True):
         part = UserRows(Scratch(IMAGE, np.uint8))
         for path in files:
-            for name, pixels, labels in _hdf5_writers(path) if hdf5 else leaf_users(path, "writer", as_arrays=True):
-                good = _good_images(pixels, labels, f"{path}, writer {name}", tally)
-                if good.any():
-                    images = np.rint(pixels[good] * 255).astype(np.uint8).reshape(-1, *IMAGE)
-                    part.add(images, labels[good], names.setdefault(name, len(names)))
-        parts.append(part)
-    for part, which in zip(parts, ("training", "test"), strict=True):
+            for name, pixels, labels in _writers(path):
+                if len(labels):
+                    images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, *IMAGE)
+                    part.add(images, labels, names.setdefault(name, len(names)))
         if not part.labels:
-            raise UserError(f"no readable image of {which} writers in {raw}.{tally.first_bad}")
+            raise UserError(f"no image of {which} writers in {raw}; fetch it again")
+        parts.append(part)
     classes = FEMNIST_CLASSES
     return measured(by_user(data_set, parts, names, tally, task="image", classes=len(classes), class_names=classes))
 
 
-def _hdf5_writers(path: Path) -> Iterator[tuple[str, AnyArray, AnyArray]]:
-    """Yield the writers of a TFF file: name, pixels in [0, 1] (n, 784), labels (n,)."""
-    for name, arrays in tff_clients(path, ("pixels", "label")):
-        labels = arrays["label"]
-        if not len(labels) or arrays["pixels"].size % len(labels):
+def _writers(path: Path) -> Iterator[tuple[str, AnyArray, Ints]]:
+    """Yield the writers of a file: name, pixels in [0, 1] (n, 784), labels (n,)."""
+    held: Iterator[tuple[str, Any, Any]] = leaf_users(path, "writer")
+    if path.suffix == ".h5":
+        held = ((name, found["pixels"], found["label"]) for name, found in tff_clients(path, ("pixels", "label")))
+    for name, x, y in held:
+        try:
+            pixels, labels = np.asarray(x, np.float64).reshape(len(y), math.prod(IMAGE)), np.asarray(y)
+            good = ((pixels >= 0) & (pixels <= 1)).all() and set(labels.tolist()) <= set(range(len(FEMNIST_CLASSES)))
+        except (ValueError, TypeError):
+            good = False
+        if not good:
             raise UserError(
-                f"{path}, client {name}: {arrays['pixels'].shape} pixels for {len(labels)} labels; fetch it again"
+                f"{path}, writer {name}: not images of {math.prod(IMAGE)} numbers in [0, 1] with labels from 0 to "
+                f"{len(FEMNIST_CLASSES) - 1}; fetch it again"
             )
-        yield name, arrays["pixels"].reshape(len(labels), -1), labels
-
-
-def _good_images(pixels: AnyArray, labels: AnyArray, where: str, tally: Tally) -> Bools:
-    size = math.prod(IMAGE)
-    if pixels.ndim != 2 or pixels.shape[1] != size or labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
-        why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {size}) and (n,) whole numbers"
-        tally.bad(where, why, max(labels.size, 1))
-        return np.zeros(0, bool)
-    with np.errstate(invalid="ignore", over="ignore"):
-        levels = pixels * 255
-        exact = (np.abs(levels - np.rint(levels)) < 1e-2) & (pixels >= 0) & (pixels <= 1)
-    known = (labels >= 0) & (labels < len(FEMNIST_CLASSES))
-    good = np.asarray(exact.all(1) & known)
-    for row in np.flatnonzero(~good):
-        why = f"label {labels[row]}" if not known[row] else "a pixel that is no multiple of 1/255 in [0, 1]"
-        tally.bad(f"{where}, record {row}", why)
-    return good
+        yield name, pixels, labels
 
 
 def read_shakespeare(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

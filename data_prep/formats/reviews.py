@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import csv_rows, files_below, folder_of, lines, require
+from data_prep.formats.files import csv_rows, files_below, lines, require
 from data_prep.holdout import in_both, train_test_groups, train_test_rows
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
 from data_prep.text import Texts, text_data_set
@@ -22,7 +21,6 @@ REVIEWS = ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
 # Key names of 2014 and 2018, then of 2023.
 STARS, TEXT, REVIEWER = ("overall", "rating"), ("reviewText", "text"), ("reviewerID", "user_id")
 ITEM = ("asin",)
-DUPLICATES = "reviews that repeat one of the same reviewer, product and text (--keep-duplicates keeps them)"
 
 
 def read_mind(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -76,60 +74,31 @@ def read_sentiment140(data_set: DataSet, raw: Path, options: ReadOptions, tally:
 
 
 def read_amazon(data_set: DataSet, raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Read reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part.
+    """Read reviews of a file: label = stars - 1; a fifth of them, the same for any seed, is the test part.
 
-    Supports the 5-core files of 2014 and 2018 and the 2023 release with its other key names; JSON lines, plain or .gz.
+    The reviewer is the natural client. Rows without text are skipped. Of reviews that repeat one of the same reviewer,
+    product and text, the first one is kept.
     """
-    if options.split not in ("rows", "texts", "users"):
-        raise UserError(f"--split {options.split!r} is unknown; choose rows, texts or users")
-    texts = Texts(options.tokens)
-    seen: set[bytes] | None = None if options.keep_duplicates else set()
-    for path in _chosen(data_set, raw, options.files):
-        for number, line in enumerate(lines(path), 1):
-            if line.strip():
-                _add_review(line, f"{path}, line {number}", texts, tally, seen)
+    if options.split not in ("rows", "users"):
+        raise UserError(f"--split {options.split} is unknown for {data_set.name}; choose rows or users")
+    files = files_below(raw, *REVIEWS) if raw.is_dir() else [raw]
+    if len(files) != 1:
+        listed = ", ".join(str(path.relative_to(raw)) for path in files[:8])
+        raise UserError(f"{raw} holds {len(files)} review files ({listed}); --raw must name one file")
+    texts, seen = Texts(options.tokens), set[bytes]()
+    for number, line in enumerate(lines(files[0]), 1):
+        if line.strip():
+            _add_review(line, f"{files[0]}, line {number}", texts, tally, seen)
     labels, users = np.array(texts.labels, np.int64), np.array(texts.users, np.int64)
+    parts = train_test_rows(len(texts)) if options.split == "rows" else train_test_groups(users)
+    if options.split == "rows" and users.min(initial=0) >= 0 and (note := in_both("users", users, *parts)):
+        tally.note(note)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
-    if options.split == "rows":
-        parts = train_test_rows(len(texts))
-        for what, codes in (("users", users), ("texts", texts.same())):
-            if codes.min(initial=0) >= 0 and (note := in_both(what, codes, *parts)):
-                tally.note(note)
-    else:
-        parts = train_test_groups(texts.same() if options.split == "texts" else users)
     return text_data_set(data_set, texts, labels, names, parts, options, tally)
 
 
-def _chosen(data_set: DataSet, raw: Path, names: tuple[str, ...]) -> list[Path]:
-    """Return the review files to read: the named ones, or the only one."""
-    folder = folder_of(raw)
-    there = files_below(folder, *REVIEWS)
-    listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
-    if not there:
-        raise UserError(f"no review file in {folder}; --raw must hold {data_set.files}")
-    if not names:
-        if len(there) > 1:
-            raise UserError(f"{folder} holds {len(there)} review files ({listed}); name those to read with --file")
-        return there
-    chosen: list[Path] = []
-    for name in names:
-        found = [path for path in there if str(path.relative_to(folder)) == name]
-        found = found or [path for path in there if path.name == name]
-        if not found:
-            raise UserError(f"no review file {name} in {folder}; --file takes one of: {listed}")
-        if len(found) > 1:
-            raise UserError(
-                f"{folder} holds {len(found)} files named {name}; --file takes one of: "
-                f"{', '.join(str(path.relative_to(folder)) for path in found)}"
-            )
-        if found[0] in chosen:
-            raise UserError(f"--file names {name} twice; name each file once")
-        chosen += found
-    return chosen
-
-
-def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes] | None) -> None:
-    """Add one review; `seen` contains the earlier ones, or is None if duplicates are kept."""
+def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[bytes]) -> None:
+    """Add one review; `seen` contains the hashes of earlier ones."""
     try:
         review = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -143,19 +112,15 @@ def _add_review(line: str, where: str, texts: Texts, tally: Tally, seen: set[byt
     )
     if isinstance(stars, bool) or stars not in (1, 2, 3, 4, 5):
         tally.bad(where, f"{STARS[0]!r} is {stars!r} instead of 1 to 5 stars")
-    elif not isinstance(text, str) or not text.strip():
+        return
+    if not isinstance(text, str) or not text.strip():
         tally.bad(where, f"no {TEXT[0]!r}")
-    elif seen is not None and _repeats(reviewer, item, text, seen):
-        tally.drop(DUPLICATES)
-    else:
-        texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))
-
-
-def _repeats(reviewer: Any, item: Any, text: str, seen: set[bytes]) -> bool:
-    """Check whether the same review occurred before; False if the reviewer or the product is not named."""
-    if reviewer is None or item is None:
-        return False
-    key = hashlib.blake2b(json.dumps([str(reviewer), str(item), text.strip()]).encode(), digest_size=16).digest()
-    known = key in seen
-    seen.add(key)
-    return known
+        return
+    if reviewer is not None and item is not None:
+        named = json.dumps([str(reviewer), str(item), text.strip()])
+        key = hashlib.blake2b(named.encode(), digest_size=16).digest()
+        if key in seen:
+            tally.drop("reviews that repeat one of the same reviewer, product and text")
+            return
+        seen.add(key)
+    texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.partitions.base import CountOrZero, NotNegative, Partition, Positive, Request
+from data_prep.partitions import CountOrZero, NotNegative, Partition, Positive, Request
 from data_prep.partitions.sizes import SizeLaw, in_proportion, relative_sizes, whole_sizes
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError

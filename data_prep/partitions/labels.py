@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.partitions.base import Count, CountOrZero, Partition, Positive, Request
+from data_prep.partitions import Count, CountOrZero, Partition, Positive, Request
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partitions.base import CountOrZero, NotNegative, Partition, Positive, Request
+from data_prep.partitions import CountOrZero, NotNegative, Partition, Positive, Request
 from data_prep.partitions.sizes import relative_sizes, whole_sizes
 from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.errors import UserError

@@ -458,10 +458,8 @@ def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
     if dot and module.isidentifier() and name.isidentifier():
         near = f"{module}:{name}"
     hint = f"did you mean {near!r}? " if near else ""
-    return (
-        f"{KINDS[kind].key} = {choice!r} is unknown: {hint}choose one of {', '.join(names)}, "
-        'or your own "package.module:object"'
-    )
+    listed = f"choose one of {', '.join(names)}, or your own" if names else "choose your own"
+    return f'{KINDS[kind].key} = {choice!r} is unknown: {hint}{listed} "package.module:object"'
 
 
 def is_digits(choice: Any) -> bool:

@@ -34,7 +34,7 @@ from fedmpi.data.statistics import (
 
 Targets = Literal["classification", "tokens", "multilabel", "regression"]
 
-WRITER = "data_prep.arrays_saved"
+WRITER = "data_prep.writer"
 """Module that writes shards."""
 CHANNELS = (1, 3, 4)
 """Usual sizes of an axis of channels."""

@@ -32,24 +32,15 @@ def _clients(subject: Subject) -> int:
 
 def _partition(subject: Subject, labels: Ints, clients: int, seed: int = 1) -> Any:
     """Return the owners from the partition, which gets further inputs besides labels if it is built in."""
-    from data_prep.partitions import partition
+    from data_prep.partitions import Request, partition
 
     generator = Streams(seed).generator(Purpose.PARTITION)
     if built_in_name(subject.part.object) is None:
         return subject.made()(labels, clients, generator)
     k = np.arange(len(labels))
-    drawn = partition(
-        subject.part.name,
-        labels,
-        CLASSES,
-        clients,
-        generator,
-        users=k * 7 % (len(labels) // ROWS_PER_USER),
-        superclasses=np.arange(CLASSES) // 2,
-        attribute_of=lambda name: np.sin(k),
-        **subject.options,
-    )
-    return drawn.owners(len(labels))
+    users, superclasses = k * 7 % (len(labels) // ROWS_PER_USER), np.arange(CLASSES) // 2
+    request = Request(labels, CLASSES, clients, generator, users, (), superclasses, lambda name: np.sin(k))
+    return partition(subject.part.name, request, **subject.options).owners(len(labels))
 
 
 def _owners(subject: Subject) -> list[AnyArray]:

@@ -1,10 +1,14 @@
-"""The command line of data_prep inside the test's own process: what the program prints, and its exit code."""
+"""The command line of data_prep inside the test's own process, and partitions of labels."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+import numpy as np
 
 from data_prep.__main__ import run
+from data_prep.partitions import Partition, Request, partition
 from fedmpi import UserError
 
 
@@ -15,3 +19,21 @@ def main(words: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def drawn(
+    name: str,
+    labels: np.ndarray,
+    classes: int,
+    clients: int | None,
+    generator: np.random.Generator,
+    users: np.ndarray | None = None,
+    superclasses: np.ndarray | None = None,
+    attribute_of: Any = None,
+    class_names: tuple[str, ...] = (),
+    labeled: bool = True,
+    **options: Any,
+) -> Partition:
+    """Draw a partition of rows with these labels."""
+    request = Request(labels, classes, clients, generator, users, class_names, superclasses, attribute_of)
+    return partition(name, request, labeled, **options)

@@ -30,12 +30,7 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     headings = [line for line in lines if line.partition(" (")[0].isupper()]
-    assert [heading.partition(" (")[0] for heading in headings] == [
-        "DATA SETS",
-        "PARTITIONS",
-        "FEATURE SHIFTS",
-        "LABEL NOISE",
-    ]
+    assert [heading.partition(" (")[0] for heading in headings] == ["DATA SETS", "PARTITIONS", "OPTIONS OF DATA SETS"]
     for name, data_set in DATASETS.items():
         assert name in lines
         for source in data_set.sources:
@@ -59,7 +54,6 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         [sys.executable, "-m", "data_prep", *words], capture_output=True, text=True, timeout=170, cwd=REPOSITORY
     )
     assert done.returncode == 0, done.stderr
-    assert "writing" in done.stdout and "\x1b" not in done.stdout
     assert open_store(tmp_path / "s", verify=True).clients == 10
 
 
@@ -68,42 +62,36 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     [
         ("mnst --partition iid --clients 3 --out o", "no data set 'mnst'; did you mean mnist?"),
         ("digits --partition dirichlt --clients 3 --out o", "did you mean 'dirichlet'?"),
-        ("digits --partition iid --alpha 1 --clients 3 --out o", "--alpha is an option of astraea, dirichlet"),
-        ("digits --partition dirichlet --alhpa 1 --clients 3 --out o", "no option --alhpa; did you mean --alpha?"),
+        ("digits --partition iid --alpha 1 --clients 3 --out o", "--alpha is no option of digits and iid"),
+        (
+            "digits --partition dirichlet --alhpa 1 --clients 3 --out o",
+            "--alhpa is no option of digits and dirichlet; did you mean --alpha?",
+        ),
         ("digits --partition dirichlet --alpha --clients 3 --out o", "--alpha needs a value"),
-        ("digits --partition dirichlet --alpha x --clients 3 --out o", "--alpha = 'x' does not suit dirichlet"),
         ("digits --partition dirichlet --clients 3 --out o", "needs --alpha"),
         ("digits --partition iid --out o", "needs the number of clients"),
         ("digits --partition iid --clients 0 --out o", "--clients 0 is impossible"),
         ("digits --partition iid --clients 3 --shards 0 --out o", "--shards 0 is impossible"),
         ("digits --partition iid --clients 3 --val 1 --out o", "--val 1.0 is impossible"),
-        ("digits --partition iid --clients three --out o", "--clients"),
         ("digits --partition iid --clients 3", "--out"),
         ("digits --partition user --out o", "names its users"),
         ("digits --partition iid --clients 3 --seed -1 --out o", "--seed"),
         ("digits --partition iid --clients 3 --out o surplus", "what is 'surplus' for?"),
-        ("digits --length 3 --partition iid --clients 3 --out o", "--length is an option of other data sets"),
         ("digits --raw . --partition iid --clients 3 --out o", "digits is built in"),
         ("mnist --partition iid --clients 3 --out o", "where is mnist? give --raw DIR or --download"),
         ("mnist --raw . --download --partition iid --clients 3 --out o", "exclude each other"),
         ("mnist --raw missing --partition iid --clients 3 --out o", "--raw missing does not exist"),
         ("mnist --raw . --partition iid --clients 3 --out o", "no train-images-idx3-ubyte in ."),
         ("mind --download --partition iid --clients 3 --out o", "fetch it by hand (from https://msnews.github.io)"),
-        ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length = '0' does not suit mind"),
         ("arrays --raw . --partition iid --clients 3 --out o", "There is no table in ."),
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task = 'sound' does not suit arrays"),
-        ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels = 'middle' does not suit"),
-        ("amazon --raw . --split stars --partition iid --clients 3 --out o", "--split 'stars' is unknown; choose rows"),
+        (
+            "amazon --raw . --split stars --partition iid --clients 3 --out o",
+            "--split stars is unknown for amazon; choose rows",
+        ),
         ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size = '3by4'"),
-        ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size = '3x0'"),
-        ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "--skip-odd-sizes is an option of other"),
-        ("mind --keep-duplicates --partition iid --clients 3 --out o", "--keep-duplicates is an option of other"),
         ("--seed 3 digits", "the data set comes first"),
-        ("lst", "no data set 'lst'; there are mnist"),
         ("digits", "Missing option '--partition'"),
-        ("list --nope", "No such option: --nope"),
-        ("digits --partition iid --clients 3 --out o --plot p.jif", "end its name in .png"),
-        ("digits --partition iid --clients 3 --out o --plot none/p.png", "the folder none does not exist"),
     ],
 )
 def test_wrong_input_is_rejected_with_one_sentence(
@@ -135,13 +123,6 @@ def test_the_manifest_keeps_the_command_and_the_options(tmp_path: Path) -> None:
     assert manifest.command == f"python -m data_prep {' '.join(words)} --out '{tmp_path / 's s'}'"
     assert manifest.partition_options["alpha"] == 0.5 and manifest.partition_options["by"] == "client"
     assert (manifest.seed, manifest.clients) == (9, 12)
-
-
-def test_a_picture_is_drawn_on_demand(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    words = ["digits", "--partition", "iid", "--clients", "5", "--out", str(tmp_path / "s")]
-    assert main([*words, "--plot", str(tmp_path / "p.png")]) == 0
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, capsys: Output) -> None:

@@ -119,8 +119,3 @@ def test_reddit(tmp_path: Path, prepare: Any) -> None:
         leaf(tmp_path, part, {"7": ([[[*words, *pad]]], [target])})
     store = prepare("next_words:reddit")
     assert in_words(store, 0, 0) == ("<BOS> hello there" + " -" * 7, "hello - <EOS>" + " -" * 7)
-
-
-def test_a_name_of_before_says_which_example_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stackoverflow-tags", "--partition", "user", "--out", "o"]) == 2
-    assert "next_words:tags" in capsys.readouterr().err

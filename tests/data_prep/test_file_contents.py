@@ -1,4 +1,4 @@
-"""Content decides, not names: words of any script, gzip, HDF5 without locks, sets that are not MNIST."""
+"""Content decides, not names: gzip, HDF5 without locks, sets that are not MNIST."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import fcntl
 import gzip
 import io
-import json
 import shutil
 import struct
 from collections.abc import Callable
@@ -21,44 +20,6 @@ from tests.data_prep import layouts
 from tests.data_prep.command import main
 
 Output = pytest.CaptureFixture[str]
-
-# a text, its words
-WORDS = {
-    "Hindi": ("हिन्दी में समाचार।", "हिन्दी में समाचार"),
-    "Tamil": ("தமிழ் மொழி, நன்று", "தமிழ் மொழி நன்று"),
-    "Thai": ("ภาษาไทย ที่ดี", "ภาษาไทย ที่ดี"),
-    "Bengali": ("বাংলা ভাষা", "বাংলা ভাষা"),
-    "Hebrew points": ("שָׁלוֹם עולם", "שָׁלוֹם עולם"),
-    "Hebrew abbreviation": ("צה״ל", "צה״ל"),
-    "Arabic marks": ("السَّلَامُ عَلَيْكُمْ", "السَّلَامُ عَلَيْكُمْ"),
-    "Persian joiner": ("می\u200cخواهم که\u200c بروم", "می\u200cخواهم که بروم"),
-    "Sinhala joiner": ("ක්\u200dෂේත්\u200dර", "ක්\u200dෂේත්\u200dර"),
-    "decomposed": ("Cafe\u0301 nai\u0308ve A\u030angstro\u0308m", "café naïve ångström"),
-    "lower case decomposes": ("İstanbul J\u030c", "i̇stanbul ǰ"),
-    "Vietnamese": ("tie\u0302\u0301ng Vie\u0302\u0323t", "tiếng việt"),
-    "beyond 16 bits": ("𑄌𑄋𑄴𑄟𑄳𑄦", "𑄌𑄋𑄴𑄟𑄳𑄦"),
-    "entities": ("Tom &amp; Jerry &quot;fun&quot; &lt;3", "tom jerry fun 3"),
-    "entities of letters": ("caf&eacute; na&#239;ve &#xFC;ber I&#39;m", "café naïve über i'm"),
-    "entities twice": ("I&amp;#39;m &amp;quot;in&amp;quot;", "i'm in"),
-    "no entities": ("AT&T R&D; a?x=1&copy=2 &nothing; fish&chips", "at t r d a x 1 copy 2 nothing fish chips"),
-    "soft hyphen": ("co\u00adoperate \ufeffwell a\u200ebc\u200f d\u2060e", "cooperate well abc de"),
-    "apostrophes": ("Don't it\u2019s 'quoted' rock'n'roll l\u2019\u00e9t\u00e9", "don't it's quoted rock'n'roll l'été"),
-    "variants beyond 16 bits": ("\u8fbb\U000e0101 \u9053", "\u8fbb\U000e0101 \u9053"),
-    "emoji": ("good ❤\ufe0f day", "good day"),
-    "underscores": ("snake_case __init__", "snake case init"),
-}
-
-
-def test_words_of_any_script_are_whole(tmp_path: Path) -> None:
-    rows = [{"overall": 5, "reviewText": text} for text, _ in WORDS.values()] * 4
-    (tmp_path / "r.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    command = ["amazon", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--keep-duplicates"]
-    assert main([*command, "--out", str(tmp_path / "s")]) == 0
-    store = open_store(tmp_path / "s")
-    vocabulary = (tmp_path / "s" / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-    rows_of_ids = [row for client in range(store.clients) for row in np.asarray(store.client(client)[0])]
-    found = {" ".join(vocabulary[code] for code in row if code) for row in rows_of_ids}
-    assert found == {words for _, words in WORDS.values()}
 
 
 def idx(part: str, rows: int, classes: int, first: int = 0) -> dict[str, bytes]:
@@ -111,27 +72,6 @@ def test_gzip_is_known_by_content(name: str, rename: str, tmp_path: Path) -> Non
     assert [file.sha256 for file in plain.files()] == [file.sha256 for file in other.files()]
 
 
-@pytest.mark.parametrize("stray", ["__MACOSX/train/._a.json", "train/._a.json", ".cache/train/b.json"])
-def test_files_of_tools_are_no_data(stray: str, tmp_path: Path) -> None:
-    SETS["shakespeare"](tmp_path)
-    found = next(tmp_path.rglob("train/*.json"))
-    path = found.parent.parent / stray
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\0\5\26\7Mac OS X")
-    words = [
-        "shakespeare",
-        "--raw",
-        str(tmp_path),
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--out",
-        str(tmp_path / "s"),
-    ]
-    assert main(words) == 0
-
-
 def writers(folder: Path) -> list[Path]:
     """The two files of TFF's FEMNIST."""
     paths = [folder / f"fed_emnist_{part}.h5" for part in ("train", "test")]
@@ -156,11 +96,9 @@ def test_tff_files_are_read_where_they_cannot_be_locked(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"<html>moved</html>", "is not an HDF5 file"),
-        (gzip.compress(b"\x89HDF\r\n\x1a\n", mtime=0), "is not an HDF5 file"),
-        (b"", "is not an HDF5 file"),
         (b"\x89HDF\r\n\x1a\n" + bytes(40), "not a TFF file"),
     ],
-    ids=["html", "gzip", "empty", "no groups"],
+    ids=["html", "no groups"],
 )
 def test_what_is_wrong_with_a_tff_file_is_said(content: bytes, reason: str, tmp_path: Path, capsys: Output) -> None:
     writers(tmp_path)[0].write_bytes(content)
@@ -168,7 +106,7 @@ def test_what_is_wrong_with_a_tff_file_is_said(content: bytes, reason: str, tmp_
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("classes", "first"), [(10, 0), (10, 1), (26, 1), (47, 0), (3, 4)])
+@pytest.mark.parametrize(("classes", "first"), [(10, 0), (26, 1)])
 def test_another_set_under_mnists_names_is_not_called_mnist(
     classes: int, first: int, tmp_path: Path, capsys: Output
 ) -> None:

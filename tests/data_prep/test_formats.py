@@ -38,8 +38,8 @@ CASES = {
     "beauty": ("amazon", "amazon_beauty", "--partition user", (3370, 842, 5)),
     "toys": (
         "amazon",
-        "amazon_toys",
-        "--file Toys_and_Games_2023.subset.json.gz --partition iid --clients 100",
+        "amazon_toys/Toys_and_Games_2023.subset.json.gz",
+        "--partition iid --clients 100",
         (7996, 1999, 5),
     ),
 }
@@ -59,7 +59,7 @@ def test_a_real_data_set_is_prepared_inspected_and_read_back(
     raw = []
     if folder:
         place = request.getfixturevalue("data_folder") / folder
-        if not place.is_dir():
+        if not place.exists():
             pytest.skip(f"no real data at {place}")
         raw = ["--raw", str(place)]
     assert main([name, *raw, *words.split(), "--shards", "3", "--out", str(tmp_path / "s")]) == 0
@@ -80,13 +80,17 @@ IMAGES, LABELS = "emnist-byclass-train-images-idx3-ubyte.gz", "emnist-byclass-tr
     ("name", "content", "message"),
     [
         (IMAGES, b"<html>moved</html>", "is not an idx file of unsigned bytes in 3 dimension"),
-        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "holds 2351 bytes of data where"),
+        (IMAGES, struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784 - 1), "does not hold the 2352 bytes of data"),
         (IMAGES, struct.pack(">4I", 2051, 2, 28, 28) + bytes(2 * 784), "they do not belong together"),
         (IMAGES, struct.pack(">4I", 2051, 3, 0, 28), "holds no images"),
         (LABELS, struct.pack(">2I", 2049, 3) + bytes([0, 62, 1]), "record 1: label 62 is not one of the 62"),
         ("emnist-byclass-mapping.txt", b"0 48\n1 x\n", "line 2: '1 x' is not a label"),
         ("emnist-byclass-mapping.txt", b"0 48\n", "names 1 classes where emnist-byclass has 62"),
-        (IMAGES, gzip.compress(struct.pack(">4I", 2051, 3, 28, 28) + bytes(9000))[:-8], "damaged or cut short"),
+        (
+            IMAGES,
+            gzip.compress(struct.pack(">4I", 2051, 3, 28, 28) + bytes(9000), mtime=0)[:-8],
+            "damaged or cut short",
+        ),
     ],
 )
 def test_idx_files_that_are_damaged_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -149,14 +153,14 @@ def test_cifar_100_has_fine_labels_and_their_superclasses(tmp_path: Path, protoc
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("train", {"fine_labels": [7, 7, 9]}, "train holds 4 images but 3 labels"),
+        ("train", {"fine_labels": [7, 7, 9]}, "'fine_labels' is not a list of 4 values"),
         ("train", {"fine_labels": [7, 7, 9, 100]}, "train, record 3: label 100 is not one of the 100"),
-        ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of integers"),
+        ("train", {"fine_labels": "7791"}, "'fine_labels' is not a list of 4 values"),
         ("train", {"data": np.zeros((4, 3000), np.uint8)}, r"'data' is uint8 \(4, 3000\) instead of uint8"),
         ("train", {"data": np.zeros((4, 3072), np.int16)}, "not a CIFAR batch .*i2, not uint8"),
         ("train", {"coarse_labels": [3, 4, 0, 3]}, "images of class 7 have several coarse labels"),
-        ("meta", {"fine_label_names": [1] * 100}, "'fine_label_names' is not a list of names"),
-        ("meta", {"fine_label_names": ["a"]}, "names 1 classes under 'fine_label_names' instead of 100"),
+        ("meta", {"fine_label_names": [1] * 100}, "not a list of 100 values of type str"),
+        ("meta", {"fine_label_names": ["a"]}, "not a list of 100 values"),
     ],
 )
 def test_parts_of_a_pickle_that_do_not_fit_are_rejected(
@@ -192,20 +196,6 @@ def test_a_pickle_of_anything_but_arrays_is_rejected_in_one_sentence(content: by
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "touched",)
-
-    (tmp_path / "batch").write_bytes(pickle.dumps({"data": Harmful()}))
-    with pytest.raises(UserError, match="which is not an array"):
-        load_batch(tmp_path / "batch")
-    assert not (tmp_path / "touched").exists()
-    (tmp_path / "batch").write_bytes(b"\x80\x02c_codecs\nencode\nU\x02abU\x05utf-7\x86R.")
-    with pytest.raises(UserError, match="it encodes text as utf-7"):
-        load_batch(tmp_path / "batch")
-
-
 # CINIC-10's folders (others in test_image_folders)
 
 
@@ -225,7 +215,7 @@ def test_cinic10_is_read_from_its_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cat/0.png: not a readable image .*--strict"):
         read("cinic10", tmp_path, Tally(strict=True))
     (folder / "train" / "bird" / "0.png").write_bytes(b"gone")
-    with pytest.raises(UserError, match="bird/0.png cannot be decoded"):
+    with pytest.raises(UserError, match="bird/0.png: the image cannot be decoded"):
         raw.read(np.arange(10))
     (folder / "train" / "cat").rename(folder / "train" / "zebra")
     with pytest.raises(UserError, match="'zebra'"):
@@ -239,16 +229,11 @@ def writer(rows: int) -> tuple[Any, Any]:
     return (RNG.integers(0, 256, (rows, 784)) / 255).tolist(), RNG.integers(0, 62, rows).tolist()
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_bad_rows_of_femnist_are_counted_with_writer_and_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", [([[0.0] * 783], [1]), ([[1.5] * 784], [1]), ([[0.5] * 784], [62]), ([["a"]], [1])])
+def test_images_of_femnist_that_are_none_are_named_by_their_writer(tmp_path: Path, odd: Any) -> None:
     leaf(tmp_path, "test", {"w1": writer(1)})
-    x, y = writer(6)
-    y[1], x[2][5], x[3][5], x[4][5], x[5][5] = 99, 0.5001, -1 / 255, 256 / 255, 1e308
-    leaf(tmp_path, "train", {"w1": (x, y), "w2": (writer(2)[0], [1])})
-    raw = read("femnist", tmp_path, tally := Tally())
-    assert len(raw.labels) == 1 and raw.skipped == 6 and "writer w1, record 1: label 99" in tally.first
-    leaf(tmp_path, "train", {"w1": ([], [])})
-    with pytest.raises(UserError, match="no readable image of training writers"):
+    leaf(tmp_path, "train", {"w1": writer(6), "w2": odd})
+    with pytest.raises(UserError, match="writer w2: not images of 784 numbers"):
         read("femnist", tmp_path)
 
 
@@ -260,13 +245,12 @@ def tff(path: Path, writers: dict[str, tuple[Any, Any]]) -> None:
 
 
 def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
-    train = {"f0_1": writer(4), "f1_1": (writer(4)[0], [1, 2])}
+    train = {"f0_1": writer(4)}
     tff(tmp_path / "fed_emnist_train.h5", train)
     tff(tmp_path / "fed_emnist_test.h5", {"f0_1": writer(1)})
-    raw = read("femnist", tmp_path, tally := Tally())
-    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1] and tally.unreadable == 2
+    raw = read("femnist", tmp_path)
+    assert raw.user_names == ("f0_1",) and raw.labels.tolist() == train["f0_1"][1]
     assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), np.rint(np.array(train["f0_1"][0]) * 255))
-    assert "writer f1_1: images (2, 1568) and labels (2,)" in tally.first
 
 
 def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
@@ -289,7 +273,6 @@ def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda text: text[:-5], "role none yet: not LEAF's format"),
-        (lambda text: text.replace('"B": {', '"A": {').replace('"A", "B"', '"A"'), "two entries of one name"),
         (lambda text: text.replace('"A", "B"', '"A"'), "users names 1 roles, user_data holds 2"),
         (lambda text: text.replace('["ab"]', '"ab"'), "role A: not LEAF's format"),
         (lambda text: text.replace('"ab"', '"ab"'), "holds no readable training sample"),
@@ -347,15 +330,14 @@ def reviews(path: Path, rows: list[Any]) -> None:
 REVIEW = {"reviewerID": "A", "asin": "1", "overall": 5.0, "reviewText": "fine thing"}
 
 
-@pytest.mark.parametrize(("options", "rows"), [({}, (3370, 842)), ({"keep_duplicates": True}, (4212, 1052))])
-def test_real_reviews_without_text_and_repeated_ones(data_folder: Path, options: Any, rows: tuple[int, int]) -> None:
-    raw = read("amazon", data_folder / "amazon_beauty", tally := Tally(), **options)
+def test_real_reviews_without_text_and_repeated_ones(data_folder: Path) -> None:
+    rows, raw = (3370, 842), read("amazon", data_folder / "amazon_beauty", tally := Tally())
     assert (
         raw.skipped == 5 and "line 360: no 'reviewText'" in tally.first and (len(raw.labels), len(raw.test_y)) == rows
     )
     assert sum(tally.dropped.values()) == 5269 - 5 - sum(rows)
     toys = "Toys_and_Games_5.human_subset.json.gz"
-    assert read("amazon", data_folder / "amazon_toys", files=(toys,)).users is None
+    assert read("amazon", data_folder / "amazon_toys" / toys).users is None
 
 
 @pytest.mark.parametrize(
@@ -373,24 +355,7 @@ def test_a_line_that_is_no_review_is_left_out(tmp_path: Path, row: Any, why: str
     assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5 and f"line 6: {why}" in tally.first
 
 
-def test_review_files_are_named_by_their_place_and_once(tmp_path: Path) -> None:
-    for stars, place in enumerate(("a.json.gz", "deep/a.json.gz", "deep/b.json.gz", "wide/b.json.gz"), 1):
-        rows = [{"user_id": "B", "rating": stars, "text": f"text {row}"} for row in range(10)]  # the keys of 2023
-        reviews(tmp_path / place, rows)
-    for name, label in (("a.json.gz", 0), ("deep/a.json.gz", 1), ("wide/b.json.gz", 3)):
-        raw = read("amazon", tmp_path, files=(name,))
-        assert {*raw.labels.tolist(), *raw.test_y.tolist()} == {label} and raw.user_names == ("B",)
-    for files, message in (
-        ((), "name those to read with --file"),
-        (("odd.json.gz",), "no review file odd.json.gz"),
-        (("b.json.gz",), "2 files named b.json.gz; --file takes one of: deep/b.json.gz, wide/b.json.gz"),
-        (("deep/b.json.gz", "deep/b.json.gz"), "names deep/b.json.gz twice"),
-    ):
-        with pytest.raises(UserError, match=message):
-            read("amazon", tmp_path, files=files)
-
-
-def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: Path) -> None:
+def test_a_review_given_twice_counts_once(tmp_path: Path) -> None:
     others = [{"reviewerID": "B"}, {"asin": "2"}, {"reviewText": "bad thing"}]
     unnamed = {key: value for key, value in REVIEW.items() if key != "asin"}
     repeated = [REVIEW, REVIEW | {"overall": 4.0}, REVIEW | {"reviewText": " fine thing\n"}]
@@ -398,5 +363,3 @@ def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: P
     raw = read("amazon", tmp_path, tally := Tally(strict=True))
     assert len(raw.labels) + len(raw.test_y) == 8 and list(tally.dropped.values()) == [2]
     assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
-    raw = read("amazon", tmp_path, tally := Tally(strict=True), keep_duplicates=True)
-    assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmpi.cli import app
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
 from tests.data_prep.command import main
@@ -64,23 +63,16 @@ def refused(raw: Path, out: Path, capsys: Output, *more: str) -> str:
 
 PARTS = {
     "Train Test": "",
-    "TRAIN TEST": "",
     "training testing": "",
-    "Training Test": "",
     "train val": "(val) is the test part",
-    "train valid": "(valid) is the test part",
     "Train Validation": "(Validation) is the test part",
-    "train dev": "(dev) is the test part",
     "train test val": "(val) is left alone",
-    "training testing validation": "(validation) is left alone",
     "seg_train seg_test seg_pred": "",
     "train2017 val2017": "(val2017) is the test part",
     "TrainSet TestSet": "",
-    "trainset testset": "",
     "images/train images/test": "images",
     "archive/data/Train archive/data/Val": "(Val) is the test part",
     "seg_train/seg_train seg_test/seg_test": "seg_train/seg_train",
-    "x/train x/test x/x/train x/x/test": "",
     "train test __MACOSX .cache": "",
     "train-1 train-2 test": "several folders are one part (train)",
     "MRITrain MRITest": "",
@@ -110,15 +102,6 @@ def test_a_class_may_have_the_name_of_a_component(tmp_path: Path) -> None:
     assert store.manifest.class_names == ("bus", "car", "train") and len(values(store)) == 3 * EACH
 
 
-def test_several_training_parts_alone_and_a_test_part_of_one_class_are_parts(tmp_path: Path) -> None:
-    for number in range(2):
-        classes(tmp_path / "two" / f"train_{number}", first=100 * number)
-    assert prepared(tmp_path / "two", tmp_path / "s").manifest.class_names == ("cats", "dogs")
-    classes(tmp_path / "one" / "train")
-    classes(tmp_path / "one" / "test", ("cats/new",), first=100)
-    assert prepared(tmp_path / "one", tmp_path / "t").test()[1].tolist() == [0] * EACH
-
-
 def test_images_of_classes_may_be_in_one_sub_folder_each(tmp_path: Path) -> None:
     classes(tmp_path / "raw", ("cats/images", "dogs/images"))
     store = prepared(tmp_path / "raw", tmp_path / "s")
@@ -127,26 +110,21 @@ def test_images_of_classes_may_be_in_one_sub_folder_each(tmp_path: Path) -> None
 
 REJECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "parts in classes": (("cats/train", "cats/test", "dogs/train", "dogs/test"), ("Point --raw at", "train/cats")),
-    "one part in classes": (("cats/train", "dogs/train"), ("train/cats", "cats and dogs")),
-    "deeper": (("cats/images/val", "dogs/images/val"), ("cats and dogs", "val/cats")),
-    "domains": (("photo/cat", "photo/dog", "sketch/cat", "sketch/dog"), ("photo and sketch", "Point --raw at")),
+    "one part in classes": (("cats/train", "dogs/train"), ("train/cats", "ambiguous")),
+    "domains": (("photo/cat", "photo/dog", "sketch/cat", "sketch/dog"), ("ambiguous", "Point --raw at")),
     "one set of several": (("faces/train/a", "faces/test/a", "notes/b"), ("Point --raw at", "faces")),
-    "several sets": (("a/train/x", "a/test/x", "b/train/y", "b/test/y"), ("Point --raw at",)),
     "no training part": (("val/cats", "test/cats"), ("no training part", "Name a folder train")),
-    "classes with part words": (("test_positive", "test_negative"), ("names without such words",)),
-    "parts behind classes": (("cats_train", "cats_test", "dogs_train", "dogs_test"), ("without class folders",)),
-    "classes with words for training": (("freight train", "passenger train"), ("classes names without such words",)),
-    "patients": (("p1/benign", "p1/malignant", "p2/benign", "p2/malignant"), ("call parts train and test, or put",)),
+    "classes with part words": (("test_positive", "test_negative"), ("classes names",)),
+    "classes with words for training": (("freight train", "passenger train"), ("classes names",)),
+    "patients": (("p1/benign", "p1/malignant", "p2/benign", "p2/malignant"), ("put the images of each class",)),
     "another class": (
         ("train/cats", "train/dogs", "test/cats", "test/Dogs"),
         ("'Dogs'", "(cats, dogs)", "or remove it"),
     ),
     "no classes": (("train", "test1"), ("(train, test1) without class folders", "Put the images of each class")),
-    "only one folder of images": (("train",), ("(train) without class folders", "train/CLASS")),
     "root too low": ((".",), ("in class folders", "Put the images of each class")),
-    "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at", "raw/train")),
-    "test without classes beside others": (("train/cats", "train/dogs", "test", "models"), ("has no class folders",)),
-    "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra", "raw/train")),
+    "test without classes": (("train/cats", "train/dogs", "test"), ("point --raw at",)),
+    "no other part": (("train/cats", "train/dogs", "extra/x"), ("extra",)),
 }
 
 
@@ -161,7 +139,7 @@ def test_folders_that_may_mean_something_else_are_rejected_with_the_remedy(
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("bare", ["test", "test-others", "validation"])
+@pytest.mark.parametrize("bare", ["test", "validation"])
 def test_a_test_part_without_labels_is_left_out_beside_one_that_has_them(
     bare: str, tmp_path: Path, capsys: Output
 ) -> None:
@@ -287,15 +265,6 @@ def test_images_are_known_by_content_and_other_files_are_counted(tmp_path: Path,
     assert "1 image(s) directly in raw" in said and "models" in said
 
 
-def test_what_a_sample_is_and_what_is_to_be_predicted_is_said_and_kept(tmp_path: Path, capsys: Output) -> None:
-    classes(tmp_path / "raw")
-    prepared(tmp_path / "raw", tmp_path / "s")
-    for _ in range(2):
-        said = shown(capsys)
-        assert "gray image of 4 x 4 pixels" in said and "name of the class folder" in said and "cats, dogs" in said
-        app(["inspect", str(tmp_path / "s")], standalone_mode=False)
-
-
 TURNED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda x: x,
     2: np.fliplr,
@@ -323,19 +292,9 @@ def test_images_are_turned_upright(ending: str, tmp_path: Path, capsys: Output) 
     assert ("14 images were turned upright" in shown(capsys)) == (ending != "tif")
 
 
-def test_turned_photographs_have_the_size_of_upright_ones(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for number in range(5):
-        image(tmp_path / "raw" / "a" / f"{number}.jpg", np.zeros((6, 4), np.uint8))
-        image(tmp_path / "raw" / "b" / f"{number}.tif", np.zeros((4, 6), np.uint8), exif=exif)
-        image(tmp_path / "raw" / "c" / f"{number}.jpg", np.zeros((4, 6), np.uint8), exif=exif)
-    assert prepared(tmp_path / "raw", tmp_path / "s").description.feature_shape == (1, 6, 4)
-
-
 @pytest.mark.parametrize(
     ("bits", "ending"),
-    [(8, "png"), (9, "png"), (10, "tif"), (12, "png"), (12, "tif"), (12, "pgm"), (16, "png"), (16, "tif")],
+    [(8, "png"), (12, "png"), (12, "tif"), (12, "pgm"), (16, "png")],
 )
 def test_grey_of_16_bits_is_scaled_by_the_bits_that_are_used(
     bits: int, ending: str, tmp_path: Path, capsys: Output
@@ -381,10 +340,8 @@ def _rgba(alpha: int, color: int) -> np.ndarray:
 
 
 TRANSPARENT: dict[str, tuple[Image.Image, dict[str, object], int]] = {
-    "opaque": (Image.fromarray(_rgba(255, 40)), {}, 40),
     "clear black": (Image.fromarray(_rgba(0, 0)), {}, 255),
     "half": (Image.fromarray(_rgba(51, 0)), {}, 204),
-    "grey": (Image.fromarray(np.full((4, 4, 2), (0, 0), np.uint8), "LA"), {}, 255),
     "color key": (Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3)}, 255),
     "palette": (Image.new("P", (4, 4), 3), {"transparency": 3}, 255),
     "opaque palette": (Image.new("P", (4, 4), 3), {}, 3),
@@ -403,5 +360,5 @@ def test_transparent_pixels_are_white(case: str, tmp_path: Path, capsys: Output)
     store = prepared(tmp_path / "raw", tmp_path / "s")
     assert set(np.asarray(store.test()[0]).ravel().tolist()) == {white}
     assert ("transparent pixels are white" in capsys.readouterr().out) == (case != "opaque palette")
-    grey = case in ("grey", "palette", "opaque palette")
+    grey = case in ("palette", "opaque palette")
     assert store.description.feature_shape == (1 if grey else 3, 4, 4)

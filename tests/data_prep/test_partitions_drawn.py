@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from data_prep.partitions import partition
 from data_prep.partitions.mixes import draw_in_turn, random_turns
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
+from tests.data_prep.command import drawn
 from tests.data_prep.test_partitions import counts_of, draw
 
 Z = 5.0
@@ -160,7 +160,7 @@ def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
     generator = Streams(3).generator(Purpose.PARTITION)
     superclasses = np.arange(100) % 20
     options = {"alpha": alpha, "beta": beta, "size": 40}
-    made = partition("pachinko", labels, 100, 600, generator, superclasses=superclasses, **options)
+    made = drawn("pachinko", labels, 100, 600, generator, superclasses=superclasses, **options)
     counts = counts_of(made, labels, 100).astype(float)
     families = np.stack([counts[:, superclasses == family].sum(axis=1) for family in range(20)], axis=1)
     for held, expected in (
@@ -187,7 +187,7 @@ def test_a_group_of_users_is_a_client(rest: str, sizes: list[int]) -> None:
     users = np.repeat(np.arange(11), np.arange(11) + 1)  # user 0 has one sample and is left out
     generator = Streams(1).generator(Purpose.PARTITION)
     options = {"group": 3, "rest": rest, "min_samples": 2}
-    made = partition("user-groups", np.zeros(len(users), np.int64), 1, None, generator, users, **options)
+    made = drawn("user-groups", np.zeros(len(users), np.int64), 1, None, generator, users, **options)
     held = [set(users[made.rows[a:b]].tolist()) for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
     assert sorted(map(len, held)) == sizes
     assert sum(map(len, held)) == len(set().union(*held)) and 0 not in set().union(*held)
@@ -200,7 +200,7 @@ def by_attribute(values: np.ndarray, clients: int, strictness: float) -> list[np
     labels = np.zeros(len(values), np.int64)
     generator = Streams(4).generator(Purpose.PARTITION)
     options = {"attribute": "age", "strictness": strictness}
-    made = partition("attribute", labels, 1, clients, generator, attribute_of=lambda _: values, **options)
+    made = drawn("attribute", labels, 1, clients, generator, attribute_of=lambda _: values, **options)
     assert np.ptp(made.sizes) <= 1 and len(np.unique(made.rows)) == len(values)
     return [values[made.rows[a:b]] for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
 

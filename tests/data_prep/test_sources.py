@@ -14,8 +14,9 @@ from threading import Thread
 
 import pytest
 
+from data_prep.__main__ import fetch
 from data_prep.datasets import DATASETS
-from data_prep.download import Source, fetch
+from data_prep.raw import Source
 from fedmpi import UserError
 
 

@@ -85,18 +85,9 @@ def vectors(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
     return "arrays", npz(folder / "a.npz", x=RNG.random((20, 4)), y=np.array(["cat", "dog"] * 10)), ()
 
 
-def many_classes(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
-    names = np.array([f"kind{number:02d}" for number in range(12)] * 5)
-    return "arrays", npz(folder / "a.npz", x=RNG.integers(0, 255, (60, 8, 6, 3), np.uint8), y=names), ()
-
-
 def tokens(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
     x = RNG.integers(0, 30, (20, 7))
     return "arrays", npz(folder / "a.npz", x=x, y=np.arange(20) % 2), ("--task", "text")
-
-
-def numbers(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
-    return "arrays", npz(folder / "a.npz", x=RNG.random((20, 4)), y=RNG.random((20, 2))), ()
 
 
 def images(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
@@ -108,9 +99,7 @@ def images(folder: Path) -> tuple[str, Path | None, tuple[str, ...]]:
 DATA = [
     (digits, ["image of 8 x 8 pixels", "one of 10 classes", "classes 10: 0, 1, 2", "1,442 train, 355 test"]),
     (vectors, ["sample 4 numbers", "one of 2 classes", "classes 2: cat, dog", "16 train, 4 test, 0 validation"]),
-    (many_classes, ["color image of 6 x 8 pixels", "classes 12: kind00,", "kind09 and 2 more", "48 train, 12 test"]),
     (tokens, ["text of 7 tokens", "vocabulary of 30", "classes 2: 0, 1", "16 train, 4 test"]),
-    (numbers, ["sample 4 numbers", "target 2 numbers", "16 train, 4 test"]),
     (images, ["gray image of 5 x 6 pixels", "classes 2: ants, moths", "8 train, 2 test"]),
 ]
 
@@ -156,15 +145,6 @@ def test_a_run_on_arrays_logs_and_prints_what_the_data_are(
 # -- A8: the test part ------------------------------------------------------------------------------------------------
 
 
-def test_every_class_of_two_samples_is_in_both_parts(prepared: Prepared, tmp_path: Path) -> None:
-    y = np.concatenate([np.zeros(160, np.int64), np.repeat(np.arange(1, 21), 2), [21]])
-    raw = npz(tmp_path / "a.npz", x=RNG.random((len(y), 3)), y=RNG.permutation(y))
-    folder, shown = prepared("arrays", raw)
-    labels = {name: set(y.tolist()) for name, (_, y) in parts_of(folder).items()}
-    assert labels == {"training": set(range(22)), "test": set(range(21))}
-    assert "1 class occurs in the training part only (samples in brackets): 21 (1)" in shown
-
-
 @pytest.mark.parametrize("counts", [(50, 50), (10, 5, 5), (97, 3), (8, 7, 6, 5, 4, 3, 2), (2, 2), (3,), (1, 1, 1)])
 def test_classes_are_shared_by_largest_remainders(counts: tuple[int, ...], prepared: Prepared, tmp_path: Path) -> None:
     y = RNG.permutation(np.repeat(np.arange(len(counts)), counts))
@@ -190,12 +170,6 @@ def test_the_test_part_is_the_same_for_every_seed_and_training_alone_gives_the_s
     np.testing.assert_allclose(mean.mean(), first["training"][0].mean(), rtol=1e-5)
 
 
-def arrays_of_users(folder: Path) -> tuple[str, Path]:
-    user = np.repeat(np.arange(20), RNG.integers(1, 9, 20))
-    x = np.column_stack([user, RNG.random(len(user))])
-    return "arrays", npz(folder / "a.npz", x=x, y=RNG.integers(0, 2, len(user)), user=user)
-
-
 def csv_of_users(folder: Path) -> tuple[str, Path]:
     rows = [
         {"value": number % 12, "other": RNG.random(), "user": f"u{number % 12}", "label": "ab"[number % 2]}
@@ -204,20 +178,8 @@ def csv_of_users(folder: Path) -> tuple[str, Path]:
     return "arrays", table(folder / "t.csv", rows)
 
 
-def parquet_of_users(folder: Path) -> tuple[str, Path]:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    user = [number % 9 for number in range(45)]
-    columns = {"x": [float(value) for value in user], "user": [f"p{value}" for value in user]}
-    pq.write_table(pa.table(columns | {"label": [number % 3 for number in range(45)]}), folder / "t.parquet")
-    return "parquet", folder / "t.parquet"
-
-
-OF_USERS = [arrays_of_users, csv_of_users, parquet_of_users]
-
-
-@pytest.mark.parametrize("make", OF_USERS, ids=[make.__name__ for make in OF_USERS])
-def test_users_are_held_out_whole(make: Callable[[Path], tuple[str, Path]], prepared: Prepared, tmp_path: Path) -> None:
-    data_set, raw = make(tmp_path)
+def test_users_are_held_out_whole(prepared: Prepared, tmp_path: Path) -> None:
+    data_set, raw = csv_of_users(tmp_path)
     folder, shown = prepared(data_set, raw, "--split", "users", "--partition", "user", out="users")
     found = parts_of(folder)
     users = {name: set(x[:, 0].tolist()) for name, (x, _) in found.items()}  # the first feature is the user
@@ -252,32 +214,13 @@ def test_words_of_the_test_part_are_those_of_the_vocabulary_that_validation_leav
             assert first[1:] == second[1:] and (once != "<unk>") == (name == "training")
 
 
-def arrays_of_patients(folder: Path) -> tuple[str, Path]:
-    patient = np.repeat(np.arange(12), 5)
-    x = np.column_stack([patient, RNG.random(60)])
-    return "arrays", npz(folder / "a.npz", x=x, y=RNG.integers(0, 2, 60), patient=[f"p{number}" for number in patient])
-
-
 def csv_of_patients(folder: Path) -> tuple[str, Path]:
     rows = [{"patient": f"p{n % 9}", "value": n % 9, "other": RNG.random(), "label": "ab"[n % 2]} for n in range(60)]
     return "arrays", table(folder / "t.csv", rows)
 
 
-def parquet_of_patients(folder: Path) -> tuple[str, Path]:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"x": [n % 7 / 2 for n in range(70)], "patient": [n % 7 for n in range(70)]}
-    pq.write_table(pa.table(columns | {"label": [n % 3 for n in range(70)]}), folder / "t.parquet")
-    return "parquet", folder / "t.parquet"
-
-
-OF_PATIENTS = [arrays_of_patients, csv_of_patients, parquet_of_patients]
-
-
-@pytest.mark.parametrize("make", OF_PATIENTS, ids=[make.__name__ for make in OF_PATIENTS])
-def test_groups_of_a_column_are_held_out_whole(
-    make: Callable[[Path], tuple[str, Path]], prepared: Prepared, tmp_path: Path
-) -> None:
-    folder, shown = prepared(*make(tmp_path), "--split", "patient")
+def test_groups_of_a_column_are_held_out_whole(prepared: Prepared, tmp_path: Path) -> None:
+    folder, shown = prepared(*csv_of_patients(tmp_path), "--split", "patient")
     patients = {name: set(x[:, 0].tolist()) for name, (x, _) in parts_of(folder).items()}  # the first feature
     assert patients["test"] and not patients["training"] & patients["test"]
     assert open_store(folder).description.feature_shape[0] < 3  # the group is no feature
@@ -329,20 +272,6 @@ def repeated_images(folder: Path) -> tuple[str, Path]:
     return "imagefolder", folder / "raw"
 
 
-def repeated_arrays(folder: Path) -> tuple[str, Path]:
-    x = np.arange(24.0).reshape(8, 3)
-    return "arrays", npz(folder / "a.npz", x=x, y=np.arange(8) % 2, x_test=[*x[3:5], [9, 9, 9]], y_test=[0, 1, 1])
-
-
-def repeated_pixels(folder: Path) -> tuple[str, Path]:
-    x = RNG.integers(0, 255, (8, 5, 5), np.uint8)
-    other = x[:1].copy()
-    other[0, 4, 4] ^= 0x80  # one bit
-    return "arrays", npz(
-        folder / "a.npz", x=x, y=np.arange(8) % 2, x_test=np.concatenate([x[3:5], other]), y_test=[0, 1, 1]
-    )
-
-
 def repeated_texts(folder: Path) -> tuple[str, Path]:
     row = '"{}","1","date","NO_QUERY","anna","{}"\n'
     for name, texts in (("training.csv", ("so sad", "glad", "mad")), ("testdata.csv", ("glad", "sad mad", "So sad!"))):
@@ -350,7 +279,7 @@ def repeated_texts(folder: Path) -> tuple[str, Path]:
     return "sentiment140", folder
 
 
-REPEATED = [repeated_images, repeated_arrays, repeated_pixels, repeated_texts]
+REPEATED = [repeated_images, repeated_texts]
 
 
 @pytest.mark.parametrize("make", REPEATED, ids=[make.__name__ for make in REPEATED])
@@ -388,8 +317,3 @@ def test_classes_of_one_part_only_are_named_with_their_samples(prepared: Prepare
     _, shown = prepared("arrays", npz(tmp_path / "a.npz", **{k: np.array(v) for k, v in arrays.items()}))
     assert "2 classes occur in the training part only (samples in brackets): b (2), c (2)" in shown
     assert "1 class occurs in the test part only (samples in brackets): d (1)" in shown
-    y = np.repeat([0, 1, 2], [9, 6, 15])
-    raw = npz(tmp_path / "b.npz", x=RNG.random((30, 2)), y=y, x_test=RNG.random((2, 2)), y_test=[0, 1])
-    noise = ["--label-noise", "pair", "--noisy", "1", "--low", "1"]
-    assert "in the training part only (samples in brackets): 2 (15)" in prepared("arrays", raw, *noise, out="noise")[1]
-    assert "occurs in the" not in prepared("arrays", raw, "--val", "0.5", out="val")[1]  # trained on and validated

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 
 import data_prep.writer as writer
 from data_prep.holdout import balanced_rows, hold_out_validation
-from data_prep.partitions import Partition, base, class_count_blocks, partition
+from data_prep.partitions import Partition
 from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
@@ -25,10 +23,9 @@ from fedmpi.common.apportionment import offsets_of
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.describe.data import inspect_folder, measure
 from fedmpi.records.hold import FOLDER
 from tests.data.validation import validation_of
-from tests.mpi.launch import REPOSITORY
+from tests.data_prep.command import drawn
 
 ROWS, CLASSES = 500, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)
@@ -39,9 +36,9 @@ RAW = RawDataset(
 )  # fmt: skip
 
 
-def drawn(name: str = "dirichlet", clients: int = 23, **options: float) -> Partition:
+def made_of(name: str = "dirichlet", clients: int = 23, **options: float) -> Partition:
     options = options or {"alpha": 0.3} if name == "dirichlet" else options
-    return partition(name, LABELS, CLASSES, clients, Streams(0).generator(Purpose.PARTITION), **options)
+    return drawn(name, LABELS, CLASSES, clients, Streams(0).generator(Purpose.PARTITION), **options)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -50,7 +47,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "CHUNK_BYTES", 7 * 16)  # many chunks, each read front to back
-    made, seen = drawn(), []
+    made, seen = made_of(), []
 
     def read(rows: np.ndarray) -> np.ndarray:
         assert len(rows) <= 7 and (np.diff(rows) > 0).all()
@@ -72,7 +69,7 @@ def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: py
 
 
 def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None:
-    write_shards(RAW, drawn("iid", 1), tmp_path / "out", 1, 0, "c")
+    write_shards(RAW, made_of("iid", 1), tmp_path / "out", 1, 0, "c")
     with h5py.File(tmp_path / "out" / "train-00000.h5") as h5:
         assert (h5["x"].dtype, h5["y"].dtype, h5["class_counts"].dtype) == (np.uint8, np.uint8, np.uint8)
         assert h5["class_counts"][:].max() > 40 and all(h5[name].chunks is None for name in h5)
@@ -80,13 +77,6 @@ def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None
     write_shards(raw, Partition(np.arange(ROWS), np.array([0, ROWS]), "given", {}), tmp_path / "big", 1, 0, "c")
     with h5py.File(tmp_path / "big" / "train-00000.h5") as h5:
         assert h5["class_counts"].dtype == np.uint16 and h5["class_counts"][0, 0] == ROWS
-
-
-def test_shards_hold_nearly_equal_samples_and_at_least_a_client(tmp_path: Path) -> None:
-    manifest = write_shards(RAW, drawn("iid", 100), tmp_path / "out", 7, 0, "c")
-    samples = [file.samples for file in manifest.train]
-    assert len(samples) == 7 and max(samples) - min(samples) <= 10
-    assert len(write_shards(RAW, drawn("iid", 3), tmp_path / "few", 7, 0, "c").train) == 3
 
 
 def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -> None:
@@ -98,7 +88,7 @@ def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -
         test_x=tokens[:40], users=np.arange(ROWS) % 50, user_names=names,
         vocabulary=("<pad>", "<unk>", "été", "b", "c"), vectors=vectors, extras={"more": vectors[:2]},
     )  # fmt: skip
-    made = partition("user", LABELS, CLASSES, 20, Streams(0).generator(Purpose.PARTITION), raw.users)
+    made = drawn("user", LABELS, CLASSES, 20, Streams(0).generator(Purpose.PARTITION), raw.users)
     write_shards(raw, made, tmp_path / "out", 3, 0, "c")
     store = open_store(tmp_path / "out", verify=True)
     assert made.users is not None and store.client_ids.tolist() == [names[user] for user in made.users]
@@ -122,7 +112,7 @@ def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
 
 
 def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
-    made = drawn("lognormal", 40, mean=3.0)
+    made = made_of("lognormal", 40, mean=3.0)
     manifest = write_shards(RAW, made, tmp_path / "out", 3, 0, "c", val_fraction=0.25)
     store = open_store(tmp_path / "out", verify=True)
     offsets = store.validation_offsets
@@ -150,9 +140,9 @@ def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
         )
     )  # fmt: skip
     assert raw.mean == pytest.approx(vectors.mean(0, dtype=float), abs=1e-12)
-    write_shards(raw, drawn(), tmp_path / "plain", 2, 0, "c")
+    write_shards(raw, made_of(), tmp_path / "plain", 2, 0, "c")
     assert open_store(tmp_path / "plain").description.mean == pytest.approx(raw.mean, abs=1e-12)
-    write_shards(raw, drawn(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
+    write_shards(raw, made_of(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
     store = open_store(tmp_path / "out")
     left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
     assert store.description.mean == pytest.approx(left.mean(0), abs=1e-12)
@@ -161,11 +151,11 @@ def test_normalization_is_that_of_the_rows_left_for_training(tmp_path: Path) -> 
 
 def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:
     assert balanced_rows(np.array([0, 1, 1, 1, 0, 3]), 4).tolist() == [0, 1, 5]
-    made = drawn("astraea", 10, variant="LTRF2")  # type: ignore[arg-type]
+    made = made_of("astraea", 10, variant="LTRF2")  # type: ignore[arg-type]
     write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), made, tmp_path / "out", 2, 0, "c")
     totals = np.bincount(open_store(tmp_path / "out").test()[1], minlength=CLASSES)
     assert np.ptp(totals) == 0 and totals[0] == np.bincount(LABELS).min()
-    fewer = drawn("astraea", 10, variant="LTRF2", test_total=2 * CLASSES)  # type: ignore[arg-type]
+    fewer = made_of("astraea", 10, variant="LTRF2", test_total=2 * CLASSES)  # type: ignore[arg-type]
     write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), fewer, tmp_path / "fewer", 2, 0, "c")
     assert np.bincount(open_store(tmp_path / "fewer").test()[1]).tolist() == [2] * CLASSES
 
@@ -181,25 +171,25 @@ def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_p
         return IMAGES[rows]
 
     with pytest.raises(KeyboardInterrupt):
-        write_shards(replace(RAW, read=failing), drawn(), out, 4, 0, "c")
+        write_shards(replace(RAW, read=failing), made_of(), out, 4, 0, "c")
     assert {path.name for path in out.iterdir()} == {PREPARING, "train-00000.h5", "train-00001.h5"}
     with pytest.raises(UserError, match="interrupted"):
         open_store(out)
     (out / ".train-00002.h5.partial").write_bytes(b"left by a process that was killed")
-    write_shards(RAW, drawn(), out, 2, 0, "c")
+    write_shards(RAW, made_of(), out, 2, 0, "c")
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
     assert open_store(out, verify=True).samples == ROWS
 
 
 def test_a_prepared_folder_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_shards(RAW, drawn(), out, 5, 0, "c")
+    write_shards(RAW, made_of(), out, 5, 0, "c")
     before = digests(out)
     with pytest.raises(UserError, match="--overwrite"):
-        write_shards(RAW, drawn(), out, 2, 0, "c")
+        write_shards(RAW, made_of(), out, 2, 0, "c")
     assert digests(out) == before
     (out / "my notes.txt").write_text("mine")
-    write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
+    write_shards(RAW, made_of(), out, 2, 0, "c", overwrite=True)
     assert len(open_store(out, verify=True).shard_starts) == 3 and (out / "my notes.txt").exists()
     assert not (out / "train-00004.h5").exists()
 
@@ -210,31 +200,21 @@ def test_two_preparations_never_write_to_one_folder_at_once(tmp_path: Path) -> N
     def meanwhile(rows: np.ndarray) -> np.ndarray:
         for overwrite in (False, True):
             with pytest.raises(UserError, match=rf"in use by process {os.getpid()} ") as error:
-                write_shards(RAW, drawn(), out, 4, 1, "another", overwrite=overwrite)
+                write_shards(RAW, made_of(), out, 4, 1, "another", overwrite=overwrite)
             refused.append(error)
         return IMAGES[rows]
 
-    write_shards(replace(RAW, read=meanwhile), drawn(), out, 2, 0, "c")
+    write_shards(replace(RAW, read=meanwhile), made_of(), out, 2, 0, "c")
     assert refused and open_store(out, verify=True).manifest.command == "c"
     assert not (out / FOLDER).exists()
-    write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
-
-
-def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    program = "import os, sys; from data_prep.output import claim; kept = claim(Path(sys.argv[1]), False); os._exit(9)"
-    words = [sys.executable, "-c", f"from pathlib import Path; {program}", str(out)]
-    assert subprocess.run(words, cwd=REPOSITORY).returncode == 9
-    assert {path.name for path in out.iterdir()} == {FOLDER, PREPARING}
-    write_shards(RAW, drawn(), out, 2, 0, "c")
-    assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
+    write_shards(RAW, made_of(), out, 2, 0, "c", overwrite=True)
 
 
 def test_a_folder_with_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "train-00000.h5").write_text("somebody's")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="holds something else"):
-            write_shards(RAW, drawn(), tmp_path, 2, 0, "c", overwrite=overwrite)
+            write_shards(RAW, made_of(), tmp_path, 2, 0, "c", overwrite=overwrite)
     assert (tmp_path / "train-00000.h5").read_text() == "somebody's" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -249,18 +229,5 @@ def test_a_folder_with_something_else_is_never_touched(tmp_path: Path) -> None:
 )
 def test_impossible_arguments_are_rejected_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
     with pytest.raises(UserError, match=words):
-        write_shards(raw, drawn(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
+        write_shards(raw, made_of(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
     assert not (tmp_path / "out").exists()
-
-
-def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(base, "CELLS", 50)  # many blocks
-    made = drawn(clients=40, alpha=0.2)
-    write_shards(RAW, made, tmp_path / "out", 3, 0, "c")
-    before = measure(made.sizes, lambda: class_count_blocks(made, LABELS, CLASSES))
-    after = inspect_folder(tmp_path / "out").measures
-    for name in ("clients", "samples", "size_quartiles", "classes_per_client"):
-        assert getattr(before, name) == getattr(after, name)
-    for name in ("gini", "kl_to_global", "kl_to_uniform", "label_emd"):
-        np.testing.assert_allclose(getattr(before, name), getattr(after, name))
-    np.testing.assert_array_equal(before.class_totals, np.bincount(LABELS))

@@ -15,7 +15,7 @@ ROUNDS = 5
 COMMON = ("preset=fedavg", f"rounds={ROUNDS}", f"evaluation.every={ROUNDS}", "local.epochs=1", "local.batch_size=16")
 IMAGES, TEXTS = "local.lr=0.1 clients.fraction=0.2", "model.dimension=32 local.lr=0.3 clients.count=20"
 ADAM = "local.optimizer=adam local.lr=0.002 clients.fraction=1"
-AMAZON_TOYS = "--file Toys_and_Games_2023.subset.json.gz --partition sizes --law zipf --shape 1 --clients 500"
+AMAZON_TOYS = "--partition sizes --law zipf --shape 1 --clients 500"
 VECTORS = "--partition label-sorted --size 40 --vectors {glove}"
 CASES: dict[str, tuple[str, str, str]] = {
     "mnist": ("mnist", "--partition dirichlet --alpha 0.3 --clients 600", f"{IMAGES} model.name=mlp"),
@@ -48,7 +48,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         + f"{TEXTS}",
     ),
     "amazon": ("amazon_beauty", "--partition user", f"{TEXTS} model.name=transformer"),
-    "amazon ": ("amazon_toys", AMAZON_TOYS, f"{TEXTS} model.name=bilstm model.units=16"),
+    "amazon ": (
+        "amazon_toys/Toys_and_Games_2023.subset.json.gz",
+        AMAZON_TOYS,
+        f"{TEXTS} model.name=bilstm model.units=16",
+    ),
 }
 """Folder of the files, words of the preparation and settings by data set; a blank tells two cases of one apart."""
 LONG = ("cifar10", "cifar100", "mind", "sentiment140", "amazon ")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.images import ImageForm, ImageRows
+from data_prep.formats.files import stored
+from data_prep.formats.images import ImageForm, reader_of
 from data_prep.formats.leaf import leaf_files, leaf_users
 
 
@@ -25,10 +26,11 @@ def read(raw: Path, *, size: int = 84) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for files, part in zip(leaf_files(raw, "LEAF's files and img_align_celeba"), ("", "_test"), strict=True):
         users = [user for path in files for user in leaf_users(path, "celebrity")]
-        paths = tuple(pictures[name] for _, names, _ in users for name in names)
+        paths = [pictures[name] for _, names, _ in users for name in names]
         labels = np.array([label for _, _, labels in users for label in labels], np.int64)
         form = ImageForm(3, size, size, resize=True)
-        found[f"x{part}"], found[f"y{part}"] = ImageRows(paths, labels, form).stored(), labels
+        found[f"x{part}"] = stored(reader_of(paths, form), np.arange(len(paths)), form.shape, np.uint8)
+        found[f"y{part}"] = labels
         if not part:
             found["user"] = np.array([name for name, names, _ in users for _ in names])
     return found

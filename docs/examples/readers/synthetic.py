@@ -16,9 +16,9 @@ def read(raw: Path) -> dict[str, Any]:
     found: dict[str, list[Any]] = {"x": [], "y": [], "user": [], "x_test": [], "y_test": []}
     for files, part in zip(leaf_files(raw, "LEAF's train/*.json and test/*.json"), ("", "_test"), strict=True):
         for path in files:
-            for name, x, y in leaf_users(path, as_arrays=True):
-                found[f"x{part}"].append(x)
-                found[f"y{part}"].append(y.astype(np.int64))
+            for name, x, y in leaf_users(path):
+                found[f"x{part}"].append(np.asarray(x))
+                found[f"y{part}"].append(np.asarray(y, np.int64))
                 if not part:
                     found["user"].append(np.repeat(name, len(y)))
     return {name: np.concatenate(blocks) for name, blocks in found.items()}
