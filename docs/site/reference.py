@@ -1,4 +1,4 @@
-"""Reference pages made from the program itself: its commands, the keys of a configuration, the parts that they choose.
+"""Reference pages made from the program itself: its commands, the keys of a configuration, the components that they choose.
 
 Links from pages to Markdown files of the repository outside docs lead to the page that includes them.
 """
@@ -38,7 +38,7 @@ class Made(SphinxDirective, ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
-        """Of Markdown."""
+        """Yield lines of Markdown."""
 
     def run(self) -> list[nodes.Node]:
         text = "\n".join(self.lines()).splitlines()
@@ -118,7 +118,7 @@ def _included(app: Any, path: Path, page: str, content: list[str]) -> None:
 
 
 def _led_inside(text: str, place: Path, docs: Path) -> str:
-    """Markdown whose links to pages and to files that a page includes lead to those pages, wherever the text stands.
+    """Return Markdown whose links to pages, and to files that a page includes, lead to those pages.
 
     Parameters
     ----------
