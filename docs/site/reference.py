@@ -1,4 +1,4 @@
-"""Reference pages made from the program itself: its commands, the keys of a configuration, the components that they choose.
+"""Reference pages made from the program: commands, keys of a configuration, components, options of data sets.
 
 Links from pages to Markdown files of the repository outside docs lead to the page that includes them.
 """
