@@ -1,4 +1,4 @@
-"""Rebuild the pages that show what commands print: run them, put what they print below them, make the pictures.
+"""Rebuild the pages that show output: run their commands, insert what these print, and make the figures.
 
     python docs/rebuild.py [docs/tutorials/compare-methods.md …]
 
@@ -32,7 +32,7 @@ WIDTH = 110
 
 
 def rebuild(page: Path, folder: Path) -> str:
-    """The page with what its commands print now, run one after another in a folder."""
+    """Return the page with what its commands print now; they run in turn in a folder."""
     printed: str | None = None
 
     def renewed(found: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ def rebuild(page: Path, folder: Path) -> str:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a command prints, errors included, in a terminal of fixed width and without styles."""
+    """Return what a command prints, errors included, in a terminal of fixed width and without styles."""
     beside = Path(sys.executable).parent
     env = {
         **os.environ,
@@ -75,7 +75,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def photograph(folder: Path) -> None:
-    """A picture of the head of report.html."""
+    """Take a picture of the top of report.html."""
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

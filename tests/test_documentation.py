@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
+from PIL import Image
+from typer.testing import CliRunner
 
+from data_prep.__main__ import app as data_prep_app
+from data_prep.__main__ import run as prepared
 from fedmpi import presets
 from fedmpi.cli import app
 from fedmpi.common.registry import KINDS
@@ -55,23 +64,137 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 
 
+SHORT = {
+    "train": ["--set", "rounds=2"],
+    "check": ["--quick"],
+    "submit": ["--dry-run"],
+    "sweep": ["--index", "0"],
+}
+"""Options that shorten a command of the pages."""
+OTHERS = re.compile(r"(pip|python3 -m venv|srun|sbatch|ln|export|tensorboard|sha256sum|ls|tail|#) ?")
+"""Commands of other programs."""
+FILE = re.compile(r"# ([\w.-]+\.(?:toml|py))\n")
+FOUND = {
+    "run.toml": None,
+    "runs/first": "fedmpi train run.toml --out runs/first",
+    "runs/fedavg-0": "fedmpi train run.toml --out runs/fedavg-0",
+    "runs/fedavg-1": "fedmpi train run.toml --set seed=1 --out runs/fedavg-1",
+    "runs/fedsso-0": "fedmpi train run.toml --set preset=fedsso --out runs/fedsso-0",
+    "runs/sweep": "fedmpi sweep docs/examples/sweep.toml --set evaluation.clients=all --out runs/sweep",
+    "shards/mnist": "python -m data_prep digits --partition iid --clients 100 --out shards/mnist",
+}
+"""Files and folders that pages take from other pages, and the commands that write them."""
 GUIDES = [
     page
     for page in PAGES
-    if (page.parent.name == "howto" or page == ROOT / "docs" / "index.md")
-    and "```python" in page.read_text(encoding="utf-8")
+    if page.parent.name in ("howto", "tutorials", "explanation") or page.name in ("index.md", "gallery.md", "README.md")
+    if page.parent.name not in ("jobs", "papers")
+    if re.search(r"```(python|sh)\n", page.read_text(encoding="utf-8"))
 ]
 
 
+class Workplace:
+    """A folder in which the blocks of a page run with fewer rounds, in this process."""
+
+    def __init__(self, folder: Path, page: Path):
+        self.folder, self.page = folder, page
+        self.unnamed: str | None = None
+        self.runs = 0
+        for name in ("docs", "jobs"):
+            (folder / name).symlink_to(ROOT / name)
+        for example in (ROOT / "docs" / "examples").glob("*.py"):
+            shutil.copy(example, folder)
+        for number in range(12):
+            picture = folder / "photos" / "catdog"[number % 2 * 3 :][:3] / f"{number}.png"
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((32, 32, 3), 20 * number, np.uint8)).save(picture)
+
+    def block(self, kind: str, body: str) -> None:
+        """Run a Python block or a block of commands; write a file."""
+        if named := FILE.match(body):
+            (self.folder / named[1]).write_text(re.sub(r"^seed = .*", "seed = [0, 1]", body, flags=re.MULTILINE))
+        elif kind == "toml":
+            self.unnamed = body
+        elif kind == "python" and "parametrize_with_checks" not in body:
+            exec(compile(body, self.page.name, "exec"), {"__name__": "page"})
+        for line in body.replace("\\\n", " ").splitlines() if kind == "sh" else ():
+            self.line(line)
+
+    def line(self, line: str) -> None:
+        """Run a command of this package, or a Python file of the page."""
+        line = re.split(r" \| | > ", re.sub(r"\s#.*", "", line.strip()))[0]
+        line = re.sub(r"^(\.venv/bin/)?mpiexec -n \d+ (\.venv/bin/)?", "", line.rpartition("&& ")[2])
+        if not line or OTHERS.match(line):
+            return
+        for file in re.findall(r"(?<![\w/.])([\w-]+\.toml)", line):
+            if not (self.folder / file).exists() and (file == "run.toml" or self.unnamed is not None):
+                (self.folder / file).write_text(self.unnamed or 'preset = "fedavg"\nclients.count = 5\n')
+        configuration = (self.unnamed or "") * line.startswith("fedmpi train")
+        for name, command in FOUND.items():
+            written = re.search(rf"--out {name}(?![\w-])", line) and "--resume" not in line
+            if (
+                command
+                and re.search(rf"{name}(?![\w-])", line + configuration)
+                and not written
+                and not (self.folder / name).exists()
+            ):
+                self.line(command)
+        if found := re.match(r"python ([\w.]+\.py)", line):
+            runpy.run_path(found[1])
+        elif found := re.match(r"python -m data_prep (.*)", line):
+            offline = any(word in line for word in (" digits ", ":", "arrays ", "photos", " list"))
+            assert prepared(shlex.split(found[1]) + ["--dry-run"] * (not offline)) == 0, line
+        elif line.startswith("python -m data_prep.augment "):
+            subprocess.run(
+                [sys.executable, *shlex.split(line)[1:]], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )
+        elif line.startswith("fedmpi "):
+            words = shlex.split(line)[1:]
+            words += [] if "--dry-run" in words else self.shorter(words)
+            code = app(words, standalone_mode=False)
+            assert code in (0, None) or words[0] == "doctor", line
+
+    def shorter(self, words: list[str]) -> list[str]:
+        """Return further arguments that make a command quick."""
+        if words[0] == "sweep" and "jobs/experiments" in words[1]:
+            return ["--dry-run"]
+        if words[0] == "sweep" and self.page.parent.name == "tutorials":
+            return SHORT["train"]
+        self.runs += 1
+        unnamed = ["--out", f"runs/unnamed{self.runs}"] if words[0] == "train" and "--out" not in words else []
+        return SHORT.get(words[0], []) + unnamed
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
-def test_python_blocks_of_guides_and_of_the_landing_page_run(
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_the_blocks_of_guides_run_with_fewer_rounds(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Run every Python block and every command of the package, in the order of the page."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        exec(compile(block, page.name, "exec"), {})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "site"))
+    workplace = Workplace(tmp_path, page)
+    for kind, body in re.findall(r"```(python|toml|sh)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        workplace.block(kind, body)
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    notebook = json.loads((ROOT / "docs" / "tutorials" / "first-simulation.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["skewed"].summary["final"]["test_accuracy"] > 0.5  # type: ignore[attr-defined]
+
+
+def test_no_description_of_a_command_is_cut_at_80_columns() -> None:
+    for program in (app, data_prep_app):
+        shown = CliRunner().invoke(program, ["--help"], env={"COLUMNS": "80"}).output
+        assert "Commands:" in shown and "..." not in shown.partition("Commands:")[2]
 
 
 def test_the_clients_that_private_sizes_need_follow_from_the_variances() -> None:

@@ -42,7 +42,7 @@ GLOSSARY = {
 """Pattern → what to write instead."""
 PATTERN = re.compile(rf"\b(?:{'|'.join(GLOSSARY)})\b", re.IGNORECASE)
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs", "jobs", "benchmarks")]
-SOURCES = [ROOT / name for name in ("fedmpi", "data_prep", "benchmarks", "tests")]
+SOURCES = [ROOT / name for name in ("fedmpi", "data_prep", "benchmarks", "tests", "jobs", "docs")]
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -55,6 +55,15 @@ def pages() -> Iterator[tuple[Path, str]]:
                     r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<[^>]*>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
                 ),
             )
+
+
+def experiments() -> Iterator[tuple[Path, str]]:
+    """Yield every comment of presets and experiments."""
+    for place in ("fedmpi/presets", "jobs", "docs/examples"):
+        for path in sorted((ROOT / place).rglob("*.toml")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                if found := re.search(r"(?:^|\s)# (.*)", line):
+                    yield path, re.sub(r"`[^`\n]*`", " ", found[1])
 
 
 def sources() -> Iterator[tuple[Path, str]]:
@@ -70,7 +79,7 @@ def sources() -> Iterator[tuple[Path, str]]:
                     yield path, found[1]
 
 
-@pytest.mark.parametrize("texts", [pages, sources])
+@pytest.mark.parametrize("texts", [pages, experiments, sources])
 def test_the_field_s_words_are_used(texts: object) -> None:
     found = [
         f"{path.relative_to(ROOT)}: {' '.join(text[max(0, match.start() - 40) : match.end() + 30].split())}"

@@ -1,4 +1,4 @@
-"""A sampler of one's own beside uniform draws, in one script.
+"""Compare a custom sampler with uniform selection, in one script.
 
 python docs/examples/own_sampler.py    or    mpiexec -n 3 python docs/examples/own_sampler.py
 """

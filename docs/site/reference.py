@@ -1,4 +1,4 @@
-"""Reference pages made from the program itself: its commands, the keys of a configuration, the parts that they choose.
+"""Reference pages made from the program: commands, keys of a configuration, components, options of data sets.
 
 Links from pages to Markdown files of the repository outside docs lead to the page that includes them.
 """
@@ -17,6 +17,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from data_prep.parts import READING, flag
 from fedmpi import components
 from fedmpi.cli import app as program
 from fedmpi.common.options import REQUIRED
@@ -37,7 +38,7 @@ class Made(SphinxDirective, ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
-        """Of Markdown."""
+        """Yield lines of Markdown."""
 
     def run(self) -> list[nodes.Node]:
         text = "\n".join(self.lines()).splitlines()
@@ -71,6 +72,15 @@ class Keys(Made):
                 yield from ("", f"## `{key}`", "", description, *head)
             else:
                 yield f"| `{key}` | {f'`{_cell(default)}`' if default else ''} | {_cell(description)} |"
+
+
+class DataOptions(Made):
+    """Every option of the data sets."""
+
+    def lines(self) -> Iterator[str]:
+        yield from ("| option | meaning |", "|---|---|")
+        for option in READING:
+            yield f"| `{flag(option.name)}` | {_cell(option.doc)} |"
 
 
 class Components(Made):
@@ -108,7 +118,7 @@ def _included(app: Any, path: Path, page: str, content: list[str]) -> None:
 
 
 def _led_inside(text: str, place: Path, docs: Path) -> str:
-    """Markdown whose links to pages and to files that a page includes lead to those pages, wherever the text stands.
+    """Return Markdown whose links to pages, and to files that a page includes, lead to those pages.
 
     Parameters
     ----------
@@ -130,7 +140,8 @@ def _led_inside(text: str, place: Path, docs: Path) -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """The directives, and links out of docs."""
-    for name, made in (("commands", Commands), ("keys", Keys), ("components", Components)):
+    directives = {"commands": Commands, "keys": Keys, "components": Components, "data-options": DataOptions}
+    for name, made in directives.items():
         app.add_directive(f"fedmpi-{name}", made)
     app.connect("source-read", _read)
     app.connect("include-read", _included)

@@ -13,12 +13,12 @@ from fedmpi.common.decorators import client_sampler
 
 @client_sampler
 def even(view: View, *, exchanges: int = 2000) -> Cohort:
-    """A uniform cohort, of which a client at random makes room for another where the pooled classes become evener.
+    """Select a uniform cohort, then exchange random clients if this makes the pooled classes more even.
 
     Parameters
     ----------
     exchanges : int
-        How many are tried.
+        Number of exchanges that are tried.
     """
     held = view.class_counts
     cohort = view.generator.choice(view.available, view.count, replace=False)

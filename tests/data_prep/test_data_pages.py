@@ -48,13 +48,6 @@ def test_the_table_of_data_sets_is_that_of_the_program() -> None:
         assert download == ("yes" if known.sources else "no"), name
 
 
-def test_every_option_of_the_data_sets_is_explained() -> None:
-    explained = set(re.findall(r"^\| (`--.*?) \|", SETS.read_text(encoding="utf-8"), re.MULTILINE))
-    taken = {option for known in DATASETS.values() for option in known.options}
-    flags = set(map(flag, taken))
-    assert {one for cell in explained for one in re.findall(r"`(--[\w-]+)`", cell)} == flags
-
-
 def test_the_table_of_partitions_has_each_with_its_options_and_defaults() -> None:
     table, laws = rows(LAWS), components("partition")
     names = [law.name for law in laws]
