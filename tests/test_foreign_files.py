@@ -260,12 +260,20 @@ class OfType(nn.Module):
         return logits
 
 
-def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected() -> None:
-    keys = {"rounds": 1, "clients.count": 4, "model.name": OfType}
-    for more, words in (({"model.dtype": "bfloat16"}, "no engine trains"), ({"model.converts": False}, "float32")):
-        with pytest.raises(fedmpi.UserError, match=f"^the model's parameters are torch.*{words}"):
-            fedmpi.run("fedavg", {**keys, **more})
-    assert next(fedmpi.run("fedavg", keys).model.parameters()).dtype == torch.float64
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_of_another_type_takes_samples_for_float32_or_is_rejected(dtype: str) -> None:
+    keys = {"rounds": 1, "clients.count": 4, "model.name": OfType, "model.dtype": dtype}
+    if dtype == "float64":
+        with pytest.raises(fedmpi.ComponentFailure, match=r"test_foreign_files.py:\d+\) failed .* same dtype"):
+            fedmpi.run("fedavg", {**keys, "model.converts": False})
+        run = fedmpi.run("fedavg", {**keys, "model.converts": True})
+        assert next(run.model.parameters()).dtype == torch.float64
+        return
+    for converts in (False, True):
+        with pytest.raises(
+            fedmpi.UserError, match=f"^the model's parameters are torch.{dtype}, which no engine trains"
+        ):
+            fedmpi.run("fedavg", {**keys, "model.converts": converts})
 
 
 def test_weights_that_need_probabilities_fail_with_a_sampler_without_them() -> None:

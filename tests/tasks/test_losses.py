@@ -56,7 +56,7 @@ def test_custom_cross_entropy_trains_as_the_built_in_one(engine: str, descriptio
     source, found = sources(description), []
     for loss in (CROSS_ENTROPY, OWN):
         model = model_of(loss, description, name, **options)
-        found.append(summed(kind(model, source, STREAMS), model, tasks_of(source), rule))
+        found.append(summed(made(kind, model, source, STREAMS), model, tasks_of(source), rule))
     (expected, wanted), (update, report) = found
     assert relative_error(update, expected) < 1e-12
     assert report.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-12)
@@ -117,7 +117,7 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
     source.y[source.offsets[3] + 2] = 4
     kind, rule = ENGINES[engine]
     with pytest.raises(ComponentFailure, match=r"own_losses.py:\d+\) failed in client 3: ValueError: a label 4"):
-        summed(kind(model, source, STREAMS), model, tasks_of(source), rule)
+        summed(made(kind, model, source, STREAMS), model, tasks_of(source), rule)
 
 
 def test_a_loss_that_looks_at_the_whole_batch_or_draws_is_trained_client_by_client():
