@@ -237,9 +237,6 @@ def test_every_kind_of_task_has_the_scores_that_its_metrics_give_client_by_clien
     assert has_accuracy(KINDS[kind]) == (kind != "regression")
 
 
-SMALL_MODEL = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
-
-
 # The file
 
 

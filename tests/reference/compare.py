@@ -29,7 +29,7 @@ SPREADS = 1e-5
 TWO_IMAGES = 2 / 355
 OF_LOSSES = 2e-6
 CANCELED = {"client_drift": 1e-8}
-"""Absolute error of a difference of two sums, which is 0 if one client takes part."""
+"""Absolute error of a difference of two sums, which is 0 for a single client."""
 
 
 def differences(config: Config, trace: dict[str, np.ndarray]) -> list[str]:
