@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fedmpi.common.calling import calling, refuse_result, takes
-from fedmpi.common.errors import shown
+from fedmpi.common.calling import calling, takes
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import ALTERNATIVES
 from fedmpi.config.keys import components_of, value_of
@@ -385,9 +384,6 @@ def _refused_by_components(c: ConfigTables) -> Checks:
             judge = chosen.make() if inspect.isclass(part.object) else part.object
             takes(part, judge.refuses, "config", method="refuses")
             reason = judge.refuses(c)
-        if reason is not None and not isinstance(reason, str):
-            problem = f"refuses() returned {shown(reason, repr)}: return None, or a sentence that says why"
-            raise refuse_result(part, problem)
         yield bool(reason), f'{key} = "{part.name}" is not possible here: {reason}'
 
 

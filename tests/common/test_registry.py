@@ -85,7 +85,9 @@ def test_a_wrong_option_is_rejected_by_name(options: dict[str, Any], message: st
         resolve("client sampler", loudest).make(options)
 
 
-def test_a_missing_option_is_named() -> None:
+def test_a_missing_option_is_named_after_wrong_ones() -> None:
+    with pytest.raises(UserError, match=r"clients\.sampler\.kandidates is unknown .*did you mean candidates"):
+        resolve("client sampler", Measured).make({"kandidates": 3})
     with pytest.raises(UserError, match=r"Measured. needs clients\.sampler\.candidates"):
         resolve("client sampler", Measured).make({})
 

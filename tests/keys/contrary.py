@@ -82,22 +82,6 @@ class Fails(WholeBatches):
         return config.no_such_table
 
 
-@data_sampler
-class SaysNothing(WholeBatches):
-    """Component whose `refuses` returns an empty sentence."""
-
-    def refuses(self, config):
-        return ""
-
-
-@data_sampler
-class SaysFalse(WholeBatches):
-    """Component whose `refuses` returns a value that is not a sentence."""
-
-    def refuses(self, config):
-        return False
-
-
 class Refusing:
     """An optimizer that is called with parameters, as those of torch.optim are."""
 
