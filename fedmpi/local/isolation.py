@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedmpi.common.generators import kept_generators, seed_generators
+from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel

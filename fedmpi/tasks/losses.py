@@ -14,9 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.common.calling import is_complex, naming, refuse_result, takes
+from fedmpi.common.calling import (
+    drawn_from,
+    generator_states,
+    is_complex,
+    kept_generators,
+    naming,
+    refuse_result,
+    takes,
+)
 from fedmpi.common.errors import UserError
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
