@@ -8,8 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from fedmpi.common.calling import kept_settings
-from fedmpi.common.generators import kept_generators
+from fedmpi.common.calling import kept_generators, kept_settings
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
-from fedmpi.common.calling import failure_of
+from fedmpi.common.calling import drawn_from, failure_of, generator_states, kept_generators
 from fedmpi.common.errors import ComponentFailure, UserError, raised
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.flat import FlatModel

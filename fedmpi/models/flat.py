@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.generators import kept_generators, seed_generators
+from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build

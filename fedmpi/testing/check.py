@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmpi.common.calling import naming
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
+from fedmpi.common.calling import drawn_from, generator_states, kept_generators, naming
 from fedmpi.common.registry import KINDS, Component
 from fedmpi.common.types import AnyArray
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.arithmetic import full_precision
+from fedmpi.common.calling import kept_generators
 from fedmpi.common.errors import raised
-from fedmpi.common.generators import kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.base import NotStackable
 from fedmpi.local.batched.chain import ROWS, StackedNet, by_hand, trace
