@@ -58,8 +58,7 @@ def importance_clients(view: View, *, design: Literal["systematic", "sequential"
     design : str
         Systematic PPS, whose inclusion probabilities are known, or sequential drawing.
     """
-    if view.strata is None or view.strata.norms is None:
-        raise UserError('clients.sampler = "importance" needs the norms of gradients: choose other features')
+    assert view.strata is not None and view.strata.norms is not None
     return importance(view.generator, view.strata.norms, view.present, view.count, design)
 
 
@@ -88,8 +87,7 @@ def stratified_clients(
         the paper).
     """
     strata = view.strata
-    if strata is None:
-        raise UserError('clients.sampler = "stratified" needs strata: none are in force')
+    assert strata is not None
     return stratified(
         strata,
         view.present,

@@ -63,7 +63,7 @@ def allocate(
     if rule == "neyman":
         assert spreads is not None
         return neyman(sizes, spreads, total, generator, room, every_stratum)
-    weights = sizes if rule == "proportional" else (room > 0).astype(np.int64)
+    weights = sizes if rule == "proportional" else np.ones_like(sizes)
     return in_proportion(weights, total, generator, room)
 
 

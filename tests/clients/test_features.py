@@ -56,3 +56,21 @@ def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> N
     assert ratio.min() > 0.75
     assert ratio.max() < 1.25
     assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
+
+
+def test_gradients_of_clients_not_selected_stay_as_they_were_measured() -> None:
+    settings = ["clients.sampler.refresh_clients=selected", "clients.sampler.features=full-gradient"]
+    config = load_config(None, ["clients.sampler=importance", "clients.count=4", *settings])
+    run = Stratifier(
+        config, Cluster.connect(), (0, 30), 30, 400, lambda clients: clients,
+        lambda t, model, clients: iter([(clients, torch.from_numpy(GRADIENTS[clients] * (1 + t)))]), Streams(0),
+    )  # fmt: skip
+    factors = np.ones(30, np.float32)
+    for t, latest in enumerate([[], [3, 7], []]):
+        run.latest = np.array(latest, np.int64)
+        run.observe(t, torch.zeros(400))
+        factors[latest] = 1 + t
+        expected = GRADIENTS * factors[:, None]
+        assert run.strata is not None and run._kept is not None and run.measured == (len(latest) if t else 30)
+        assert run.strata.norms == pytest.approx(np.linalg.norm(expected, axis=1))
+        assert np.array_equal(run._kept.matrix, expected)

@@ -92,7 +92,9 @@ def plain_oort(
     exploited: list[int] = []
     if count > explored:
         last_that_fits = sorted(utility.values(), reverse=True)[count - explored - 1]
-        pool = {k: max(u, 1e-12) for k, u in utility.items() if u >= options["cutoff"] * last_that_fits}
+        pool = {
+            k: max(u, 1e-12) for k, u in utility.items() if u >= min(last_that_fits, options["cutoff"] * last_that_fits)
+        }
         exploited = plain_race(view.generator, pool, count - explored)
     return exploited, view.generator.choice(unknown, explored, replace=False, shuffle=False).tolist()
 
@@ -102,17 +104,18 @@ def test_oort_selects_the_clients_of_a_plain_loop() -> None:
     random = np.random.default_rng(8)
     both = 0
     for world in range(300):
-        round, count = int(random.integers(12, 60)), int(random.integers(1, 9))
+        round, count = int(random.integers(1, 30)), int(random.integers(1, 9))
         ages = {
-            int(k): int(random.integers(1, 12)) for k in np.flatnonzero(random.random(10) < random.choice([0, 0.5, 1]))
+            int(k): int(random.integers(1, min(round, 11) + 1))
+            for k in np.flatnonzero(random.random(10) < random.choice([0, 0.5, 1]))
         }
-        losses = {k: float(random.exponential()) * float(random.random() < 0.8) for k in ages}
+        losses = {k: float(random.normal(0.5)) for k in ages}
         numbers = ClientNumbers(("loss",), 10)
         for k, age in ages.items():
             numbers.enter("loss", round - age, np.array([k]), np.array([losses[k]]))
         names = ("explore", "explore_decay", "explore_least", "cutoff", "clip")
         options: dict[str, float] = dict(zip(names, random.random(5).tolist(), strict=True)) | {"stale": 0.3}
-        options["explore_decay"] = 0.9 + options["explore_decay"] / 10
+        options["explore_decay"], options["explore_least"] = 0.6 + 0.4 * options["explore_decay"], world % 3 / 10
         present = np.flatnonzero(random.random(10) < 0.8) if world % 2 else 10
         views = [view_of(round, count, seed=world, present=present, numbers=numbers) for _ in range(2)]
         exploited, explored = plain_oort(views[0], ages, losses, options)

@@ -108,6 +108,19 @@ def test_two_workers_and_two_mediators_swap_models_and_never_idle() -> None:
     assert makespan(plan) == 2 and efficiency(plan, 2) == 1 and hops(plan) == 2
 
 
+def test_equal_clients_keep_two_workers_busy_nine_tenths_of_the_time() -> None:
+    # 50 of 500 equal clients, γ = 10, E_m = 2, as in the paper; the ownership alone allows about 0.91 on average.
+    generator, efficiencies, bounds = np.random.default_rng(0), [], []
+    for _ in range(30):
+        clients = np.sort(generator.choice(500, 50, replace=False))
+        owners = (clients >= 250).astype(np.int64)
+        mediators = grouped_at_random(np.ones((50, 1), np.int64), 10, generator, None)
+        plan = plan_relay(owners, clients, mediators, 2, np.ones(50), 2)
+        efficiencies.append(efficiency(plan, 2))
+        bounds.append(25 / np.bincount(owners).max())
+    assert np.mean(efficiencies) > 0.97 * np.mean(bounds)
+
+
 def test_whole_mediators_go_to_the_least_loaded_worker_the_costliest_first() -> None:
     # Mediators cost 3, 4, 5: 2 goes to worker 0, 1 to worker 1, then 0 to worker 1, which has 4 against 5.
     place = place_mediators(np.array([3.0, 1, 3, 5]), np.array([0, 1, 1, 2]), 2)
