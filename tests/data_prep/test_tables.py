@@ -104,7 +104,7 @@ def test_arrays_in_memory_take_one_scale_a_column() -> None:
     data = ClientArrays(series, Y, np.arange(ROWS) % 2, test=(series, Y), task="vector", mean=[0, 1], std=[1, 2])
     run = fedmpi.run("fedavg", {"rounds": 1, "clients.sampler": "all"}, data=data)
     assert data.description.feature_shape == (4, 2) and run.records
-    with pytest.raises(UserError, match="3 values for 2 channels or columns"):
+    with pytest.raises(UserError, match="one for each of 2 channels or columns"):
         ClientArrays(x, Y, np.arange(ROWS) % 2, test=(x, Y), mean=[0, 1, 2])
 
 
