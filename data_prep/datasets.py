@@ -16,7 +16,7 @@ from data_prep.formats.idx import read_emnist, read_mnist
 from data_prep.formats.images import read_cinic10, read_image_folder
 from data_prep.formats.leaf import LETTERS, read_femnist, read_shakespeare
 from data_prep.formats.own import MEMBERS, of_arrays, read_own_files
-from data_prep.formats.reviews import read_amazon, read_mind, read_sentiment140
+from data_prep.formats.texts import read_amazon, read_mind, read_sentiment140
 from data_prep.holdout import hold_out_test
 from data_prep.raw import TEXT_OPTIONS, UNKNOWN, DataSet, RawDataset, ReadOptions, Source, Tally, measured
 from fedmpi.common.calling import calling, refuse_result

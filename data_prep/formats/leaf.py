@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 
 from data_prep.formats.files import Scratch, files_below, folder_of, open_bytes
+from data_prep.formats.texts import SPECIAL, UNKNOWN
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, compact, measured
-from data_prep.text import SPECIAL, UNKNOWN
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 

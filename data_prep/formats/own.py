@@ -26,9 +26,9 @@ from data_prep.formats.tables import (
     shape_of,
 )
 from data_prep.formats.targets import TargetReader, uniform, value_codes
+from data_prep.formats.texts import Texts, text_data_set
 from data_prep.holdout import hold_out_test
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally, Understood, measured, natural_clients
-from data_prep.text import Texts, text_data_set
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray, Bools, Ints
 from fedmpi.data.arrays import CHANNELS, one_column

@@ -16,8 +16,8 @@ import pytest
 from data_prep.datasets import DATASETS
 from data_prep.formats.cifar import CLASSES, load_batch
 from data_prep.formats.leaf import LETTERS
+from data_prep.formats.texts import tokens
 from data_prep.raw import RawDataset, ReadOptions, Tally
-from data_prep.text import tokens
 from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.describe.data import inspect_folder

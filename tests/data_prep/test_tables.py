@@ -203,6 +203,9 @@ def test_nested_lists_of_one_shape_are_series(tmp_path: Path, prepared: Prepared
 def test_lists_of_different_shapes_are_rejected(tmp_path: Path, prepared: Prepared, lists: Any) -> None:
     said = prepared(parquet(tmp_path / "t.parquet", {"w": lists, "label": Y}))
     assert "column 'w' differ in shape" in said and "Pad or cut" in said
+    odd = [[1.0, 2.0, 3.0][: 3 - (row == 5)] for row in range(ROWS)]
+    store, manifest = prepared(parquet(tmp_path / "t.parquet", {"w": odd, "label": Y}))
+    assert store.description.feature_shape == (3,) and manifest["skipped"] == 1
 
 
 @pytest.mark.parametrize("write", [csv, parquet, npz])

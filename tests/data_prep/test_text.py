@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import text as encoding
+from data_prep.formats import texts as encoding
+from data_prep.formats.texts import SPECIAL, Texts, read_vectors, tokens
 from data_prep.raw import Tally
-from data_prep.text import SPECIAL, Texts, read_vectors, tokens
 from fedmpi import UserError
 
 # a text, its words

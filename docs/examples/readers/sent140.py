@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.formats.leaf import leaf_files, leaf_users
+from data_prep.formats.texts import Texts, text_data_set
 from data_prep.raw import DataSet, RawDataset, ReadOptions, Tally
-from data_prep.text import Texts, text_data_set
 
 ABOUT = DataSet(
     name="sent140",
