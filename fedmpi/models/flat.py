@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.calling import is_complex, refuse_result
+from fedmpi.common.calling import is_complex, kept_generators, refuse_result, seed_generators
 from fedmpi.common.errors import UserError
-from fedmpi.common.calling import kept_generators, seed_generators
 from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build

@@ -12,24 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
-<<<<<<< HEAD
 from pydantic import Field
 
-from fedmpi.common.calling import naming, refuse_result, result_tensor, takes
+from fedmpi.common.calling import kept_generators, naming, refuse_result, result_tensor, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.calling import kept_generators
-=======
-from fedmpi.common.calling import (
-    drawn_from,
-    generator_states,
-    is_complex,
-    kept_generators,
-    naming,
-    refuse_result,
-    takes,
-)
-from fedmpi.common.errors import UserError
->>>>>>> s8-configD
 from fedmpi.common.imports import Later
 from fedmpi.common.registry import Component, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
