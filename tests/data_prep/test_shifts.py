@@ -62,7 +62,11 @@ def test_each_client_sees_its_images_turned_and_the_test_part_is_upright(prepare
     assert store.description.mean == pytest.approx([x.mean()]) and "features shifted" in " ".join(store.manifest.notes)
 
 
-def test_noise_grows_with_the_client_and_does_not_depend_on_the_other_samples(prepare: Any) -> None:
+def test_noise_grows_with_the_client_and_each_sample_has_its_own(prepare: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((40, 4), np.float32), y=np.arange(40) % 2)
+    vectors, *_ = prepare(SHIFT, "shifts:noise", data=("arrays", "--raw", str(tmp_path / "a.npz")))
+    rows = np.concatenate([x for x, _ in vectors])
+    assert len(np.unique(rows, axis=0)) == len(rows)
     plain, *_ = prepare()
     noisy, *_ = prepare(SHIFT, "shifts:noise", "--level", "0.05")
     spread = [(n.astype(float) - p)[(p > 0) & (n > 0)].std() for (p, _), (n, _) in zip(plain, noisy, strict=True)]
