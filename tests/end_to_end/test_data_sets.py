@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "amazon": ("amazon_beauty", "--partition user", f"{TEXTS} model.name=transformer"),
     "amazon ": ("amazon_toys", AMAZON_TOYS, f"{TEXTS} model.name=bilstm model.units=16"),
 }
-"""Folder of the files, words of the preparation and settings by data set; a blank tells two cases of one apart."""
+"""Folder of the files, words of the preparation and settings by data set; a second case of one ends in a blank."""
 LONG = ("cifar10", "cifar100", "mind", "sentiment140", "amazon ")
 
 
