@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         f"{TEXTS} model.name=bilstm model.units=16",
     ),
 }
-"""Folder of the files, words of the preparation and settings by data set; a blank tells two cases of one apart."""
+"""Folder of the files, words of the preparation and settings by data set; a second case of one ends in a blank."""
 LONG = ("cifar10", "cifar100", "mind", "sentiment140", "amazon ")
 
 
