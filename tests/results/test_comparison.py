@@ -182,6 +182,16 @@ def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None
     ]
 
 
+def test_a_folder_that_several_seeds_share_keeps_its_name(tmp_path: Path) -> None:
+    for seed in (0, 10):
+        write_run(tmp_path / str(seed), [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist10"})
+        write_run(tmp_path / f"{seed}b", [0.1, 0.6], {"seed": seed, "data.source": "shards/mnist"})
+    assert [(block.title, rows[0].final.n) for block, rows in compared(tmp_path).blocks] == [
+        ("data.source = shards/mnist10", 2),
+        ("data.source = shards/mnist", 2),
+    ]
+
+
 def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.6, 0.7])
     write_run(tmp_path / "b", [0.1, 0.6], {"preset": "fedadam", "evaluation.every": 2})
