@@ -310,13 +310,13 @@ def test_how_the_process_of_a_run_ends_decides_its_outcome(
 def test_runs_at_the_same_time_share_the_cores(
     tmp_path: Path, replaced: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan_sweep(TWO_SEEDS, tmp_path)
+    planned = plan_sweep(TWO_SEEDS, tmp_path, ranks=3)
     monkeypatch.delenv(MOST_THREADS, raising=False)
-    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
+    monkeypatch.setattr(runner, "cores_allowed", lambda: 9)
     seen = replaced("exit 0", "exit 0", "exit 0", "exit 0")
     run_sweep(planned, planned.runs, jobs=2)
     run_sweep(planned, planned.runs)
-    assert [env.get(MOST_THREADS) for env in seen] == ["3", "3", None, None]
+    assert [env.get(MOST_THREADS) for env in seen] == ["1", "1", None, None]
 
 
 def test_a_run_that_cannot_be_started_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
