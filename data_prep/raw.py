@@ -139,20 +139,18 @@ def row_bytes(raw: RawDataset) -> int:
     return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize
 
 
-def measured(
-    raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS, together: bool = False
-) -> RawDataset:
+def measured(raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS) -> RawDataset:
     """Return the data set with the mean and standard deviation of its training rows.
 
     These are per channel for images, per column for float vectors (d,) and series (T, C), and over all bytes for uint8
     vectors, which share one scale.
     """
-    again = replace(raw, refit=lambda kept: measured(raw, kept, at_most, together))
+    again = replace(raw, refit=lambda kept: measured(raw, kept, at_most))
     if among is None and not len(raw.test_y):
         return again
     rows = np.arange(len(raw.labels)) if among is None else among
     image = len(raw.feature_shape) == 3
-    columns = not (image or together or raw.dtype == "uint8")
+    columns = not (image or raw.dtype == "uint8")
     channels = scales_of(raw.feature_shape) if image or columns else 1
     mean, std = statistics(raw.read, rows, channels, 255.0 if raw.dtype == "uint8" else 1.0, at_most, columns)
     return replace(again, mean=mean, std=std)

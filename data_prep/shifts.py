@@ -54,8 +54,7 @@ def shifted(
 
     note = f"features shifted client by client: {part.name}; the test part is not"
     changed = replace(raw, read=read, notes=(*raw.notes, note))
-    one_scale = len(raw.feature_shape) != 3 and len(raw.mean) == 1
-    return measured(changed, together=one_scale) if raw.refit is not None else changed
+    return measured(changed) if raw.refit is not None else changed
 
 
 def with_label_noise(
