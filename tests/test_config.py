@@ -79,9 +79,9 @@ def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuratio
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():
-    config = from_settings("preset=fedavg", "clients.count=4")
-    assert config.clients.count == 4
-    assert config.clients.fraction is None
+    complete = tomllib.loads(config_toml(from_settings("preset=fedavg")))
+    for config in (from_settings("preset=fedavg", "clients.count=4"), given_config(complete, {"clients.count": 4})):
+        assert (config.clients.count, config.clients.fraction) == (4, None)
 
 
 def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():

@@ -74,7 +74,7 @@ def int8(update: Tensor, generator: np.random.Generator) -> None:
 
 
 @compressor(name="top-k", bits=_top_k_bits)
-def top_k(
+def top_k_values(
     update: Tensor, generator: np.random.Generator, *, fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
 ) -> None:
     """Only the largest values are sent, with their positions.

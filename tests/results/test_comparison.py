@@ -421,8 +421,6 @@ def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path:
         with pytest.raises(UserError, match=f"cannot write {path}: name a file in a folder that is there"):
             compare([tmp_path / "runs"], **{option.strip("-"): path})
     assert (tmp_path / "fifo").is_fifo()
-    with pytest.raises(UserError, match="--target nan"):
-        compare([tmp_path / "runs"], target=float("nan"))
 
 
 def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
