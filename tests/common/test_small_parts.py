@@ -63,7 +63,7 @@ def test_an_attribute_that_a_view_lacks_is_reported_with_the_others_and_other_er
         (lambda: view.clients, "wanted)"),
         (lambda: Path().clients, "object has no attribute 'clients'"),
         (lambda: view.class_counts, "object has no attribute 'size'"),
-        (lambda: Vectors("client", {}, {"index": 1}).c, "it also knows index"),
+        (lambda: Vectors("client", {}, {"index": 1}).c, "it has index"),
     ):
         with pytest.raises(AttributeError) as caught:
             asked()  # type: ignore[no-untyped-call]

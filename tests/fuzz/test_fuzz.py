@@ -32,7 +32,7 @@ from fedmpi.data.schema import MANIFEST
 from fedmpi.data.shards import ShardStore
 from fedmpi.describe.data import inspect_store
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
-from tests.fuzz import raw_files
+from tests.data_prep import layouts
 
 Result = TypeVar("Result")
 REFUSED = "refused"
@@ -257,7 +257,7 @@ ODD_ARRAYS: dict[str, Any] = {
 }
 MEMBERS = st.sampled_from(["x", "y", "user", "x_test", "y_test"])
 ODD_FILES = st.one_of(
-    st.tuples(st.just("damaged"), st.sampled_from(sorted(raw_files.FILES)), st.tuples(WHERE, DAMAGE)),
+    st.tuples(st.just("damaged"), st.sampled_from(sorted(layouts.FILES)), st.tuples(WHERE, DAMAGE)),
     st.tuples(
         st.just("arrays"), st.sampled_from([None, "text", "vector", "image"]),
         st.lists(st.tuples(MEMBERS, st.sampled_from(sorted(ODD_ARRAYS))), min_size=1, max_size=3),
@@ -277,7 +277,7 @@ def test_files_are_rejected_or_prepared(case: Any) -> None:
     folder.mkdir()
     reader, raw, options = "arrays", folder / ("a.npz" if what == "arrays" else "a.csv"), ReadOptions()
     if what == "damaged":
-        reader, raw = name, raw_files.raw_of(name, folder)
+        reader, raw = name, layouts.raw_of(name, folder)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         damage(files[int(how[0] * len(files))], *how[1])
     elif what == "arrays":
