@@ -351,7 +351,7 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
     clients: Annotated[bool, typer.Option("--clients", help="Show the clients of a run.")] = False,
 ) -> None:
-    """Show sizes, class balance and heterogeneity of shards, or with --clients the scores of the clients of a run.
+    """Show the clients of shards, or with --clients those of a run.
 
     Example: fedmpi inspect digits
     """

@@ -187,7 +187,7 @@ FAILURES: list[tuple[str, Any, str]] = [
     ("clients.sampler", client_sampler(lambda view: Cohort(view.available[:2], np.full(2, 1j))), "inclusion"),
     ("clients.availability", lambda view: np.full(len(view.sizes), 1 + 0j), "complex128"),
     ("server.weights", weights(lambda cohort, sizes: cohort.clients * 0), "the coefficient 0"),
-    ("server.optimizer", server_optimizer(lambda w, update: w * 1j), "complex numbers"),
+    ("server.optimizer", server_optimizer(lambda w, update: w * 1j), "tensor of real numbers"),
     ("server.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
     ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers"),
     ("local.algorithm", Endless, "the update of server_step is not finite"),

@@ -128,7 +128,7 @@ def _class_names(data_set: DataSet, raw: Path, first: int) -> tuple[str, ...]:
     """Return the class names from the split's mapping file, whose lines are: label, then one or more ASCII codes."""
     path, classes = require(raw, (f"{data_set.name}-mapping.txt",), data_set.files), int(data_set.classes)
     names: dict[int, str] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         if line.strip():
             try:
                 label, *codes = (int(word) for word in line.split())

@@ -183,7 +183,7 @@ def target(groups: Sequence[Configuration]) -> tuple[str, float] | None:
         return key, max(given)
     scores = [[sign * record[key] for record in run.records if record.get(key) is not None] for run in runs]
     best = sorted(max(values, default=-np.inf) for values in scores)
-    middle = sign * best[len(best) // 2]
+    middle = sign * best[(len(best) - 1) // 2]
     return (key, middle) if np.isfinite(middle) and middle else None
 
 

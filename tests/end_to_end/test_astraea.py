@@ -64,7 +64,7 @@ def test_random_groups_are_drawn_for_every_round_and_fixed_ones_once_also_after_
     base += ["topology=mediators", "topology.clients_per_mediator=5", "topology.scheduling=random"]
     for regroup, rounds in (("once", (0, 0)), ("every-round", (0, 1))):
         config = load_config(None, [*QUIET, *base, f"topology.regroup={regroup}"])
-        trace = traced(config, tmp_path / regroup, cut=True)
+        trace = traced(config, tmp_path / regroup, how="cut")
         assert trace is not None
         for found, t in zip(_by_round(trace["groups"]), rounds, strict=True):
             assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == (np.arange(12) // 5).tolist()

@@ -130,7 +130,7 @@ class Carrier:
             return update
         whole = update + self.lost.get(k, 0.0)
         received = self._received(t, k, whole)
-        if self.part.error_feedback:
+        if self.part.values.get("error_feedback"):
             self.lost[k] = whole - received
             return received
         return received
@@ -155,7 +155,7 @@ class Carrier:
 
     def values_sent(self, d: int) -> int:
         """Return the number of the largest of d values."""
-        return max(1, math.ceil(self.part.fraction * d))
+        return max(1, math.ceil(self.part.values["fraction"] * d))
 
     def bytes(self, d: int) -> int:
         """Bytes of one update: values, their places, or the scales of buckets of 512."""

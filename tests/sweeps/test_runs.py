@@ -178,7 +178,7 @@ def test_children_of_a_killed_sweep_end(how: str) -> None:
     [
         ({"dataset": "digitz"}, "did you mean digits?"),
         ({"partition": "idd"}, "did you mean 'iid'?"),
-        ({"alhpa": 3}, "did you mean --alpha?"),
+        ({"partition": "dirichlet", "alhpa": 3}, "did you mean --alpha?"),
         ({"clients": 0}, "--clients 0 is impossible"),
         ({"partition": "dirichlet", "alpha": -1}, "--alpha = '-1'"),
         ({"dataset": "mnist", "raw": "nowhere"}, "--raw nowhere does not exist"),
