@@ -82,8 +82,8 @@ def run(words: list[str]) -> int:
         code = signal_code()
     except OSError as error:
         where = error.filename or "a file"
-        advice = "make room there" if error.errno in FULL else "check the path and its permissions"
-        raise UserError(f"{where}: {error.strerror or error}; {advice}") from error
+        advice = "Make room there" if error.errno in FULL else "Check the path and its permissions"
+        raise UserError(f"{where}: {error.strerror or error}. {advice}") from error
     except CommandLineError as error:
         message = " ".join(error.format_message().split()).rstrip(".")  # names the option, error.message does not
         raise UserError(f"{message or 'no command'} (try --help)") from error

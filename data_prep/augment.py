@@ -46,12 +46,12 @@ def write_augmented(
     The copies are those of runs with this seed. `overhead` of the result is that of the paper's Fig 9.
     """
     if out.resolve() == folder.resolve():
-        raise UserError(f"{out} is the folder to be augmented: choose another --out")
+        raise UserError(f"{out} is the folder to be augmented. Choose another --out")
     store = open_folder(folder)
     if store.validation() is not None:
-        raise UserError(f"{folder} has a validation part, which would be lost: prepare it again without --val")
+        raise UserError(f"{folder} has a validation part, which would be lost. Prepare it again without --val")
     if ORIGINAL_COUNTS in store.extras:
-        raise UserError(f"{folder} holds augmented copies already: name the folder that it was made from")
+        raise UserError(f"{folder} holds augmented copies already. Name the folder that it was made from")
     streams, ranges = Streams(seed), ranges or WarpRanges()
     rebalancing = rebalance(store.class_counts(), alpha, copies, streams)
     augmented, manifest = AugmentedStore(store, rebalancing, streams, ranges), store.manifest

@@ -52,7 +52,7 @@ def temporary_room(folder: str) -> Iterator[None]:
     except OSError as error:
         why = "is full" if error.errno in FULL else f"cannot be written ({error.strerror or error})"
         raise UserError(
-            f"the temporary folder {folder} {why}: make room there, or set TMPDIR to a folder with more"
+            f"the temporary folder {folder} {why}. Make room there, or set TMPDIR to a folder with more"
         ) from error
 
 
@@ -169,7 +169,7 @@ def claim(folder: Path, overwrite: bool) -> Hold:
             (folder / FOLDER).rmdir()
         if isinstance(error, OSError):
             raise UserError(
-                f"the output folder {folder} cannot be written ({error.strerror}): choose another --out"
+                f"the output folder {folder} cannot be written ({error.strerror}). Choose another --out"
             ) from None
         raise
     return hold
@@ -185,10 +185,10 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 def _refuse(folder: Path, overwrite: bool) -> None:
     present = {path.name for path in folder.iterdir()} - {FOLDER}
     if MANIFEST in present and not overwrite and PREPARING not in present:
-        raise UserError(f"{folder} holds a prepared data set already: choose another --out, or add --overwrite")
+        raise UserError(f"{folder} holds a prepared data set already. Choose another --out, or add --overwrite")
     if present and MANIFEST not in present and PREPARING not in present:
         other = sorted(present)[0]
-        raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
+        raise UserError(f"{folder} holds something else ({other}). Choose an empty or new folder with --out")
 
 
 def own_files(folder: Path) -> list[Path]:

@@ -105,7 +105,7 @@ def parse_options(
             taken.setdefault(option.name, {})[part] = option
             if option.name in reserved:
                 name = flag(option.name)
-                raise UserError(f"{name} is an option of data_prep itself: name the one of your own otherwise")
+                raise UserError(f"{name} is an option of data_prep itself. Name the one of your own otherwise")
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
     left = list(words)
     while left:

@@ -34,7 +34,7 @@ def shifted(
     normalization uses the shifted features. The test part is not shifted.
     """
     if raw.task == "text":
-        raise UserError(f"--feature-shift {part.name} changes numbers, and {raw.name} is text: leave it out")
+        raise UserError(f"--feature-shift {part.name} changes numbers, and {raw.name} is text. Leave it out")
     streams = Streams(seed)
     with calling(part):
         of_sample = part.make(options)(partition.clients, streams.generator(Purpose.PARTITION, _SHIFT_STREAM))
@@ -63,7 +63,7 @@ def with_label_noise(
     """Return the data set whose clients have noisy labels; validation and test part keep the true ones."""
     if not raw.has_classes:
         raise UserError(
-            f"--label-noise {part.name} changes classes, and targets of {raw.name} are {raw.targets}: leave it out"
+            f"--label-noise {part.name} changes classes, and targets of {raw.name} are {raw.targets}. Leave it out"
         )
     generator, owners = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM), partition.owners(len(raw.labels))
     with calling(part):

@@ -318,14 +318,14 @@ def _write_beside(raw: RawDataset, folder: Path) -> dict[str, Any]:
 def check_numbers(shards: int, val_fraction: float) -> None:
     """Check the number of shards and the share of validation samples; raise `UserError` if one is invalid."""
     if shards < 1:
-        raise UserError(f"--shards {shards} is impossible: ask for at least one")
+        raise UserError(f"--shards {shards} is impossible. Ask for at least one")
     if not 0.0 <= val_fraction < 1.0:
-        raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
+        raise UserError(f"--val {val_fraction} is impossible. Give a fraction of at least 0 and below 1")
 
 
 def _check(raw: RawDataset) -> None:
     if raw.task == "text" and not raw.vocabulary:
-        raise UserError(f"{raw.name} is text without a vocabulary, so a model could not size its embedding: give one")
+        raise UserError(f"{raw.name} is text without a vocabulary, so a model could not size its embedding. Give one")
     if raw.test_x.shape[1:] != raw.feature_shape:
         raise UserError(
             f"training samples of {raw.name} have the shape {raw.feature_shape}, test samples {raw.test_x.shape[1:]}: "
@@ -430,7 +430,7 @@ def alone() -> Cluster:
 def write_arrays(arrays: ClientArrays, out: Path, shards: int, overwrite: bool) -> Path:
     """Write the samples of `arrays` as shards, in their order and with their description."""
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise UserError(f"shards = {shards!r} is impossible: give a whole number of at least 1")
+        raise UserError(f"shards = {shards!r} is impossible. Give a whole number of at least 1")
     clients, samples = len(arrays.offsets) - 1, len(arrays.x)
     named = arrays.client_ids.dtype.kind == "U"
     partition = Partition(

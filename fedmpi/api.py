@@ -343,8 +343,8 @@ def _records(folder: Path, rounds: int | None) -> list[Record]:
     records = read_records(folder, rounds)
     if rounds is not None and len(records) < rounds:
         raise UserError(
-            f"{folder / 'metrics.jsonl'} holds {len(records)} of the {rounds} records that the run has written: "
-            "put the file back"
+            f"{folder / 'metrics.jsonl'} holds {len(records)} of the {rounds} records that the run has written. "
+            "Put the file back"
         )
     return records
 
@@ -355,7 +355,7 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
     Its other components need not be importable: they may have been typed into a notebook.
     """
     if not summary:
-        raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")
+        raise UserError(f"{folder} holds no finished run, so it has no final model. Continue it with resume")
     if "data" not in summary:
         raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
     with sources_of(folder / "config.toml"):
@@ -369,7 +369,7 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
             module = build(config.model.choice, config.model.options, description, config.seed)
         except UserError as error:
             raise UserError(
-                f"{error}. If the run was given a network itself, no folder can build it again: load the values of "
+                f"{error}. If the run was given a network itself, no folder can build it again. Load the values of "
                 f"{folder / 'model.safetensors'} into it"
             ) from error
     load_model(module, folder / "model.safetensors")

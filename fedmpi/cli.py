@@ -186,7 +186,7 @@ def sweep(
     launched = read_launch() is not None
     if launched and not dry_run and index is None:
         raise UserError(
-            "fedmpi sweep starts the ranks of its runs: start it by itself with --ranks, or name one --index"
+            "fedmpi sweep starts the ranks of its runs. Start it by itself with --ranks, or name one --index"
         )
     interrupt: Interrupt | None = context.obj
     stop = interrupt.asked if interrupt else lambda: False
@@ -243,7 +243,7 @@ def compare(
 
     for path in (csv, latex):
         if path is not None and not names_a_file(path):
-            raise UserError(f"cannot write {path}: name a file in a folder that is there")
+            raise UserError(f"cannot write {path}. Name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
     comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)
     print_comparison(comparison, console())
@@ -252,7 +252,7 @@ def compare(
             try:
                 write_whole(path, text(comparison).encode())
             except OSError as error:
-                raise UserError(f"cannot write {path} ({error.strerror}): choose another place") from error
+                raise UserError(f"cannot write {path} ({error.strerror}). Choose another place") from error
             print(f"written to {path}")
 
 
@@ -359,7 +359,7 @@ def inspect(
         from fedmpi.describe.run import inspect_clients
 
         if verify:
-            raise UserError("--verify checks a folder of shards, not what --clients shows: leave it out")
+            raise UserError("--verify checks a folder of shards, not what --clients shows. Leave it out")
         found = inspect_clients(Path(shards))
         found.render(console())
         if plot is not None:
@@ -461,7 +461,7 @@ def prepare(context: typer.Context) -> int:
 
 def _load(config: Path | None, settings: list[str] | None) -> Config:
     if config is None and not settings:
-        raise UserError("nothing to run: give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
+        raise UserError("nothing to run. Give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
     loaded = load_config(config, settings or [])
     return loaded if config is None else with_found_shards(config, loaded)
 

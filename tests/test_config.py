@@ -72,7 +72,7 @@ def test_a_preset_has_other_values_on_the_digits_and_those_of_its_paper_elsewher
 
 def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuration_to_other_data():
     complete = fedmpi.Config(preset="astraea")
-    with pytest.raises(UserError, match=r"clients.count = 10: start from the preset"):
+    with pytest.raises(UserError, match=r"clients.count = 10. Start from the preset"):
         given_config(complete, {"data.source": "shards/mine", "topology.clients_per_mediator": 10})
     own = {"clients.count": 50, "topology.clients_per_mediator": 10}
     assert given_config(complete, {"data.source": "shards/mine", **own}).clients.count == 50
@@ -146,7 +146,7 @@ def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_
             "devices.speed.rates",
         ),
         (["preset=fedavg", "local=3"], "table of keys"),
-        (["preset=fedavg", "noequals"], "write table.key=value"),
+        (["preset=fedavg", "noequals"], "Write table.key=value"),
         (["clients.sampler=stratified"], "set clients.count or clients.fraction"),
         (["preset=fedavg", "samples.sampler.ratio=0.1"], 'needs samples.sampler = "ratio"'),
         (["preset=fedavg", "samples.sampler=bernoulli"], "needs samples.budget"),

@@ -141,12 +141,12 @@ class Pushed(LocalAlgorithm):
 
 
 MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("clients.sampler", client_sampler(no_view), {}, r"write def no_view\(view, "),
+    ("clients.sampler", client_sampler(no_view), {}, r"Write def no_view\(view, "),
     ("clients.sampler", client_sampler(TakesAPlace), {}, r"def __init__\(self, \*, k\)"),
     ("clients.sampler", client_sampler(later), {"clients.sampler.k": 4}, "put a star before"),
-    ("server.aggregator", aggregator(one_argument), {}, r"write def one_argument\(updates, coefficients, "),
+    ("server.aggregator", aggregator(one_argument), {}, r"Write def one_argument\(updates, coefficients, "),
     ("server.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
-    ("local.algorithm", WrongHook, {}, r"write def correction\(self, client, server, generator\)"),
+    ("local.algorithm", WrongHook, {}, r"Write def correction\(self, client, server, generator\)"),
     ("local.algorithm", Pushed, {}, "proximal_mu = -1.0"),
     ("data.source", no_clients, {}, "no_clients': ClientArrays: x holds no sample"),
 ]
@@ -318,7 +318,7 @@ BROKEN = {
         ("related:draw", r"relative import.*related.py:1\)"),
         ("misspelt:root", r"unexpected keyword argument 'per_samples' \(.*misspelt.py:4\)"),
         ("loading:draw", r"JSONDecodeError: .*loading.py:3\)"),
-        ("./loading.py:draw", r"'./loading.py' is no module: write module:object, .* as 'loading:draw'"),
+        ("./loading.py:draw", r"'./loading.py' is no module. Write module:object, .* as 'loading:draw'"),
         ("loading.py:draw", "as 'loading:draw'"),
         ("loading.draw", "did you mean 'loading:draw'"),
         ("statistics:draw", "it is Python's own, .*give your file another name"),

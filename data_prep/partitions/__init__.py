@@ -100,7 +100,7 @@ class Request:
         clients, rows = self.clients or 1, len(self.labels)
         if clients > rows:
             raise UserError(
-                f"{rows} training samples cannot give {clients} clients one each: ask for at most {rows} clients"
+                f"{rows} training samples cannot give {clients} clients one each. Ask for at most {rows} clients"
             )
         return clients
 
@@ -112,15 +112,15 @@ def partition(name: str, request: Request, labeled: bool = True, **options: Opti
     needs = scheme.marks.get("needs")
     if needs and getattr(request, needs) is None:
         raise UserError(
-            f"the partition {name} needs a data set that {NEEDS[needs]}, and this one does not: choose another"
+            f"the partition {name} needs a data set that {NEEDS[needs]}, and this one does not. Choose another"
         )
     if scheme.marks.get("by_label") and not labeled:
         raise UserError(
-            f"the partition {name} deals rows out by their classes, but the rows of this data set have none: choose "
+            f"the partition {name} deals rows out by their classes, but the rows of this data set have none. Choose "
             "iid, a law of sizes, user, or one of your own"
         )
     if len(request.labels) == 0:
-        raise UserError("the data set has no training sample to partition: check the files given by --raw")
+        raise UserError("the data set has no training sample to partition. Check the files given by --raw")
     drawn = _of_owners(scheme, options, request) if scheme.foreign else scheme.object(request, **used)
     stored = {option: value if isinstance(value, OptionValue) else str(value) for option, value in used.items()}
     return replace(drawn, law=name, options={**stored, **drawn.options})
@@ -129,9 +129,9 @@ def partition(name: str, request: Request, labeled: bool = True, **options: Opti
 def completed(scheme: Component, clients: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a partition scheme, as far as they can be checked without data."""
     if clients is None and not scheme.foreign and not scheme.marks.get("counts_clients"):
-        raise UserError(f"the partition {scheme.name} needs the number of clients: add --clients N")
+        raise UserError(f"the partition {scheme.name} needs the number of clients. Add --clients N")
     if clients is not None and clients < 1:
-        raise UserError(f"--clients {clients} is impossible: ask for at least one client")
+        raise UserError(f"--clients {clients} is impossible. Ask for at least one client")
     return {option.name: option.default for option in scheme.options} | scheme.checked(given)
 
 

@@ -120,9 +120,9 @@ def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
     allowed = np.where(shares > 0, stock / np.where(shares > 0, shares, 1.0), np.inf)
     most = int(np.floor(allowed.min() + 1e-9))
     if most == 0:
-        raise UserError(f"class {int(allowed.argmin())} has too few samples for these class totals: add some")
+        raise UserError(f"class {int(allowed.argmin())} has too few samples for these class totals. Add some")
     if total > most:
-        raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
+        raise UserError(f"--total {total} is more than the {most} samples that these class totals allow. Lower it")
     return np.minimum(in_proportion(shares, total or most), stock)
 
 
@@ -175,7 +175,7 @@ def draw_astraea(
     if samples < clients:
         raise UserError(
             f"the class totals of {variant} leave {samples} of {len(request.labels)} samples, too few for {clients} "
-            f"clients: ask for at most {samples} clients"
+            f"clients. Ask for at most {samples} clients"
         )
     if row.even:
         sizes = even_sizes(samples, clients)

@@ -109,7 +109,7 @@ def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Int
         low, high = (size, high) if np.minimum(present // size, clients).sum() >= wanted else (low, size - 1)
     if low == 0:
         raise UserError(
-            f"{present.sum()} samples cannot give {clients} clients {per_client} classes each: ask for fewer clients "
+            f"{present.sum()} samples cannot give {clients} clients {per_client} classes each. Ask for fewer clients "
             "or a smaller --classes-per-client"
         )
     slots = np.minimum(present // low, clients)
@@ -196,7 +196,7 @@ def draw_pathological(
     holders = holds.sum(axis=0)
     if (short := np.flatnonzero(holders > stock)).size:
         raise UserError(
-            f"{holders[short[0]]} clients drew class {short[0]}, which has {stock[short[0]]} samples: ask for fewer "
+            f"{holders[short[0]]} clients drew class {short[0]}, which has {stock[short[0]]} samples. Ask for fewer "
             "clients or a smaller --classes-per-client"
         )
     unused = np.flatnonzero((holders == 0) & (stock > 0))

@@ -75,7 +75,7 @@ def draw_pachinko(
     clients, available = request.enough, len(request.labels)
     if clients * size > available:
         raise UserError(
-            f"{clients} clients of {size} samples need {clients * size}, and there are {available}: lower --size or "
+            f"{clients} clients of {size} samples need {clients * size}, and there are {available}. Lower --size or "
             "--clients, or leave --size out to share all"
         )
     sizes = np.full(clients, size, np.int64) if size else even_sizes(available, clients)

@@ -46,9 +46,9 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
     """
     clients = len(relative)
     if not np.isfinite(relative.sum()):
-        raise UserError("the largest client is beyond all numbers: choose a milder one (--shape, or --sigma)")
+        raise UserError("the largest client is beyond all numbers. Choose a milder one (--shape, or --sigma)")
     if total < clients:
-        raise UserError(f"{total} samples cannot give {clients} clients one each: ask for at most {total} clients")
+        raise UserError(f"{total} samples cannot give {clients} clients one each. Ask for at most {total} clients")
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
     if above.sum() <= 0.0:
         return even_sizes(total, clients)
@@ -76,7 +76,7 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
             sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
         countable = np.isfinite(draws.sum()) and sizes.sum() < MOST_SAMPLES
     if not countable:
-        raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes beyond all numbers: choose smaller ones")
+        raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes beyond all numbers. Choose smaller ones")
     return np.asarray(sizes, np.int64)
 
 
@@ -131,8 +131,8 @@ def draw_sizes(
     total = round(clients * mean) if mean else available
     if not clients <= total <= available:
         raise UserError(
-            f"--mean {mean:g} asks for {total} samples for {clients} clients of {available} available: "
-            f"choose a mean from 1 to {available / clients:g}, or 0 for all samples"
+            f"--mean {mean:g} asks for {total} samples for {clients} clients of {available} available. "
+            f"Choose a mean from 1 to {available / clients:g}, or 0 for all samples"
         )
     relative = relative_sizes(law, clients, shape, request.generator)
     return Partition(*iid(available, whole_sizes(relative, total), request.generator))
@@ -157,10 +157,10 @@ def draw_by_attribute(
     assert request.attributes is not None  # the registry requires it
     clients, values = request.enough, request.attributes(attribute)
     if (wrong := np.flatnonzero(~np.isfinite(values))).size:
-        raise UserError(f"--attribute {attribute}: row {wrong[0]} has no finite value: choose another or mend the data")
+        raise UserError(f"--attribute {attribute}: row {wrong[0]} has no finite value. Choose another or mend the data")
     spread = values.std()
     if not spread > 0:
-        raise UserError(f"--attribute {attribute} is {values[0]:g} for every row: choose another")
+        raise UserError(f"--attribute {attribute} is {values[0]:g} for every row. Choose another")
     noise = request.generator.standard_normal(len(values))
     score = strictness * (values - values.mean()) / spread + (1 - strictness) * noise
     order = np.lexsort((noise, score))
@@ -185,7 +185,7 @@ def draw_by_user(request: Request, *, min_samples: Count = 1) -> Partition:
     clients = request.clients or len(eligible)
     if len(eligible) == 0 or clients > len(eligible):
         raise UserError(
-            f"{len(eligible)} users hold at least {min_samples} samples: ask for at most as many --clients or lower "
+            f"{len(eligible)} users hold at least {min_samples} samples. Ask for at most as many --clients or lower "
             "--min-samples"
         )
     chosen = np.sort(request.generator.permutation(eligible)[:clients])
@@ -217,7 +217,7 @@ def draw_by_user_group(
     groups = request.clients or whole + (1 if over and rest == "smaller" else 0)
     if not groups or (request.clients is not None and groups > whole) or (rest == "spread" and not whole):
         raise UserError(
-            f"{len(eligible)} users with at least {min_samples} samples make {whole} groups of {group}: lower --group, "
+            f"{len(eligible)} users with at least {min_samples} samples make {whole} groups of {group}. Lower --group, "
             "--clients or --min-samples"
         )
     order = request.generator.permutation(eligible)

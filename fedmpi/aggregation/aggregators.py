@@ -139,12 +139,12 @@ class Krum:
         if participants <= 2 * f + 2:
             raise UserError(
                 f'server.aggregator = "krum" with byzantine = {f} needs more than {2 * f + 2} clients that send an '
-                f"update, but a round has {participants}: select more, or lower it"
+                f"update, but a round has {participants}. Select more, or lower it"
             )
         if self.keep > participants - f - 2:
             raise UserError(
                 f"server.aggregator.keep = {self.keep} of {participants} participants leaves no room for "
-                f"server.aggregator.byzantine = {f} of them: keep at most {participants - f - 2}"
+                f"server.aggregator.byzantine = {f} of them. Keep at most {participants - f - 2}"
             )
 
 

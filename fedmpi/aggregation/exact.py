@@ -257,7 +257,7 @@ class JudgedSum:
         elif 0 < total < LEAST_EXACT:
             raise UserError(
                 f'server.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
-                "little for exact sums: switch server.exact off"
+                "little for exact sums. Switch server.exact off"
             )
         self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
         self.inner.flush()
@@ -275,8 +275,8 @@ def check_ranks(ranks: int) -> None:
     """Reject a job whose metrics could not be summed exactly."""
     if ranks > MOST_RANKS:
         raise UserError(
-            f"this job has {ranks} ranks, and sums over more than {MOST_RANKS} of them would not be exact: "
-            f"start at most {MOST_RANKS}"
+            f"this job has {ranks} ranks, and sums over more than {MOST_RANKS} of them would not be exact. "
+            f"Start at most {MOST_RANKS}"
         )
 
 

@@ -322,8 +322,8 @@ class Weighing:
         self.averages_models = bool(part.marks.get("averages_models", False))
         if self.judges and self.averages_models:
             raise UserError(
-                f"server.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
-                "leave out averages_models or after()"
+                f"server.weights = {part.name!r} averages models, of whose weights after() would change the sum. "
+                "Leave out averages_models or after()"
             )
 
     @property

@@ -115,7 +115,7 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
         return max(1, math.floor(fraction * clients + 0.5))
     assert count is not None
     if not 1 <= count <= clients:
-        raise UserError(f"clients.count = {count}, but the shards hold {clients} clients: choose 1 to {clients}")
+        raise UserError(f"clients.count = {count}, but the shards hold {clients} clients. Choose 1 to {clients}")
     return count
 
 
@@ -198,7 +198,7 @@ def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
 def _without_replacement(generator: np.random.Generator, sizes: Ints, candidates: Ints, count: int) -> Cohort:
     certain, rest, total = _certain(sizes, count)
     if rest * total >= 2**63:
-        raise UserError("participation: count times the number of samples must stay below 2**63 when drawing by size")
+        raise UserError("clients.count times the number of samples must stay below 2**63 when drawing by size")
     chosen = np.flatnonzero(certain)
     if rest:
         order = generator.permutation(np.flatnonzero(~certain))
@@ -306,7 +306,7 @@ def sequential_inclusion(norms: Floats, count: int) -> Floats:
     if candidates > SEQUENTIAL_UP_TO:
         raise UserError(
             f'clients.sampler.design = "sequential" allows for at most {SEQUENTIAL_UP_TO} clients '
-            f'in a stratum, not {candidates}: use design = "systematic"'
+            f'in a stratum, not {candidates}. Use design = "systematic"'
         )
     inclusion = np.zeros(len(norms))
     inclusion[positive] = _exponential_race(norms[positive] / norms[positive].mean(), count)
@@ -358,6 +358,6 @@ def _one_after_another(norms: Floats, count: int, generator: np.random.Generator
 
 def _check(norms: Floats, count: int) -> None:
     if not np.isfinite(norms).all() or (norms < 0).any():
-        raise UserError("a client's gradient norm is not a finite number: lower the learning rate or check its data")
+        raise UserError("a client's gradient norm is not a finite number. Lower the learning rate or check its data")
     if not 0 <= count <= len(norms):
         raise ValueError(f"cannot draw {count} of {len(norms)} clients")

@@ -49,7 +49,7 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
         raise UserError(f"clients.sampler.features.codebook_size must lie between 2 and 255, not {levels}")
     if levels > size:
         raise UserError(
-            f"clients.sampler.features.codebook_size = {levels} exceeds the {size} gradient values: choose fewer levels"
+            f"clients.sampler.features.codebook_size = {levels} exceeds the {size} gradient values. Choose fewer levels"
         )
     centres = np.empty((clients, levels), np.float32)
     index = np.empty((clients, size), np.uint8)
@@ -57,7 +57,7 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
     for start in range(0, clients, rows):
         part = slice(start, start + rows)
         if not np.isfinite(values[part]).all():
-            raise UserError("a client's probe gradient is not finite: lower the learning rate or check its data")
+            raise UserError("a client's probe gradient is not finite. Lower the learning rate or check its data")
         centres[part] = _kmeans_1d(values[part], levels)
         index[part] = _nearest(values[part], centres[part])
     return Compressed(centres, index)
@@ -275,7 +275,7 @@ def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray
     else:
         vectors = gradients * np.float32(plan.scale)
         if not np.isfinite(vectors).all():
-            raise UserError("a client's probe gradient is not finite: lower the learning rate or check its data")
+            raise UserError("a client's probe gradient is not finite. Lower the learning rate or check its data")
         length = np.sqrt(np.einsum("kd,kd->k", gradients, gradients, dtype=np.float64))
     if plan.projection is not None:
         vectors = plan.projection.transform(vectors)

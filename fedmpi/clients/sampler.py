@@ -92,7 +92,7 @@ class View:
     def class_counts(self) -> Ints:
         """Samples of every class held by each client, int64 (N, C)."""
         if self.counts is None:
-            raise UserError("class_counts are not at hand here: give View(counts=…)")
+            raise UserError("class_counts are not at hand here. Give View(counts=…)")
         return read_only(self.counts())
 
     @cached_property
@@ -162,7 +162,7 @@ class ClientNumbers:
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise UserError(
-                f"the checkpoint lacks {', '.join(missing)}, which clients.sampler draws by: resume with the "
+                f"the checkpoint lacks {', '.join(missing)}, which clients.sampler draws by. Resume with the "
                 "version of fedmpi that wrote it, or choose another --out"
             )
         for name in self.names:

@@ -95,7 +95,7 @@ def strata_of_clusters(found: Ints, matrix: Matrix, noise: Noise) -> Ints:
         if alone.all() and len(alone):
             raise UserError(
                 f'OPTICS finds no cluster among {len(alone)} clients, and clients.sampler.clustering.outliers = "drop" '
-                'would drop them all: use outliers = "nearest", a smaller xi, or probe = "full"'
+                'would drop them all. Use outliers = "nearest", a smaller xi, or probe = "full"'
             )
         labels[~alone] = _numbered(labels[~alone])
         return labels

@@ -105,7 +105,7 @@ def takes(part: Component, called: Any, *parameters: str, method: str = "") -> N
     wanted = ", ".join(parameters)
     about = f"{part.key} = {part.name!r} ({_definition(part)})"
     if not callable(called):
-        raise UserError(f"{about} has no method {method}({wanted}): give it one")
+        raise UserError(f"{about} has no method {method}({wanted}). Give it one")
     try:
         inspect.signature(called).bind(*parameters)
     except ValueError:  # functions written in C may have no signature
@@ -116,8 +116,8 @@ def takes(part: Component, called: Any, *parameters: str, method: str = "") -> N
             name = getattr(part.object, "__name__", part.name)
             form = f"def {name}({', '.join((*parameters, '*, options'))})"
         raise UserError(
-            f"{about} is called with {wanted or 'its options alone'}, which {method or 'it'} does not take ({error}): "
-            f"write {form}"
+            f"{about} is called with {wanted or 'its options alone'}, which {method or 'it'} does not take ({error}). "
+            f"Write {form}"
         ) from None
 
 

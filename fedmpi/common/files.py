@@ -16,9 +16,9 @@ WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EP
 """Error codes of file systems that cannot sync a folder."""
 
 REMEDIES = (
-    ((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there"),
-    ((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
-    ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "see where the folder has gone and put it back"),
+    ((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room there"),
+    ((errno.EROFS, errno.EACCES, errno.EPERM), "Make it writable"),
+    ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "See where the folder has gone and put it back"),
 )
 """Remedy for each error code of the system."""
 
@@ -49,7 +49,7 @@ def names_a_file(path: Path) -> bool:
 def named_folder(text: str) -> Path:
     """Return the folder named on a command line; UserError for an empty name, which would be the working directory."""
     if not text.strip():
-        raise UserError("the name of a folder is empty: give one, or . for the working directory")
+        raise UserError("the name of a folder is empty. Give one, or . for the working directory")
     if "\0" in text:
         raise UserError(f"the name of a folder holds a zero byte, which no file system knows: {text!r}")
     return Path(text)
@@ -59,9 +59,9 @@ def refuse_unwritable(folder: Path, writing: bool = False) -> None:
     """Reject a folder that is a file or inside one and, if `writing`, one without write permission."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not there.is_dir():
-        raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
+        raise UserError(f"cannot write {folder} ({there} is no folder). Choose another --out")
     if writing and not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {folder} ({there} may not be written): choose another --out")
+        raise UserError(f"cannot write {folder} ({there} may not be written). Choose another --out")
 
 
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:
@@ -129,11 +129,11 @@ def writing(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFailure(
-            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy(error)}, then continue with "
+            f"writing to the run folder {run} failed ({error.strerror or error}). {remedy(error)}, then continue with "
             f"--resume --out {run}"
         ) from error
 
 
 def remedy(error: OSError) -> str:
     """Return the remedy for an error."""
-    return next((words for numbers, words in REMEDIES if error.errno in numbers), "see to the disk")
+    return next((words for numbers, words in REMEDIES if error.errno in numbers), "Check the disk")

@@ -61,7 +61,7 @@ def load(path: str, key: str) -> Any:
     if not re.fullmatch(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*", module_name) or module_name.endswith(".py"):
         meant = Path(module_name.removesuffix(".py")).name
         raise UserError(
-            f"{key} = {path!r}: {module_name!r} is no module: write module:object, without folders and .py, as "
+            f"{key} = {path!r}: {module_name!r} is no module. Write module:object, without folders and .py, as "
             f"{f'{meant}:{name}'!r}; searched are the working directory and PYTHONPATH"
         )
     try:

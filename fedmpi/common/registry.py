@@ -171,7 +171,7 @@ class Component:
     def read(self, given: Mapping[str, Any]) -> Table:
         """Return the table of its options with the given values."""
         if self.option("name") is not None:
-            raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name: rename it")
+            raise UserError(f"{self.key} = {self.name!r} has an option called name, the key of its own name. Rename it")
         try:
             return self.table.model_validate(dict(given))
         except ValidationError as error:
@@ -206,7 +206,7 @@ class Component:
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
             raise UserError(
-                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: write "
+                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}. Write "
                 f"options after a star, def __init__(self, *, {', '.join(unset)})"
             )
         return self.object(**bound)
@@ -471,7 +471,7 @@ def _options_in_name(choice: str) -> dict[str, str]:
     """Return the options in a name such as "digits:clients=50,partition=iid"."""
     items = [item.strip().partition("=") for item in choice.partition(":")[2].split(",") if item.strip()]
     if wrong := [key for key, equals, _ in items if not equals]:
-        raise UserError(f"{wrong[0]!r} in data.source = {choice!r} is not key=value: write e.g. digits:clients=50")
+        raise UserError(f"{wrong[0]!r} in data.source = {choice!r} is not key=value. Write e.g. digits:clients=50")
     return {key.strip(): value.strip() for key, _, value in items}
 
 

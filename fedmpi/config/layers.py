@@ -37,7 +37,7 @@ def read_toml(path: Path) -> Values:
     try:
         return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}): check the path") from error
+        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}). Check the path") from error
     except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or numbers of thousands of digits
         twice = re.search("overwrite|mutate", str(error))
         advice = '. Write a component with options as { name = "oort", explore = 0.5 }' if twice else ""
@@ -51,12 +51,12 @@ def flatten(table: Mapping[str, Any], origin: str) -> Values:
             raise UserError(f"{origin}: keys are texts like local.lr, not {name!r}")
         if name in OF_A_SWEEP and origin.endswith(".toml"):
             raise UserError(
-                f"{shown(origin)} describes a sweep of many runs: start it with fedmpi sweep {shown(origin)}"
+                f"{shown(origin)} describes a sweep of many runs. Start it with fedmpi sweep {shown(origin)}"
             )
     flat: Values = {}
     for key, value in _pairs(table):
         if key in flat:
-            raise UserError(f"{origin}: {shown(key)} is given twice: leave one out")
+            raise UserError(f"{origin}: {shown(key)} is given twice. Leave one out")
         first = key.partition(".")[0]
         field = ConfigTables.model_fields.get(first)
         if field is None:
@@ -64,7 +64,7 @@ def flatten(table: Mapping[str, Any], origin: str) -> Values:
         if key == first and isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             if value == {}:
                 continue
-            raise UserError(f"{origin}: {key} is a table of keys, not a single value: write [{key}] or {key}.key")
+            raise UserError(f"{origin}: {key} is a table of keys, not a single value. Write [{key}] or {key}.key")
         flat[key] = value
     return flat
 
@@ -138,7 +138,9 @@ def assignment(setting: str) -> Values:
     key, separator, text = setting.partition("=")
     names = key.strip().split(".")
     if not separator or not key.strip() or len(names) > DEEPEST:
-        raise UserError(f"--set {shown(setting)}: write table.key=value, for example --set local.lr=0.01")
+        raise UserError(
+            f"--set {shown(setting)} is not key=value. Write table.key=value, for example --set local.lr=0.01"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -207,5 +209,5 @@ def refuse_values_of_digits(base: Mapping[str, Any], user: Mapping[str, Any]) ->
         key, here = kept[0]
         raise UserError(
             f"{DATA} = {written(user[DATA])!r}: this complete Config has the values of preset "
-            f"{base['preset']} for the embedded digits, such as {key} = {here}: start from the preset and override that"
+            f"{base['preset']} for the embedded digits, such as {key} = {here}. Start from the preset and override that"
         )

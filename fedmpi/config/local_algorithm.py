@@ -22,7 +22,7 @@ def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
     chosen = config.local.algorithm
     part = chosen.component
     if getattr(part.object, MARKS, {}).get("kind") != part.kind:
-        raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
+        raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm. Make it one")
     with calling(part):
         return part, chosen.make()
 
@@ -43,5 +43,5 @@ def names_in(part: Component, algorithm: Any, field: str) -> tuple[str, ...]:
     if isinstance(declared, str):
         return (declared,)
     if not isinstance(declared, Sequence):
-        raise UserError(f'{part.key} = {part.name!r} has {field} = {declared!r}: list names, as in {field} = ("c",)')
+        raise UserError(f'{part.key} = {part.name!r} has {field} = {declared!r}. List names, as in {field} = ("c",)')
     return tuple(declared)

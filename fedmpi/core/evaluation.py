@@ -113,7 +113,7 @@ class EvaluatedParts:
                 other = "val" if part == "test" else "test"
                 raise UserError(
                     f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but '
-                    f"{config.data.source.name} has none: prepare it with --val FRACTION, or set evaluation.on = "
+                    f"{config.data.source.name} has none. Prepare it with --val FRACTION, or set evaluation.on = "
                     f'"{other}"'
                 )
 
@@ -261,7 +261,7 @@ class ClientsView:
         if int(wanted) > len(holding):
             raise UserError(
                 f"evaluation.clients = {wanted}, but {len(holding)} of the {len(self.used)} clients of "
-                f'{self.config.data.source.choice} hold {self.rows.kind}: give at most so many, or "all"'
+                f'{self.config.data.source.choice} hold {self.rows.kind}. Give at most so many, or "all"'
             )
         generator = self.streams.generator(Purpose.CLIENTS_VIEWED)
         return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))

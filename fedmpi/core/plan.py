@@ -256,7 +256,7 @@ class Planner:
             raise UserError(
                 f'local.algorithm = "{self.config.local.algorithm.name}" counts every participant once, but '
                 f'clients.sampler = "{sampler.name}" drew client {twice[0]} more than once in '
-                f"round {t}: draw clients without replacement"
+                f"round {t}. Draw clients without replacement"
             )
 
     def _opening_weights(self) -> Weighing:

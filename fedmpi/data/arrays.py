@@ -95,7 +95,7 @@ def kept_targets(what: str, y: AnyArray, targets: str) -> AnyArray:
     with np.errstate(over="ignore"):
         y = np.ascontiguousarray(y, np.float32)
     if not np.isfinite(y).all():
-        raise UserError(f"{what} holds numbers that are not finite in 32 bits: take those samples out")
+        raise UserError(f"{what} holds numbers that are not finite in 32 bits. Take those samples out")
     if targets == "multilabel" and len(y) and not 0 <= y.min() <= y.max() <= 1:
         raise UserError(f"{what} holds a label that is neither 0 nor 1, nor between them")
     return y
@@ -358,7 +358,7 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
     """Return the given arrays, or those that the user's function makes."""
     if isinstance(where, str) and where.startswith(f"{NAME}:"):
         raise UserError(
-            f"data.source = {where!r} were arrays in the memory of the program that ran: give them again, as "
+            f"data.source = {where!r} were arrays in the memory of the program that ran. Give them again, as "
             "fedmpi.run(…, data=fedmpi.ClientArrays(…))"
         )
     source = resolve("data source", where)

@@ -100,10 +100,10 @@ def dirichlet_by_class(
     random sample of the largest clients. Returns rows, offsets, and the number of clients that were filled.
     """
     if not alpha * clients < _LARGEST_TOTAL:
-        raise UserError(f"alpha = {alpha:g} is beyond all numbers with {clients} clients: choose a smaller one")
+        raise UserError(f"alpha = {alpha:g} is beyond all numbers with {clients} clients. Choose a smaller one")
     if fill and len(labels) < clients:
         raise UserError(
-            f"{len(labels)} samples cannot give {clients} clients one each: ask for at most {len(labels)} clients"
+            f"{len(labels)} samples cannot give {clients} clients one each. Ask for at most {len(labels)} clients"
         )
     # Below this many samples a client, repeating the whole draw has no chance worth its time.
     attempts = 1 + redraws if fill and len(labels) >= 2 * clients else 1

@@ -125,7 +125,7 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
         rarest = int(copies.argmax())
         raise UserError(
             f"rebalance.alpha = {alpha:g} asks for {expected:.3g} copies ({copies[rarest]:.3g} of each sample of class "
-            f"{rarest}), more than the {MOST_COPIES:,} that can be handled: choose a smaller one, 0 to 1 by the paper"
+            f"{rarest}), more than the {MOST_COPIES:,} that can be handled. Choose a smaller one, 0 to 1 by the paper"
         )
     augmented = class_counts + class_counts * np.floor(copies).astype(np.int64)
     drawn = np.flatnonzero(copies % 1)
@@ -193,7 +193,7 @@ def check_images(description: DataDescription) -> None:
     if description.task != "image" or len(description.feature_shape) != 3:
         raise UserError(
             f"rebalance = true makes copies of images by warping them, but the data have task "
-            f"{description.task!r}: set rebalance = false"
+            f"{description.task!r}. Set rebalance = false"
         )
 
 
@@ -322,7 +322,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         rebalancing = stored_rebalancing(part, store)
     elif ORIGINAL_COUNTS in store.extras:
         raise UserError(
-            f"{config.data.source.name} contains augmented copies and would be augmented twice: set rebalance.mode = "
+            f"{config.data.source.name} contains augmented copies and would be augmented twice. Set rebalance.mode = "
             '"stored"'
         )
     else:
@@ -346,7 +346,7 @@ def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
         if written.get(f"augment_{key}") != wanted:
             raise UserError(
                 f"data.source was augmented with {key} = {written.get(f'augment_{key}')}, but rebalance.{key} = "
-                f"{wanted}: set the same, or augment again"
+                f"{wanted}. Set the same, or augment again"
             )
     original = store.extras[ORIGINAL_COUNTS]
     counts = store.class_counts()

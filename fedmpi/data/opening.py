@@ -35,7 +35,7 @@ def open_digits(where: str, options: Mapping[str, Any]) -> ShardStore:
     chosen: DigitsOptions = Chosen.read(SOURCE, {"name": where, **options}, DIGITS).make()
     x, y, test_x, test_y = load_digits_split()
     if chosen.clients > len(y):
-        raise UserError(f"the embedded digits have {len(y)} training images: ask for at most as many clients")
+        raise UserError(f"the embedded digits have {len(y)} training images. Ask for at most as many clients")
     generator = Streams(chosen.seed).generator(Purpose.PARTITION)
     if chosen.partition == "iid":
         rows, offsets = iid(len(y), even_sizes(len(y), chosen.clients), generator)

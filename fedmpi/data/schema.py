@@ -275,7 +275,7 @@ def check_targets(kind: str, description: DataDescription, where: str) -> None:
         meant = (kind, description.targets) == ("classification", "regression")
         otherwise = "store them as whole numbers, where they are classes" if meant else "prepare them otherwise"
         raise UserError(
-            f'task.kind = "{kind}" does not go with the data {where}, whose targets are {description.targets}: set '
+            f'task.kind = "{kind}" does not go with the data {where}, whose targets are {description.targets}. Set '
             f'task.kind = "{description.targets}", or {otherwise}'
         )
 
@@ -291,7 +291,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if not folder.is_dir():
             raise UserError(
-                f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "
+                f"the shard folder {shown(folder)} does not exist. Name a folder written by python -m data_prep, or "
                 '"digits"'
             )
         if (folder / PREPARING).exists():
@@ -306,7 +306,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = _manifests().validate_json(text, strict=True)
         _check(manifest)
     except OSError as error:
-        raise UserError(f"{shown(path)} cannot be read ({error.strerror}): check its permissions") from None
+        raise UserError(f"{shown(path)} cannot be read ({error.strerror}). Check its permissions") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UserError(

@@ -346,7 +346,7 @@ def physical_memory() -> int:
 
 
 def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path} {what}: copy it again, or {REPREPARE}")
+    return UserError(f"{path} {what}. Copy it again, or {REPREPARE}")
 
 
 def _open(

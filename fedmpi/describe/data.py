@@ -179,10 +179,10 @@ def check_picture(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise UserError('--plot needs matplotlib: install it with pip install "fedmpi[report]"') from None
+        raise UserError('--plot needs matplotlib. Install it with pip install "fedmpi[report]"') from None
     known = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lower().lstrip(".") not in known:
-        raise UserError(f"the picture {path} cannot be drawn: end its name in .png, .pdf or .svg")
+        raise UserError(f"the picture {path} cannot be drawn. End its name in .png, .pdf or .svg")
     if not path.parent.is_dir():
         raise UserError(f"the picture {path} cannot be written: the folder {path.parent} does not exist; make it first")
 
@@ -192,7 +192,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise UserError(f"the picture {path} cannot be written ({error.strerror}): choose another place") from None
+        raise UserError(f"the picture {path} cannot be written ({error.strerror}). Choose another place") from None
 
 
 def _draw_bubbles(axes: Axes, store: ShardStore) -> None:

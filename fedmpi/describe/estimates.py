@@ -45,7 +45,7 @@ def assess(
     if sizes.size == 0 or sizes.sum() == 0:
         raise UserError("there is nothing to estimate: no client holds a sample")
     if participants is not None and not 1 <= participants <= sizes.size:
-        raise UserError(f"{participants} of {sizes.size} clients cannot be asked: choose 1 to {sizes.size}")
+        raise UserError(f"{participants} of {sizes.size} clients cannot be asked. Choose 1 to {sizes.size}")
     if wanted < 1:
         raise UserError(f"the sample budget per round is {wanted}. Choose 1 or more")
     distinct, counts = np.unique(sizes, return_counts=True)

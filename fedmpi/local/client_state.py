@@ -122,5 +122,5 @@ class ClientState:
         except OSError as error:
             raise UserError(
                 f"the clients' state above cluster.state_memory could not be kept in {folder} "
-                f"({error.strerror or error}): make room there, or raise cluster.state_memory"
+                f"({error.strerror or error}). Make room there, or raise cluster.state_memory"
             ) from error

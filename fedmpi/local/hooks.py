@@ -73,7 +73,7 @@ class Hooks:
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
         if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
-            raise UserError(f"{part.name} declares sums or numbers, which its finish() is to return: write one")
+            raise UserError(f"{part.name} declares sums or numbers, which its finish() is to return. Write one")
         for name, given in HOOKS.items():
             if overrides(algorithm, name):
                 takes(part, getattr(algorithm, name), *given, method=name)
@@ -126,21 +126,21 @@ class Hooks:
             number = math.nan if is_complex(found[name]) else float(found[name])
             if not abs(self.totals[name]) + abs(number) < LARGEST:
                 raise ValueError(
-                    f"finish returned {number:g} as {name!r}: return a finite number; sums hold less than 2**50"
+                    f"finish returned {number:g} as {name!r}. Return a finite number; sums hold less than 2**50"
                 )
             self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
 
     def _finite(self, vector: Tensor, what: str) -> Tensor:
         """Return a vector that a custom hook made if it is finite."""
         if self.part.foreign and not bool(torch.isfinite(vector).all()):
-            raise ValueError(f"{what} is not finite: lower local.lr or server.optimizer.lr, or mend it")
+            raise ValueError(f"{what} is not finite. Lower local.lr or server.optimizer.lr, or mend it")
         return vector
 
     def keep(self, client: int, vectors: dict[str, Tensor], record: Tensor) -> None:
         """Store a client's state; reuse `record`, which the client was given, if all vectors are still in it."""
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector.sum())):
-                raise ValueError(f"client.{name} is not finite: lower local.lr")
+                raise ValueError(f"client.{name} is not finite. Lower local.lr")
         rows = zip(record.unbind(0), vectors.values(), strict=True)
         if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
             self.state.put(client, record.numpy())
@@ -166,7 +166,7 @@ class Hooks:
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
             for name, vector in self.server.items():
                 if not bool(torch.isfinite(vector.sum())):
-                    raise ValueError(f"server.{name} is not finite: lower local.lr or server.optimizer.lr")
+                    raise ValueError(f"server.{name} is not finite. Lower local.lr or server.optimizer.lr")
         for name, vector in self.server.items():
             if vector is not before[name]:
                 self.server[name] = vector.clone()  # it may be the update or another vector of the server

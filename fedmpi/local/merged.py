@@ -85,7 +85,7 @@ class MergedEngine:
         """Add Σ coefficient · Δ of one-step tasks to the job's sum; a failing client is named by a ClientFailure."""
         if not all(self.accepts(task, job.rule) for task in tasks):
             raise UserError(
-                'local.engine = "merged" needs clients that take a single step: set local.steps = 1, or choose "auto"'
+                'local.engine = "merged" needs clients that take a single step. Set local.steps = 1, or choose "auto"'
             )
         clients, rows, counts = self._rows_of(tasks, job.rule, job.round)
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))

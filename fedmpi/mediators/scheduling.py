@@ -133,8 +133,8 @@ def _log_target(class_counts: Ints, target: Floats | None) -> Floats:
     impossible = np.flatnonzero(held & (target == 0))
     if len(impossible):
         raise UserError(
-            f"the clients hold samples of class {impossible[0]}, which the target distribution of the mediators lacks: "
-            'set topology.target = "uniform"'
+            f"the clients hold samples of class {impossible[0]}, which the target distribution of the mediators lacks. "
+            'Set topology.target = "uniform"'
         )
     return np.log(np.where(target > 0, target, 1.0))
 

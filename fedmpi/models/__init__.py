@@ -49,7 +49,7 @@ def _copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:
         raise UserError(
-            f"the {type(module).__name__} given as the model cannot be copied: give a function that builds it instead, "
+            f"the {type(module).__name__} given as the model cannot be copied. Give a function that builds it instead, "
             f"or take out what has no copy (torch.nn.utils.weight_norm, open files): {raised(error)}"
         ) from error
 

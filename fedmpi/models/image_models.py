@@ -46,7 +46,7 @@ def mlp(
         Probability of a zero after every hidden layer.
     """
     if description.task == "text":
-        raise UserError('model.name = "mlp" cannot read token ids: choose a text model, e.g. "text-cnn"')
+        raise UserError('model.name = "mlp" cannot read token ids. Choose a text model, e.g. "text-cnn"')
     widths = [hidden] if isinstance(hidden, int) else list(hidden)
     if not all(isinstance(width, int) and width > 0 for width in widths):
         raise UserError(f"model.hidden = {hidden!r} must be a list of positive numbers of units, e.g. [200, 200]")
@@ -179,7 +179,7 @@ def image_shape(description: DataDescription, model: str) -> tuple[int, int, int
     if description.task != "image" or len(shape) != 3:
         raise UserError(
             f"model.name = {model!r} reads images, but the data have task {description.task!r} and shape "
-            f"{tuple(description.feature_shape)}: choose another model"
+            f"{tuple(description.feature_shape)}. Choose another model"
         )
     return shape[0], shape[1], shape[2]
 
@@ -232,7 +232,7 @@ def resnet18(description: DataDescription, *, width: int = 64, groups: int = 32)
     """
     channels, _, _ = image_shape(description, "resnet18")
     if width % groups:
-        raise UserError(f"model.groups = {groups} does not divide model.width = {width}: choose a divisor")
+        raise UserError(f"model.groups = {groups} does not divide model.width = {width}. Choose a divisor")
     layers: list[nn.Module] = [
         nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()
     ]  # fmt: skip

@@ -37,14 +37,14 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     rank, alpha, targets = int(options["rank"]), float(options["alpha"]), tuple(options["targets"])
     layers = {name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
     if not layers:
-        raise UserError("model.lora goes beside Linear layers, but the model has none: leave it out")
+        raise UserError("model.lora goes beside Linear layers, but the model has none. Leave it out")
     for target in targets:
         if not any(_named(name, (target,)) for name in layers):
             raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
     if any(buffer is not None and buffer.is_floating_point() for buffer in _kept_buffers(module)):
         raise UserError(
             "model.lora keeps all of a model but its small matrices, and this model has numbers beside its parameters "
-            "that may change while it trains, as batch norm's statistics do: choose a model without, or register them "
+            "that may change while it trains, as batch norm's statistics do. Choose a model without, or register them "
             "with persistent=False where they are constant"
         )
     module.requires_grad_(False)

@@ -138,7 +138,7 @@ def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
     """Return the length of a text and the vocabulary of the data."""
     if description.task != "text":
         raise UserError(
-            f"model.name = {model!r} reads texts, but the data are of task {description.task!r}: choose another model"
+            f"model.name = {model!r} reads texts, but the data are of task {description.task!r}. Choose another model"
         )
     return int(description.feature_shape[0]), int(description.vocabulary)
 
@@ -173,7 +173,9 @@ def text_cnn(
     """
     length, vocabulary = text_shape(description, "text-cnn")
     if not widths or max(widths) > length:
-        raise UserError(f"model.widths = {list(widths)}: give at least one width, none above the text length {length}")
+        raise UserError(
+            f"model.widths = {list(widths)} is impossible. Give at least one width, none above the text length {length}"
+        )
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, features=MaxOverTime(dimension, filters, widths))
     if dropout:
@@ -458,7 +460,7 @@ def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 
     if not description.counted:
         raise UserError(
             'model.name = "char-lstm" predicts tokens or classes, but the targets of the data are '
-            f"{description.targets}: choose another model"
+            f"{description.targets}. Choose another model"
         )
     words, dimension = word_vectors(vocabulary, dimension, None, False)
     everywhere = description.targets == "tokens"

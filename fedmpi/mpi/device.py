@@ -70,7 +70,7 @@ def choose_device(request: str, node_rank: int) -> torch.device:
             return torch.device("cuda", node_rank % visible)
         if request == "cuda":
             raise UserError(
-                "the device is to be 'cuda', but torch sees no CUDA device here: set the device to 'auto' or 'cpu'"
+                "the device is to be 'cuda', but torch sees no CUDA device here. Set the device to 'auto' or 'cpu'"
             )
         return torch.device("cpu")
     try:
@@ -79,6 +79,6 @@ def choose_device(request: str, node_rank: int) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f"the device '{request}' cannot be used ({reason}): set the device to 'auto', 'cpu' or 'cuda'"
+            f"the device '{request}' cannot be used ({reason}). Set the device to 'auto', 'cpu' or 'cuda'"
         ) from None
     return device

@@ -212,7 +212,7 @@ def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= threading.TIMEOUT_MAX:
-        raise UserError(f"{VARIABLE}={given}: give the seconds that MPI may take to start, or 0 for no limit")
+        raise UserError(f"{VARIABLE}={given}. Give the seconds that MPI may take to start, or 0 for no limit")
     return seconds
 
 

@@ -108,7 +108,7 @@ class GaussianAccountant:
     def load(self, state: dict[str, Floats]) -> None:
         """Restore the divergences of a checkpoint."""
         if not np.array_equal(state["orders"], ORDERS):
-            raise UserError("the checkpoint's privacy account is of another version of fedmpi: resume with that one")
+            raise UserError("the checkpoint's privacy account is of another version of fedmpi. Resume with that one")
         self._spent = state["spent"].copy()
 
 

@@ -108,7 +108,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             log.warning("going on from %s instead, at round %d", path, checkpoint.next_round)
         return checkpoint
     if paths:
-        raise UserError(f"no checkpoint in {folder} is whole: choose another --out to start the run anew")
+        raise UserError(f"no checkpoint in {folder} is whole. Choose another --out to start the run anew")
     return None
 
 
@@ -204,7 +204,7 @@ def model_file(module: nn.Module) -> bytes:
     try:
         return save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
     except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the model cannot be saved ({error}): change what its state_dict holds") from error
+        raise UserError(f"the model cannot be saved ({error}). Change what its state_dict holds") from error
 
 
 def load_model(module: nn.Module, path: Path) -> None:
@@ -301,7 +301,7 @@ def _read_records(path: Path | None, state: ClientState) -> Iterator[list[AnyArr
         if [names, shape, records.get_dtype()] != [list(state.names), [len(names), state.values], TYPES[state.dtype]]:
             raise UserError(
                 f"{path} keeps {', '.join(names)} with {shape[1]} values for each client, but local.algorithm now "
-                f"declares {', '.join(state.names)} with {state.values}: choose another --out"
+                f"declares {', '.join(state.names)} with {state.values}. Choose another --out"
             )
         at_once = _records_at_once(state, 1)
         for first in range(0, len(clients), at_once):

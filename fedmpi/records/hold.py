@@ -30,7 +30,7 @@ class Hold:
             self._lock.acquire(poll_interval=SECONDS / 10)
         except Timeout:
             raise UserError(
-                f"{run} is in use by {_described(self.path)}: choose another --out, or end that run first. If it is "
+                f"{run} is in use by {_described(self.path)}. Choose another --out, or end that run first. If it is "
                 f"gone, remove {self.path}"
             ) from None
         self.before = before  # Previous owner of the lock
@@ -71,7 +71,7 @@ def refuse_held(run: Path) -> None:
         try:
             Hold(run).release()
         except OSError as error:
-            raise UserError(f"the folder {run} cannot be used ({error.strerror}): choose another --out") from error
+            raise UserError(f"the folder {run} cannot be used ({error.strerror}). Choose another --out") from error
 
 
 def _described(path: Path) -> str:

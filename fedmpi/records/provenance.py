@@ -341,7 +341,7 @@ def changes_since(path: Path, config: Config) -> Changes:
         text = read_plain(path).decode("utf-8")
         differing = differences(tomllib.loads(text), config)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): choose another --out") from None
+        raise UserError(f"{path} is damaged ({error}). Choose another --out") from None
     refused = []
     for key, there, here in differing:
         same = key == SHARDS and recorded_digest(path.parent) == digest_of(config.data.source.choice) is not None
@@ -350,7 +350,7 @@ def changes_since(path: Path, config: Config) -> Changes:
             refused.append(f"{key}: {there} there, {here} here{reason}")
     if refused:
         raise UserError(
-            f"{path} differs from the configuration given in what a run cannot change ({'; '.join(refused)}): resume "
+            f"{path} differs from the configuration given in what a run cannot change ({'; '.join(refused)}). Resume "
             "with the same, or choose another --out"
         )
     earlier = tuple(line for line in text.splitlines() if line.startswith(CHANGED))

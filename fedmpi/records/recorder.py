@@ -98,16 +98,16 @@ class Recorder:
         path = self.folder / "config.toml"
         for name in WRITTEN:
             if not plain_or_absent(self.folder / name):
-                raise UserError(f"{self.folder / name} is no plain file: remove it, or choose another --out")
+                raise UserError(f"{self.folder / name} is no plain file. Remove it, or choose another --out")
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
         if found and not path.exists():
             raise UserError(
-                f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
+                f"{self.folder} holds {found[0]} of a run but no config.toml that says which. Choose another --out"
             )
         if found and not resume:
             raise UserError(
-                f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it (resume=True "
+                f"{self.folder} holds a run already ({', '.join(found)}). Add --resume to continue it (resume=True "
                 "in Python), or choose another --out"
             )
         if found:
@@ -132,7 +132,7 @@ class Recorder:
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
                     f"{self.config.data.source.name} holds other data than those that {self.folder} was trained on up "
-                    f"to round {checkpoint.next_round}: prepare them as they were, or choose another --out"
+                    f"to round {checkpoint.next_round}. Prepare them as they were, or choose another --out"
                 )
             kept, first, rows = [], 0, 0
             if checkpoint is None:
@@ -156,7 +156,7 @@ class Recorder:
         """Write changed settings to config.toml, and remove the final files of a run that gets more rounds."""
         if next_round > self.config.rounds:
             raise UserError(
-                f"{self.folder} has done {next_round} rounds already, more than rounds = {self.config.rounds}: give "
+                f"{self.folder} has done {next_round} rounds already, more than rounds = {self.config.rounds}. Give "
                 f"rounds = {next_round} or more, or choose another --out"
             )
         if next_round < self.config.rounds:
@@ -294,7 +294,7 @@ class Recorder:
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
     return UserError(
-        f"cannot write the run folder {folder} ({error.strerror or error}): {remedy(error)}, or choose another --out"
+        f"cannot write the run folder {folder} ({error.strerror or error}). {remedy(error)}, or choose another --out"
     )
 
 

@@ -67,7 +67,7 @@ class ClientTable:
         if held != rows:
             raise UserError(
                 f"{self.path} holds {held} rows of the rounds before {next_round} where the checkpoint counts on "
-                f"{rows}: put the files back, or choose another --out"
+                f"{rows}. Put the files back, or choose another --out"
             )
 
 

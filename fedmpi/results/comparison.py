@@ -252,7 +252,7 @@ def compare_runs(
     shown = [run for run in finished if _has_metric(run, chosen)]
     if not shown:
         if any(_curve(run, chosen) for run in finished):
-            raise UserError(f"{chosen} is no finite number in the end of any run: choose another --metric")
+            raise UserError(f"{chosen} is no finite number in the end of any run. Choose another --metric")
         keys = dict.fromkeys(key for run in finished for record in run.records for key in record)
         known = [key for key in sorted(keys) if any(_curve(run, key) for run in finished)]
         raise UserError(f"no record has {chosen}: there are {', '.join(known) or 'no numbers'}; choose a --metric")

@@ -88,7 +88,7 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
+            raise UserError(f"{path} is no folder. Name the folder of a run, or one that holds some")
         inside = _runs_in(path, planned=planned)
         if not inside:
             if _runs_in(path, planned=True):
@@ -263,7 +263,7 @@ def _groups(runs: Sequence[OneRun], by: Sequence[str], data: Mapping[str, str]) 
         for run in sorted(together, key=lambda run: run.seed):
             if seeds.setdefault(run.seed, run) is not run:
                 both = f"{seeds[run.seed].folder} and {run.folder}"
-                raise UserError(f"{both} are the same run, seed {run.seed} included: name one")
+                raise UserError(f"{both} are the same run, seed {run.seed} included. Name one")
         groups.append(SeedGroup(own, seeds))
     return groups
 

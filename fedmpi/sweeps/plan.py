@@ -79,7 +79,7 @@ def plan_sweep(
             raise UserError(unknown_key(name, origin, [*all_keys(), *OF_A_SWEEP]))
     ranks = tables.sweep.pop("ranks", 1) if ranks is None else ranks
     if not isinstance(ranks, int) or ranks < 1:
-        raise UserError(f"{origin}: ranks = {ranks!r}: give a number from 1 on")
+        raise UserError(f"{origin}: ranks = {ranks!r} is impossible. Give a number from 1 on")
     prepared = _preparations(tables.prepare)
     folder = out or Path("runs") / ("sweep" if isinstance(given, Mapping) else Path(origin).stem)
     found = list(_combinations(tables.sweep, origin, assignments(settings)))
@@ -95,7 +95,7 @@ def plan_sweep(
     _check(runs, origin)
     if prepared and not any(run.data for run in runs):
         name = next(iter(prepared))
-        raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.source = "{name}" where it is')
+        raise UserError(f'{origin}: [prepare.{name}] is used by no run. Write data.source = "{name}" where it is')
     return Sweep(origin, folder, ranks, tuple(runs))
 
 
@@ -108,7 +108,7 @@ def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tupl
     if base is not None:
         path = Path(str(base)) if isinstance(given, Mapping) else Path(given).parent / str(base)
         if path.resolve() in above:
-            raise UserError(f"{path} is its own base: name another file, or leave out base")
+            raise UserError(f"{path} is its own base. Name another file, or leave out base")
         found = _read_tables(path, str(path), (*above, path.resolve()))
     swept, prepare = (_table(table.pop(name, {}), name, origin) for name in ("sweep", "prepare"))
     shared = dotted(table)
@@ -122,7 +122,7 @@ def _read_tables(given: str | Path | Mapping[str, Any], origin: str, above: tupl
 
 def _table(value: Any, name: str, origin: str) -> Values:
     if not isinstance(value, Mapping):
-        raise UserError(f"{origin}: {name} is a table of keys: write [{name}] and its keys below it")
+        raise UserError(f"{origin}: {name} is a table of keys. Write [{name}] and its keys below it")
     return dict(value)
 
 
@@ -149,7 +149,7 @@ def _laid_over(below: Values, above: Values) -> Values:
 def _variants_by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values]:
     found = {table.get("name"): table for table in below}
     if len(found) < len(below):
-        raise UserError(f"two [[sweep.{kind}]] of the base have the same name: give each its own")
+        raise UserError(f"two [[sweep.{kind}]] of the base have the same name. Give each its own")
     for table in above:
         name = table.get("name")
         if table.get("drop"):
@@ -175,7 +175,7 @@ def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[
             values = dotted({key: value for key, value in table.items() if key != "name"})
             label[kind] = table.get("name")
             if not isinstance(label[kind], str):
-                raise UserError(f'{origin}: [[sweep.{kind}]] needs a name: name = "…"')
+                raise UserError(f'{origin}: [[sweep.{kind}]] needs a name. Add name = "…"')
             if twice := sorted(own.keys() & values.keys()):
                 raise UserError(f"{origin}: {twice[0]} is set by each of {' and '.join(label.values())}")
             own |= values
@@ -185,7 +185,7 @@ def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[
         lists |= {key: value for key, value in own.items() if key not in fixed and key not in overruled}
         for key, listed in lists.items():
             if not isinstance(listed, list) or not listed:
-                raise UserError(f"{origin}: {key} = {listed!r} in [sweep]: write a list of values, or set it outside")
+                raise UserError(f"{origin}: {key} = {listed!r} in [sweep]. Write a list of values, or set it outside")
         for chosen_values in product(*lists.values()):
             flat = dotted(dict(zip(lists, chosen_values, strict=True)))
             varied = {key: value for key, value in flat.items() if key not in chosen}
@@ -245,9 +245,9 @@ def _check(runs: Sequence[PlannedRun], origin: str) -> None:
         if sentences:
             raise UserError(f"{where}: runs of a sweep are started from files, and {sentences[0]}")
         if run.name in names:
-            raise UserError(f"{where}: another run, or the shards, would have the folder {run.folder}: rename it")
+            raise UserError(f"{where}: another run, or the shards, would have the folder {run.folder}. Rename it")
         if text in texts:
-            raise UserError(f"{origin}: the runs {texts[text].name} and {run.name} are the same: leave out one")
+            raise UserError(f"{origin}: the runs {texts[text].name} and {run.name} are the same. Leave out one")
         names.add(run.name)
         texts[text] = run
         if (chosen := repr((model.name, model.options))) not in models:

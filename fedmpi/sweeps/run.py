@@ -96,7 +96,7 @@ def write_notes(runs: Iterable[PlannedRun]) -> None:
             write_whole(run.folder / CONFIGURATION, config_toml(run.config).encode())
             _write_note(run)
         except OSError as error:
-            raise UserError(f"cannot write {run.folder} ({error.strerror or error}): choose another --out") from error
+            raise UserError(f"cannot write {run.folder} ({error.strerror or error}). Choose another --out") from error
 
 
 def _write_note(run: PlannedRun, **further: str) -> None:
@@ -237,7 +237,7 @@ def run_sweep(
 ) -> list[Outcome]:
     """Bring the runs to their end, at most `jobs` at the same time."""
     if jobs < 1:
-        raise UserError(f"jobs = {jobs}: give 1 or more")
+        raise UserError(f"jobs = {jobs} is impossible. Give 1 or more")
     launcher(sweep.ranks)
     states = check_runs(sweep, runs)
     write_notes(runs)

@@ -72,8 +72,8 @@ class Preparation:
             if there.get(option) != here.get(option):
                 other, own = (" ".join(one.get(option, ["not given"])) or "given" for one in (there, here))
                 raise UserError(
-                    f"{self.folder} holds shards that were prepared otherwise ({option}: {other} there, {own} here): "
-                    "choose another --out, or remove that folder"
+                    f"{self.folder} holds shards that were prepared otherwise ({option}: {other} there, {own} here). "
+                    "Choose another --out, or remove that folder"
                 )
         return True
 
@@ -122,7 +122,7 @@ def ensure_shards(wanted: Preparation, say: Callable[[str], None], stop: Callabl
             make_folder(beside)
             hold = Hold(beside)
         except OSError as error:
-            raise UserError(f"cannot write {wanted.folder.parent} ({error.strerror}): choose another --out") from error
+            raise UserError(f"cannot write {wanted.folder.parent} ({error.strerror}). Choose another --out") from error
         except UserError:  # another process was quicker
             continue
         try:

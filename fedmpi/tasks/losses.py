@@ -156,8 +156,8 @@ class Loss:
             trained = [name for name, one in self._function.named_parameters() if one.requires_grad]
             if trained:
                 raise UserError(
-                    f"task.loss = {part.name} has parameters of its own ({', '.join(trained)}), which nothing trains: "
-                    "let the model hold them, or freeze them by requires_grad_(False)"
+                    f"task.loss = {part.name} has parameters of its own ({', '.join(trained)}), which nothing trains. "
+                    "Let the model hold them, or freeze them by requires_grad_(False)"
                 )
 
     @property

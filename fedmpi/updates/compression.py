@@ -186,7 +186,7 @@ def quantize(update: Tensor, draws: Tensor) -> Tensor:
 def round_to_format(update: Tensor, draws: Tensor, kind: Literal["float16", "bfloat16"]) -> Tensor:
     """Round to one of the two neighboring values of a 16-bit float format, in place."""
     if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
-        raise FloatingPointError('a value of the update exceeds the range of float16: set compression = "bfloat16"')
+        raise FloatingPointError('a value of the update exceeds the range of float16. Set compression = "bfloat16"')
     exponent = torch.frexp(update).exponent.sub_(1).clamp_(min=LOWEST_EXPONENT[kind]).sub_(MANTISSA[kind])
     _round_at_random(update, torch.ldexp(torch.ones_like(update), exponent), draws)
     return update
@@ -207,6 +207,6 @@ def check_residuals(clients: int, values: int) -> None:
     if needed > RESIDUAL_BYTES:
         raise UserError(
             f"compression.error_feedback keeps a vector of {values} values for each of {clients} clients "
-            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}): switch it off, or use fewer "
+            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}). Switch it off, or use fewer "
             "clients"
         )

@@ -161,7 +161,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
     [
         ("most", r"evaluation\.clients = 'most'.*: give \"all\", \"participants\", or how many clients"),
         (0, "how many clients"),
-        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* hold training rows: give at most so many"),
+        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* hold training rows. Give at most so many"),
     ],
 )
 def test_what_cannot_be_evaluated_is_rejected(value: Any, sentence: str):
@@ -270,7 +270,7 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     path = max((tmp_path / "clients.parquet").iterdir())
     whole = path.read_bytes()
     path.unlink()
-    with pytest.raises(UserError, match=r"holds 60 rows .* where the checkpoint counts on 100: put the file"):
+    with pytest.raises(UserError, match=r"holds 60 rows .* where the checkpoint counts on 100. Put the file"):
         run_into(tmp_path, *VIEWED, resume=True)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"clients\..* cannot be read .*damaged"):

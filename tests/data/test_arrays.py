@@ -276,12 +276,12 @@ class NotMine(UserError):
 
 def test_a_source_of_data_rejects_in_its_words():
     def refusing():
-        raise NotMine("the scanner is switched off: switch it on")
+        raise NotMine("the scanner is switched off. Switch it on")
 
     def different():
         return ClientArrays(np.ones((4, 2), np.float32), [0, 1, 0], [0, 0, 1, 1], test=TEST)
 
-    with pytest.raises(NotMine, match="^the scanner is switched off: switch it on$"):
+    with pytest.raises(NotMine, match="^the scanner is switched off. Switch it on$"):
         arrays_of(refusing, {})
     with pytest.raises(UserError, match=r"^data.source = 'tests.*different': ClientArrays: y has 3 entries"):
         arrays_of(different, {})

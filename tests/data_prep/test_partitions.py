@@ -277,7 +277,7 @@ def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:
 
 def test_sizes_beyond_all_numbers_are_rejected() -> None:
     for law, shape in (("pareto", 1e-3), ("lognormal", 800.0)):
-        with pytest.raises(UserError, match="choose a milder one"), np.errstate(over="ignore"):
+        with pytest.raises(UserError, match="Choose a milder one"), np.errstate(over="ignore"):
             draw("sizes", np.zeros(600, np.int64), 1, 300, law=law, shape=shape)
 
 

@@ -106,7 +106,7 @@ def test_a_full_temporary_folder_is_distinguished_from_a_damaged_file(
     with files_at_most(limit), pytest.raises(UserError) as refusal:
         read_idx(path, 3)
     said = str(refusal.value)
-    assert f"the temporary folder {tmp_path / 'scratch'} is full: make room" in said and "set TMPDIR" in said
+    assert f"the temporary folder {tmp_path / 'scratch'} is full. Make room" in said and "set TMPDIR" in said
     assert "fetch it again" not in said
 
 

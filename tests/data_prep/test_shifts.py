@@ -114,4 +114,4 @@ def test_data_that_cannot_be_changed_are_rejected(
     for raw, words in (("t.csv", (SHIFT, "own_shifts:large")), ("a.npz", (NOISE, "own_shifts:few"))):
         with pytest.raises(AssertionError):
             prepare(*words, data=("arrays", "--raw", str(tmp_path / raw)))
-        assert "leave it out" in capsys.readouterr().err
+        assert "Leave it out" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_the_command_assesses_every_mechanism_on_the_users_clients():
     ("option", "words"),
     [
         ("--wanted=0", "budget per round is 0"),
-        ("--participants=31", "choose 1 to 30"),
+        ("--participants=31", "Choose 1 to 30"),
         ("--epsilon=0", "samples.size.epsilon"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.mpi.launch import run_alone, run_mpi
 HOST = socket.gethostname()
 PROGRAMS = ("-m", "tests.mpi.programs")
 NOISE = re.compile(r"abort|bad termination|traceback|rank \d+( on .*)?:", re.IGNORECASE)
-NOWHERE = "error: the folder 'nowhere' does not exist: prepare it first"
+NOWHERE = "error: the folder 'nowhere' does not exist. Prepare it first"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def refusing(description):
     [
         ("my_fl_models:nett", UserError, "has no function or class 'nett': did you mean 'net'"),
         ("my_missing_models:net", UserError, "importing the module 'my_missing_models' failed"),
-        ("my_fl_models:nothing", UserError, r"is called with description, which it does not take .*: write def noth"),
+        ("my_fl_models:nothing", UserError, r"is called with description, which it does not take .*\. Write def noth"),
         ("my_fl_models:refusing", UserError, "^images of 6 pixels are too small for me$"),
         ("my_fl_models:wrong", ComponentFailure, r"my_fl_models.py:7\) failed: it returned int: return a torch.nn.Mod"),
         ("my_fl_models:failing", ComponentFailure, r"my_fl_models.py:11\) failed: RuntimeError: no such layer"),
@@ -219,5 +219,5 @@ def test_a_module_takes_no_options_and_must_have_a_copy() -> None:
     with pytest.raises(UserError, match="model.hidden has no effect on a model that is given as a module"):
         check_model_options(nn.Linear(2, 2), {"hidden": [3], "lora": None})
     assert check_model_options(nn.Linear(2, 2), {"lora": None}) == {}
-    with pytest.raises(UserError, match="Linear given as the model cannot be copied: give a function that builds it"):
+    with pytest.raises(UserError, match="Linear given as the model cannot be copied. Give a function that builds it"):
         build(nn.utils.weight_norm(nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)

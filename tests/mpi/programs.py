@@ -302,7 +302,7 @@ def fail(how: str, who: str = "1") -> int:
         if how == "client":
             raise ClientFailure(17, cluster.rank, ValueError("bad sample"))
         if how == "user":
-            raise UserError("the folder 'nowhere' does not exist: prepare it first")
+            raise UserError("the folder 'nowhere' does not exist. Prepare it first")
         if how == "different":
             raise UserError(f"rank {cluster.rank} cannot read its own folder: check it")
         if how == "kill":

@@ -54,7 +54,7 @@ def test_a_folder_in_use_is_rejected_with_its_owner_until_it_is_released(tmp_pat
     refuse_held(tmp_path / "nowhere")
     first = Hold(tmp_path)
     assert first.before is None and str(os.getpid()) in (owner_of(tmp_path) or "")
-    said = rf"in use by process {os.getpid()} on \S+, there since 20\d\d-.* UTC: .* remove {tmp_path / FOLDER}$"
+    said = rf"in use by process {os.getpid()} on \S+, there since 20\d\d-.* UTC. .* remove {tmp_path / FOLDER}$"
     for attempt in (refuse_held, Hold):
         with pytest.raises(UserError, match=said):
             attempt(tmp_path)

@@ -85,7 +85,7 @@ def test_a_start_that_was_killed_before_its_sources_were_kept_is_continued(tmp_p
 def test_a_run_is_not_continued_without_resume(undisturbed: Path, tmp_path: Path):
     run = copy_of(undisturbed, tmp_path)
     before = content(run)
-    with pytest.raises(UserError, match=r"holds a run already \(config\.toml, .*checkpoints.*\): add --resume"):
+    with pytest.raises(UserError, match=r"holds a run already \(config\.toml, .*checkpoints.*\). Add --resume"):
         run_into(run, *SETTINGS)
     assert content(run) == before
 
@@ -148,7 +148,7 @@ def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undist
         text = text.replace(line + "\n", "", 1)
     (run / "config.toml").write_text(text)
     Recorder(run, CONFIG, resume=True).close()
-    with pytest.raises(UserError, match=r"cannot change \(seed: unset there, 3 here\): "):
+    with pytest.raises(UserError, match=r"cannot change \(seed: unset there, 3 here\)\. "):
         Recorder(run, load_config(None, [*SETTINGS, "logging.tensorboard=false", "seed=3"]), resume=True)
 
 
@@ -182,7 +182,7 @@ def test_fewer_rounds_than_are_done_are_rejected_and_as_many_end_the_run(undistu
     run = copy_of(undisturbed, tmp_path)
     shorter = [setting for setting in SETTINGS if not setting.startswith("rounds")]
     before = content(run)
-    with pytest.raises(UserError, match=r"has done 4 rounds already, more than rounds = 3: give rounds = 4 or more"):
+    with pytest.raises(UserError, match=r"has done 4 rounds already, more than rounds = 3. Give rounds = 4 or more"):
         run_into(run, *shorter, "rounds=3", resume=True)
     after = content(run)
     assert all(after[name] == text for name, text in before.items() if name != "run.log")
@@ -281,7 +281,7 @@ def test_when_all_checkpoints_are_damaged_the_run_is_rejected(undisturbed: Path,
     run = copy_of(undisturbed, tmp_path)
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="is whole: choose another --out"):
+    with pytest.raises(UserError, match="is whole. Choose another --out"):
         run_into(run, *SETTINGS, resume=True)
 
 
@@ -399,7 +399,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_run_continues_when_there_i
     assert run_into(run, *SETTINGS, stop_after=2) == 75
     whole = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
     filler = fill(small_disk, pages * 4096)
-    with pytest.raises(UserError, match=rf"run folder {run} .*No space left on device\): make room there"):
+    with pytest.raises(UserError, match=rf"run folder {run} .*No space left on device\). Make room there"):
         run_into(run, *SETTINGS, resume=True)
     assert {path: path.read_bytes() for path in whole} == whole
     assert not list(run.rglob("*.partial"))
@@ -434,7 +434,7 @@ def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(UserError, match=r"writing to the run folder .* failed \(File too large\): make room there"):
+        with pytest.raises(UserError, match=r"writing to the run folder .* failed \(File too large\). Make room there"):
             if call == "write":
                 recorder.write({"round": 0, "long": "x" * 5000})
             elif call == "checkpoint":

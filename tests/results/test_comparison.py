@@ -418,7 +418,7 @@ def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path:
     write_run(tmp_path / "runs" / "a", [0.1])
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path / "runs", tmp_path / "none" / "table"):
-        with pytest.raises(UserError, match=f"cannot write {path}: name a file in a folder that is there"):
+        with pytest.raises(UserError, match=f"cannot write {path}. Name a file in a folder that is there"):
             compare([tmp_path / "runs"], **{option.strip("-"): path})
     assert (tmp_path / "fifo").is_fifo()
 

@@ -138,11 +138,11 @@ WRONG: list[tuple[str, str]] = [
     ("[swep]\nseed = [1]", "unknown key swep in {}; did you mean sweep?"),
     ("[sweep]\nsed = [1]", "did you mean seed?"),
     ("[sweep]\nlocal.lrr = [0.1]", "did you mean local.lr?"),
-    ("[sweep]\nlocal.lr = 0.1", "write a list of values"),
-    ("[sweep]\nseed = []", "write a list of values"),
+    ("[sweep]\nlocal.lr = 0.1", "Write a list of values"),
+    ("[sweep]\nseed = []", "Write a list of values"),
     ("[sweep]\nseed = [1, 1]", "run seed=1: another run"),
-    ("[sweep]\nranks = 0", "ranks = 0: give a number from 1"),
-    ("sweep = 3", "sweep is a table of keys: write [sweep]"),
+    ("[sweep]\nranks = 0", "ranks = 0 is impossible. Give a number"),
+    ("sweep = 3", "sweep is a table of keys. Write [sweep]"),
     ("[[sweep.run]]\npreset = 'fedavg'", "[[sweep.run]] needs a name"),
     ("[sweep]\nlocal.lr = [0.1, -1.0]", "run lr=-1.0"),
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
@@ -153,7 +153,7 @@ WRONG: list[tuple[str, str]] = [
     ("data = 3\n[sweep]\ndata.source = ['digits']", "data is a table of keys"),
     ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
-    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run: write data.source = "a"'),
+    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run. Write data.source = "a"'),
     ('[sweep]\nmodel = ["mlp", "mpl"]', "mpl"),
     ('[sweep]\nmodel = ["mlp"]\n"model.hidden" = ["wide"]', "model.hidden = 'wide' does not suit mlp"),
     ('[sweep]\nmodel = ["nowhere.at_all:network"]', "nowhere"),
@@ -174,7 +174,7 @@ def test_a_wrong_file_is_rejected_in_a_sentence_with_the_place(text: str, said: 
 def test_fedmpi_train_names_the_command_for_a_sweep(tmp_path: Path) -> None:
     for text in ("[sweep]\nseed = [0, 1]", 'base = "whole.toml"'):
         (tmp_path / "mine.toml").write_text(text)
-        with pytest.raises(UserError, match=r"describes a sweep of many runs: start it with fedmpi sweep .*mine.toml"):
+        with pytest.raises(UserError, match=r"describes a sweep of many runs. Start it with fedmpi sweep .*mine.toml"):
             load_config(tmp_path / "mine.toml")
 
 

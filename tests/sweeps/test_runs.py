@@ -228,12 +228,12 @@ def test_folders_that_cannot_be_written_are_rejected_before_anything_starts(
     (tmp_path / "out" / "seed=1").touch()
     for out, said in ((tmp_path / "file", "file is no folder"), (tmp_path / "out", "out/seed=1 is no folder")):
         planned = plan_sweep(TWO_SEEDS, out)
-        with pytest.raises(UserError, match=rf"cannot write .*{said}\): choose another --out"):
+        with pytest.raises(UserError, match=rf"cannot write .*{said}\). Choose another --out"):
             check_runs(planned, planned.runs)
         assert not (out / "seed=0").exists()
     planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do all
-    with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\): choose"):
+    with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\). Choose"):
         check_runs(planned, planned.runs)
     finished(*planned.runs)
     assert check_runs(planned, planned.runs) == ["finished"] * 2, "nothing has to be written"

@@ -96,10 +96,10 @@ def test_a_round_of_tokens_is_that_of_a_plain_loop():
 def test_data_of_another_kind_are_rejected():
     with pytest.raises(UserError, match='task.kind = "classification" does not go with the data .*are tokens'):
         fedmpi.run("fedavg", BASE, data=worlds.tokens())
-    with pytest.raises(UserError, match='set task.kind = "classification"'):
+    with pytest.raises(UserError, match='Set task.kind = "classification"'):
         fedmpi.run("fedavg", {**BASE, "task.kind": "tokens"})
     x, y = np.zeros((6, 2)), np.arange(6.0)
-    with pytest.raises(UserError, match="are regression: .* or store them as whole numbers, where they are classes"):
+    with pytest.raises(UserError, match="are regression. .* or store them as whole numbers, where they are classes"):
         fedmpi.run("fedavg", BASE, data=fedmpi.ClientArrays(x, y, [0, 0, 0, 1, 1, 1], test=(x, y)))
 
 
