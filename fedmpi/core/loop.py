@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from fedmpi.common.plan import Plan
-from fedmpi.core.evaluation import facts_of
+from fedmpi.core.evaluation import ClientsView, facts_of
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.records import Listener, OnRound, SavedState, round_record, summary_facts
 from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
@@ -70,13 +70,13 @@ class Simulation:
         self.rearm = rearm or (lambda: None)
         self.progress = progress and self.cluster.is_server
         self.display: RoundDisplay | None = None
-        self.unsettled: Record | None = None
+        self.pending: Record | None = None
         self.phases: dict[str, float] = {}
         self.summary: Record = {}
 
     def run(self) -> Ending:
         """Run all remaining rounds; return the reason for the end."""
-        first, self.unsettled = self.saved.resume(self.model)
+        first, self.pending = self.saved.resume(self.model)
         if self.progress:
             launched = read_launch() is not None
             self.display = open_display(self.config.rounds, first, self.config.logging.interval, launched=launched)
@@ -84,17 +84,17 @@ class Simulation:
         t = first - 1
         for t in range(first, self.config.rounds):
             plan, totals = self._round(t)
-            enough = self._enough(plan)
+            enough = self._report_round(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
             if ending == "stopped" or self._checkpoint_due(t + 1, ending):
-                self.saved.save(t + 1, self.model, self.history.rounds, self.unsettled)
+                self.saved.save(t + 1, self.model, self.history.rounds, self.pending)
             if ending != "finished":
                 break
         if ending != "stopped":
             self.saved.check(self.model, t)
-            self._settle(last=True)
-        self._finish(ending)
+            self._write_pending(last=True)
+        self._write_results(ending)
         return ending
 
     def _round(self, t: int) -> tuple[Plan, RoundTotals]:
@@ -127,11 +127,9 @@ class Simulation:
     def _work(self, plan: Plan) -> RankWork:
         """Add this rank's weighted client updates to the round's sum; the server evaluates the last round."""
         self.sums.open(plan, self.model)
-        self._settle()
+        self._write_pending()
         started = time.perf_counter()
         work = self.trainer.train(plan, self.model, self.sums.updates, self.sums.further)
-        self.phases["load"] = work.report.load_seconds
-        self.phases["train"] = time.perf_counter() - started - work.report.load_seconds
         self.decisions.plan_ahead(plan.round + 1)
         busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
         self.sums.close(work, busy, self.stop(), self.trainer.observer, self.local_state.numbers)
@@ -143,15 +141,16 @@ class Simulation:
             self.server.take(plan, totals, self.model)
             check_model(self.model, plan.round, plan.lr)
 
-    def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
-        """Evaluate the model on each client if due or if the run ended; return the record entries (rank 0)."""
+    def _view_clients(self, plan: Plan) -> Record:
+        """Count the use of clients, and evaluate the model on them if due; return the record entries (rank 0)."""
         view = self.experiment.view
         if view is None:
             return {}
-        if not ended:
-            view.count(plan)
-        if view.due(plan.round) == ended:
-            return {}
+        view.count(plan)
+        return self._look(view, plan) if view.due(plan.round) else {}
+
+    def _look(self, view: ClientsView, plan: Plan) -> Record:
+        """Evaluate the model on each client; return the record entries (rank 0)."""
         with self._phase("clients"):
             table = view.look(plan, self.model)
         if view.tunes:
@@ -171,26 +170,27 @@ class Simulation:
             record = round_record(self.experiment, plan, totals, self.model) | seen
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
-            self.unsettled = record
+            self.pending = record
 
-    def _enough(self, plan: Plan) -> bool:
-        """Check whether `on_round` requests no further round; if it is set, rank 0 evaluates first."""
+    def _report_round(self, plan: Plan) -> bool:
+        """Give the round to `on_round`, evaluated; return whether it requests no further round."""
         if not self.listener.listens:
             return False
-        self._complete()
-        ended = self.listener.ends(self.unsettled)
+        self._evaluate_pending()
+        ended = self.listener.ends(self.pending)
         if ended and plan.round + 1 < self.config.rounds:
-            seen = self._view_clients(plan, ended)
-            if self.unsettled is not None:
-                self.unsettled |= seen
-                self.unsettled["phase_seconds"] |= {n: s for n, s in self.phases.items() if n in VIEWING}
-        self._settle(last=ended)
+            view = self.experiment.view
+            seen = self._look(view, plan) if view is not None and not view.due(plan.round) else {}
+            if self.pending is not None:
+                self.pending |= seen
+                self.pending["phase_seconds"] |= {n: s for n, s in self.phases.items() if n in VIEWING}
+        self._write_pending(last=ended)
         return ended
 
-    def _settle(self, last: bool = False) -> None:
+    def _write_pending(self, last: bool = False) -> None:
         """Write the record of the last finished round, evaluated if due. The model has not changed since."""
-        self._complete(last)
-        record, self.unsettled = self.unsettled, None
+        self._evaluate_pending(last)
+        record, self.pending = self.pending, None
         if record is None:
             return
         if self.recorder is not None:
@@ -200,9 +200,9 @@ class Simulation:
         if self.display is not None:
             self.display.update(record)
 
-    def _complete(self, last: bool = False) -> None:
+    def _evaluate_pending(self, last: bool = False) -> None:
         """Add the evaluation to the pending record, if it is due."""
-        record, every = self.unsettled, self.config.evaluation.every
+        record, every = self.pending, self.config.evaluation.every
         if record is None or "evaluate" in record["phase_seconds"]:
             return
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
@@ -216,10 +216,10 @@ class Simulation:
         last = next_round == self.config.rounds or ending == "ended"
         return every > 0 and (next_round % every == 0 or last)
 
-    def _finish(self, ending: Ending) -> None:
+    def _write_results(self, ending: Ending) -> None:
         """Write model and summary of a finished run, or only the files to resume a stopped run."""
         if self.recorder is None:
-            self._settle(last=True)  # a stopped run without a folder cannot store its last record
+            self._write_pending(last=True)  # a stopped run without a folder cannot store its last record
         else:
             self.recorder.saved()
         self.sums.release()
