@@ -87,7 +87,7 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task = 'sound' does not suit arrays"),
         (
             "amazon --raw . --split stars --partition iid --clients 3 --out o",
-            "--split stars is unknown for amazon; choose rows",
+            "--split stars is unknown for amazon. Choose rows",
         ),
         ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size = '3by4'"),
         ("--seed 3 digits", "the data set comes first"),
