@@ -9,6 +9,7 @@ import base64
 import html
 import importlib
 import json
+import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
 from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
-from fedmpi.results.comparison import AXES, Row, Spread, compare_runs, in_percent, rises, spent
+from fedmpi.results.comparison import AXES, Comparison, Row, Spread, compare_runs, in_percent, rises, spent
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 
 VEGA_LITE = "6.4"
@@ -83,6 +84,7 @@ def drawing_library() -> str:
 def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     """Return everything that the page shows, as JSON; numbers have five digits."""
     groups, notes = configurations(runs)
+    compared = _compared(runs)
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     curves = [drawing.curves([drawing.completed(run) for run in group.runs]) for group in groups]
     found = dict.fromkeys(key for one in curves for key in one["y"])
@@ -92,7 +94,8 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     return {
         "title": title or shortened(names, 4),
         "version": fedmpi.__version__,
-        "finding": _finding(runs),
+        "finding": _finding(compared),
+        "against": _against(compared),
         "axes": {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in curves)},
         "metrics": metrics,
         "configurations": [_configuration(group) | one for group, one in zip(groups, curves, strict=True)],
@@ -105,19 +108,49 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     }
 
 
-def _finding(runs: Sequence[OneRun]) -> str:
-    """Return the main result in one sentence: the largest significant difference, or the last score."""
+def _compared(runs: Sequence[OneRun]) -> Comparison | None:
+    """Return the comparison of the configurations; None if no run is finished, or none was evaluated."""
     try:
-        comparison = compare_runs(runs)
-    except UserError:  # no run is finished, or none was evaluated
+        return compare_runs(runs)
+    except UserError:
+        return None
+
+
+def _rounded(scale: float, value: float, spread: float, *others: float) -> list[str]:
+    """Return numbers with the decimals that two digits of a spread have."""
+    decimals = max(0, 1 - math.floor(math.log10(scale * spread))) if spread > 0 and math.isfinite(spread) else 2
+    return [f"{scale * one:,.{decimals}f}" for one in (value, *others)]
+
+
+def _against(comparison: Comparison | None) -> Columns | None:
+    """Return the table of differences from the reference, with their corrected intervals; None without any."""
+    rows = [row for _, table in comparison.blocks for row in table] if comparison else []
+    found = [(row, one, row.reference) for row in rows if (one := row.interval) and row.reference]
+    if comparison is None or not found:
+        return None
+    scale = 100 if in_percent(comparison.metric) else 1
+    numbers = [_rounded(scale, one.mean, one.half, one.low, one.high) for _, one, _ in found]
+    title = f"difference in {key_title(comparison.metric)}{' (points)' * (scale == 100)}"
+    return {
+        "configuration": [row.group.label for row, _, _ in found],
+        "reference": [other.label for _, _, other in found],
+        title: [f"{mean} [{low}, {high}]" for mean, low, high in numbers],
+        "seeds": [one.n for _, one, _ in found],
+        "significant": ["yes" if one.significant else "no" for _, one, _ in found],
+    }
+
+
+def _finding(comparison: Comparison | None) -> str:
+    """Return the main result in one sentence: the largest significant difference, or the last score."""
+    if comparison is None:
         return ""
     rows = [row for _, table in comparison.blocks for row in table]
     title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
     unit = " points" if scale == 100 else ""
 
     def score(row: Row) -> str:
-        spread = f" ± {scale * row.final.deviation:.2g}" if row.final.deviation is not None else ""
-        return f"{scale * row.final.mean:.4g}{spread}{' %' * (scale == 100)}"
+        text = _cell((scale * row.final.mean, row.final.deviation and scale * row.final.deviation))
+        return f"{text}{' %' * (scale == 100)}"
 
     compared = [(row, one, row.reference) for row in rows if (one := row.interval) and row.reference]
     if not compared:
@@ -125,11 +158,12 @@ def _finding(runs: Sequence[OneRun]) -> str:
         most = "" if len(rows) == 1 else ", the best result"
         return f"{best.group.label} ends with a {title} of {score(best)} ({_number(best.final.n, 'seed')}){most}."
     row, one, other = max(compared, key=lambda found: (found[1].significant, abs(found[1].mean)))
-    words = f"{abs(scale * one.mean):.3g}{unit} {'more' if one.mean > 0 else 'less'} than {other.label}"
+    low, high = sorted((math.copysign(1, one.mean) * one.low, math.copysign(1, one.mean) * one.high))
+    mean, low_text, high_text = _rounded(scale, abs(one.mean), one.half, low, high)
+    words = f"{mean} [{low_text}, {high_text}]{unit} {'more' if one.mean > 0 else 'less'} than {other.label}"
     doubt = "" if one.significant else ", which is not significantly different"
-    interval = f"[{scale * one.low:.3g}, {scale * one.high:.3g}]"
-    about = f"{interval}{doubt} ({one.n} seeds, corrected 95 % confidence interval)"
-    return f"{row.group.label} ends with a {title} of {score(row)}, {words} {about}."
+    about = f"{doubt} ({one.n} seeds, corrected 95 % confidence interval)"
+    return f"{row.group.label} ends with a {title} of {score(row)}, {words}{about}."
 
 
 def _number(count: int, noun: str) -> str:
@@ -276,10 +310,12 @@ def _table(name: str, columns: Columns) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a number with four digits, a mean ± its deviation with as many digits, or a text."""
+    """Return a number with four digits, a mean ± two digits of its deviation if that is not 0, or a text."""
     if isinstance(value, list | tuple):
         mean, deviation = value
-        return _cell(mean) + (f"\xa0±\xa0{float(f'{deviation:.2g}'):,.9g}" if deviation is not None else "")
+        if not deviation or not math.isfinite(deviation):
+            return _cell(mean)
+        return "\xa0±\xa0".join(_rounded(1, mean, deviation, deviation))
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int):
@@ -293,10 +329,12 @@ def _several_seeds(shown: dict[str, Any]) -> bool:
 
 def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
     """Return the contents of the page's sections by title."""
-    known = shown["metrics"]
+    known, against = shown["metrics"], shown["against"]
     of_clients = [key for key in known if key.startswith(("client_accuracy", "client_loss", "client_tuned"))]
     epsilon = "For the updates at the run's δ, for the size reports without one."
     first, cost = "At the end of the first round whose evaluation reached it, over these runs.", shown["target"]
+    corrected = "Mean over paired seeds, with a 95 % confidence interval corrected for the number of comparisons."
+    differences = [Item("against", "Differences from the reference", corrected, against)] if against else []
     unrecorded = Item("participation", "", "Participation was not recorded. Set logging.participants = true.")
 
     def lines(name: str, title: str, keys: Sequence[str], note: str = "", wide: bool = False) -> list[Item]:
@@ -311,7 +349,7 @@ def _sections(shown: dict[str, Any]) -> dict[str, list[Item]]:
             *lines("loss", "Losses", ("test_loss", "val_loss", "train_loss")),
             *lines("training", "Work per round", ("samples", "steps", "participants", "lr")),
         ],
-        "Results": [_results(shown)],
+        "Results": [_results(shown), *differences],
         "Cost to a score": [Item("to-target", cost["title"], first, cost["columns"])] if cost else [],
         "Settings": _settings(shown),
         "Participation": [
@@ -397,8 +435,8 @@ def _runs(shown: dict[str, Any]) -> list[Item]:
         "warning": [one["text"] for one in found],
         "runs": [shortened(one["runs"], 4) for one in found],
     }
-    warnings = Item("warnings", "Warnings", "" if found else "There are no warnings.", listed if found else None)
-    return [warnings, Item("runs", "Runs", "", columns)]
+    warnings = [Item("warnings", "Warnings", "", listed)] if found else []
+    return [*warnings, Item("runs", "Runs", "", columns)]
 
 
 # --- figures ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -240,7 +241,8 @@ def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> 
 def test_tables_hold_means_and_deviations_and_no_markup_of_names(shown: dict[str, Any]) -> None:
     page = render_page(shown | {"notes": ["a <note>"]}, "")
     mean, deviation = next(one for one in shown["configurations"] if one["label"] == "fedavg")["final"]["test_accuracy"]
-    assert f"<td>{mean:.4g}\xa0±\xa0{deviation:.2g}</td>" in page and "<li>a &lt;note&gt;</li>" in page
+    digits = 1 - math.floor(math.log10(deviation))
+    assert f"<td>{mean:.{digits}f}\xa0±\xa0{deviation:.{digits}f}</td>" in page and "<li>a &lt;note&gt;</li>" in page
     assert "<td>samples.size.epsilon</td>" in page
     [link] = re.findall(r'download="results.csv" href="data:text/csv;base64,([^"]+)"', page)
     rows = {row["configuration"]: row for row in csv.DictReader(base64.b64decode(link).decode().splitlines())}
@@ -258,11 +260,18 @@ def test_the_main_finding_is_one_sentence_on_top(runs: list[OneRun], shown: dict
         ]
 
     plain, same, better = group("a", 0.5, 0.52, 0.51), group("b", 0.53, 0.49, 0.51), group("c", 0.6, 0.61, 0.62)
-    found = page_contents(plain + same + better)["finding"]
-    assert found.startswith("c ends with a test accuracy of 61 ± 1 %, 10 points more than a [") and "3 seeds" in found
-    low, high = map(float, re.findall(r"\[(.*), (.*)\]", found)[0])
-    assert low < 10 < high and low > 0
-    assert "less than a [" in page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
+    contents = page_contents(plain + same + better)
+    found, against = contents["finding"], contents["against"]
+    assert found.startswith(
+        "c ends with a test accuracy of 61.0\xa0±\xa01.0 %, 10.0 [6.4, 13.6] points more than a (3 seeds"
+    )
+    assert against["configuration"] == ["b", "c"] and against["reference"] == ["a", "a"]
+    assert against["difference in test accuracy (points)"][1] == "10.0 [6.4, 13.6]"
+    assert against["significant"] == ["no", "yes"]
+    assert "10.0 [6.4, 13.6]</td>" in render_page(contents, "")
+    worse = page_contents(plain + group("d", 0.4, 0.43, 0.41))["finding"]
+    low, high = map(float, re.findall(r"\[(.*), (.*)\] points less than a", worse)[0])
+    assert 0 < low < 100 * (0.51 - 1.24 / 3) < high
     assert "which is not significantly different" in page_contents(plain + same)["finding"]
     assert page_contents(plain[:1])["finding"] == "a ends with a test accuracy of 50 % (1 seed)."
     assert page_contents(plain[:1] + better[:1])["finding"].startswith("c ends with a test accuracy of 60 %")
