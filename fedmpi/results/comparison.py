@@ -261,7 +261,8 @@ def compare_runs(
         target = targets.pop() if len(targets) == 1 else None
     blocks = [(block, _rows(block.groups, reference, chosen, target, last)) for block in blocks_of(shown, by)]
     rows = [row for _, table in blocks for row in table]
-    if reference is not None and not any(row.reference or row.group.is_called(reference) for row in rows):
+    alone = len(rows) == 1 and rows[0].group.keys_of(reference)  # there is nothing to compare yet
+    if reference is not None and not alone and not any(row.reference or row.group.is_called(reference) for row in rows):
         labels = "; ".join(row.group.label for row in rows)
         raise UserError(
             f"--reference {reference}: no group has this name, or all differ in more than it; there are {labels}"

@@ -114,7 +114,7 @@ def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: 
     if mode == "full":
         assert code in (FINISHED, REFUSED), f"{case}: {said}"
         if code == REFUSED:
-            assert re.search(r"run folder \S+( failed)? \(No space left on device\): ", said), f"{case}: {said}"
+            assert re.search(r"run folder \S+( failed)? \(No space left on device\)\. ", said), f"{case}: {said}"
             assert "\n" not in said
     else:
         assert code == DIED, f"{case}: {code} {said}"
@@ -154,6 +154,8 @@ def test_what_is_renamed_is_on_the_disk_before_and_its_name_afterwards(tmp_path:
         assert Path(synced[-1]).parent == path.parent and path.stem in synced[-1], calls[: number + 1]
         assert f"fsync {path.parent}" in calls[number:], calls[number:]
         if path.name.startswith("round-"):  # a checkpoint counts on the records before it
-            last = max(n for n, call in enumerate(calls[:number]) if call == "write metrics.jsonl")
-            assert "fsync metrics.jsonl" in calls[last:number], calls[: number + 1]
+            opened = calls.index(f"open checkpoints/.{path.name}.partial")
+            before = [n for n, call in enumerate(calls[:opened]) if call == "fsync metrics.jsonl"]
+            earlier = [n for n in renamed if n < opened and calls[n].endswith(".safetensors")]
+            assert before and before[-1] > max(earlier, default=-1), calls[: number + 1]
     assert len(renamed) > 5

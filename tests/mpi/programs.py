@@ -129,7 +129,7 @@ def sum_rounds(reduction: str, rounds: str, chunk: str = "", nodes: int = 1) -> 
         check_sum(cluster, 30_011, "float32", int(rounds) // 2)
         check_sum(cluster, 5_003, "int64", int(rounds) // 2)
     moved = cluster.share_bytes()
-    if cluster.size > 1:
+    if cluster.size > 1 and reduction != "auto":  # which takes the faster one
         assert (moved.window > 0) == (reduction == "window")
         assert (moved.allreduce > 0) == (reduction != "window" or cluster.nodes > 1)
     assert cluster.nodes == nodes
