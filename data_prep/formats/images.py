@@ -244,7 +244,7 @@ def _reject_mixed(folder: Path, below: dict[str, set[Path]]) -> None:
         if shared or repeated or ("train" in parts and len(parts) > 1):
             held = _listed(sorted(map(str, shared or inner)))
             raise UserError(
-                f"the folder {name} of {folder} holds parts, or sub-folders as another one has them ({held}), so the "
+                f"the folder {name} of {folder} holds parts, or the same sub-folders as another class ({held}), so the "
                 f"classes are ambiguous. Point --raw at {folder / name}, move parts above the classes (train/{name}), "
                 "or put the images of each class directly into its folder"
             )

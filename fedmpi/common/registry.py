@@ -215,7 +215,8 @@ class Component:
         """Return the error text about an option that this component does not have."""
         names = [option.name for option in (*self.options, *self.service_options)]
         if name in positional(self.object):
-            return f"{self._key_of(name)} is no option of {self.name}: put a star before the parameter, (*, {name})"
+            advice = f"put a star before the parameter, (*, {name}), or write a function with this option that calls it"
+            return f"{self._key_of(name)} is no option of {self.name}: {advice}"
         others = [f'"{other.name}"' for other in components(self.kind) if other.option(name) is not None]
         if others:
             return f"{self._key_of(name)} has no effect here: it needs {self.key} = {' or '.join(others)}"
