@@ -17,7 +17,7 @@ def main() -> None:
     interrupt = Interrupt() if saves else None
     from fedmpi.process.exit_codes import run_guarded
 
-    run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"], outlives=saves)
+    run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"], ignores_lost_output=saves)
 
 
 def _run(interrupt: Interrupt | None) -> int:

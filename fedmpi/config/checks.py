@@ -12,9 +12,9 @@ from fedmpi.common.calling import calling, takes
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import ALTERNATIVES
 from fedmpi.config.keys import components_of, value_of
-from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.config.server_tables import Mediators
 from fedmpi.config.stratification import stratification
+from fedmpi.config.tables import local_algorithm
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables

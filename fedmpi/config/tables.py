@@ -5,11 +5,14 @@ Every published method is a choice of these (a preset). Any other choice is vali
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedmpi.common.registry import Chosen
+from fedmpi.common.calling import calling
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import MARKS, Chosen, Component
 from fedmpi.config.base import Count, Table, chooses, limits
 from fedmpi.config.client_tables import ClientsTable, DataTable, LocalTable, Model, SamplesTable, TaskTable
 from fedmpi.config.server_tables import (
@@ -27,9 +30,11 @@ from fedmpi.config.server_tables import (
     Topology,
 )
 
+PLAIN = "plain"
+
 
 class ConfigTables(Table):
-    """All tables of a configuration, each value in its range; whether they go together is `loading.Config`'s affair."""
+    """All tables of a configuration, each value in its range; `loading.Config` checks that they go together."""
 
     preset: str | None = None
     """A published method that chooses the components below. The file and --set override it."""
@@ -63,3 +68,35 @@ class ConfigTables(Table):
     evaluation: EvaluationTable = EvaluationTable()
     checkpoint: CheckpointTable = CheckpointTable()
     logging: LoggingTable = LoggingTable()
+
+
+def local_algorithm(config: ConfigTables) -> tuple[Component, Any] | None:
+    """Return the component that `local.algorithm` chooses and an instance of it; None for plain local steps."""
+    if config.local.algorithm.name == PLAIN:
+        return None
+    chosen = config.local.algorithm
+    part = chosen.component
+    if getattr(part.object, MARKS, {}).get("kind") != part.kind:
+        raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm. Make it one")
+    with calling(part):
+        return part, chosen.make()
+
+
+def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
+    """Count the values sent in addition to a client's model and update: vectors (d,) down, vectors up, numbers up."""
+    found = local_algorithm(config)
+    if found is None:
+        return 0, 0, 0
+    sent = "server_state" if found[1].sent is None else "sent"
+    down, up, numbers = (len(names_in(*found, field)) for field in (sent, "sums", "numbers"))
+    return down, up, numbers
+
+
+def names_in(part: Component, algorithm: Any, field: str) -> tuple[str, ...]:
+    """Return the names that an algorithm declares in a field. A single name needs no tuple."""
+    declared = getattr(algorithm, field)
+    if isinstance(declared, str):
+        return (declared,)
+    if not isinstance(declared, Sequence):
+        raise UserError(f'{part.key} = {part.name!r} has {field} = {declared!r}. List names, as in {field} = ("c",)')
+    return tuple(declared)

@@ -31,8 +31,8 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
-from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.config.server_tables import Mediators
+from fedmpi.config.tables import local_algorithm
 from fedmpi.core.placement import BalanceLearner, Layout
 from fedmpi.core.reduce import RoundTotals
 from fedmpi.local.optimizers import rate

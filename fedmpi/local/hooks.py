@@ -19,7 +19,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
-from fedmpi.config.local_algorithm import local_algorithm, names_in
+from fedmpi.config.tables import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.failures import check_update

@@ -1,4 +1,4 @@
-"""Traits of a model's forward pass, found by a few passes of dummy samples before the first round: whether it reads
+"""Traits of a model's forward pass, found by a few passes of trial samples before the first round: whether it reads
 the data and returns the outputs that the task needs, whether samples of a batch influence one another, how large its
 layers are.
 """
@@ -52,7 +52,7 @@ _known: WeakKeyDictionary[FlatModel, ForwardTraits] = WeakKeyDictionary()
 
 
 def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTraits:
-    """Return the traits of a model from one trial on a few dummy samples; its values and all generators stay unchanged.
+    """Return the traits of a model from one trial on a few trial samples; its values and all generators stay unchanged.
 
     The model is then bound to a scratch copy of its initial values.
     """
@@ -67,7 +67,7 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
 
 
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
-    x = dummy_samples(description, TRIAL_ROWS, model.initial)
+    x = trial_samples(description, TRIAL_ROWS, model.initial)
     with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
@@ -88,7 +88,7 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
 
 @contextmanager
 def _named(model: FlatModel, description: DataDescription) -> Iterator[None]:
-    """Name passes of dummy samples that fail, with the line of code if the model is custom."""
+    """Name passes of trial samples that fail, with the line of code if the model is custom."""
     try:
         yield
     except (UserError, ComponentFailure, KeyboardInterrupt):
@@ -229,7 +229,7 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     return traits.couples_evaluated or traits.loss_couples
 
 
-def dummy_samples(description: DataDescription, rows: int, like: Tensor) -> Tensor:
+def trial_samples(description: DataDescription, rows: int, like: Tensor) -> Tensor:
     """Return synthetic samples (rows, …) on the device and of the type of a parameter.
 
     Numbers are positive, as some models need them. Texts resemble real ones: from the second one on they end with

@@ -67,7 +67,7 @@ class LocalRule:
 
 @dataclass(frozen=True)
 class RoundJob:
-    """What the tasks of a rank share in a round."""
+    """Values that all tasks of a rank share in a round."""
 
     start: Tensor  # w (d,), from which each task trains; it is not changed
     rule: LocalRule

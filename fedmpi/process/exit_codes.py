@@ -56,9 +56,9 @@ OPEN_FILES = 65_536
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bool = False) -> NoReturn:
+def run_guarded(main: Callable[[], int | None], joins: bool = True, ignores_lost_output: bool = False) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job."""
-    _prepare_streams(outlives)
+    _prepare_streams(ignores_lost_output)
     _allow_many_files()
     try:
         launch = read_launch()
@@ -70,7 +70,7 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
         sys.exit(_mismatch(error))
     except BaseException as error:
         code, why, shared = _ending_of(error)
-        if isinstance(error, BrokenPipeError) and not outlives:
+        if isinstance(error, BrokenPipeError) and not ignores_lost_output:
             code, why, shared = UNREAD, "", True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest of its buffer when it ends
         if not shared:
@@ -230,13 +230,13 @@ class _Stream(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def _prepare_streams(outlives: bool) -> None:
-    """Ignore lost standard error, and lost standard output if `outlives`; allow file names that are not UTF-8.
+def _prepare_streams(ignores_lost_output: bool) -> None:
+    """Ignore lost standard error, and lost standard output if asked; allow file names that are not UTF-8.
 
     Streams that other code has replaced are left unchanged.
     """
     open_descriptors()
-    for name, descriptor, drops in (("stdout", 1, outlives), ("stderr", 2, True)):
+    for name, descriptor, drops in (("stdout", 1, ignores_lost_output), ("stderr", 2, True)):
         now = getattr(sys, name)
         if (drops or now is None) and now is getattr(sys, f"__{name}__") and isinstance(now, io.TextIOWrapper | None):
             encoding, at_once = ("utf-8", True) if now is None else (now.encoding, now.line_buffering)

@@ -1,4 +1,4 @@
-"""What a run shows: rounds on the terminal, RUN/run.log, TensorBoard's events, and the table at its end."""
+"""Output of a run: rounds on the terminal, RUN/run.log, TensorBoard's events, and the table at its end."""
 
 from __future__ import annotations
 

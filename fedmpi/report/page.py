@@ -9,7 +9,6 @@ import base64
 import html
 import importlib
 import json
-import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -22,7 +21,8 @@ from fedmpi.describe.run import CLIENT_SCORES
 from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import curves as drawing
 from fedmpi.report.curves import LINK_NAMES, TITLES, Configuration, configurations, key_title, rounded
-from fedmpi.results.comparison import AXES, Comparison, Row, Spread, compare_runs, in_percent, rises, spent
+from fedmpi.report.finding import Columns, against, cell, compared, counted, finding
+from fedmpi.results.comparison import AXES, Spread, rises, spent
 from fedmpi.results.loading import OneRun, differing, find_runs, read_runs, shortened, table_value
 
 VEGA_LITE = "6.4"
@@ -34,7 +34,6 @@ FIRST = ("test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test
 """Keys that are offered first."""
 FAIRNESS = {"used": "used at all", "effective": "effective share", "gini": "Gini", "largest": "most often"}
 Spec = dict[str, Any]
-Columns = dict[str, list[Any]]
 
 
 class Item(NamedTuple):
@@ -84,7 +83,7 @@ def drawing_library() -> str:
 def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     """Return everything that the page shows, as JSON; numbers have five digits."""
     groups, notes = configurations(runs)
-    compared = _compared(runs)
+    comparison = compared(runs)
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     curves = [drawing.curves([drawing.completed(run) for run in group.runs]) for group in groups]
     found = dict.fromkeys(key for one in curves for key in one["y"])
@@ -94,8 +93,8 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     return {
         "title": title or shortened(names, 4),
         "version": fedmpi.__version__,
-        "finding": _finding(compared),
-        "against": _against(compared),
+        "finding": finding(comparison),
+        "against": against(comparison),
         "axes": {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in curves)},
         "metrics": metrics,
         "configurations": [_configuration(group) | one for group, one in zip(groups, curves, strict=True)],
@@ -106,69 +105,6 @@ def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         "runs": [_run(number, g, run) for number, (g, run) in enumerate(ordered)],
         "warnings": drawing.warnings([run for _, run in ordered]),
     }
-
-
-def _compared(runs: Sequence[OneRun]) -> Comparison | None:
-    """Return the comparison of the configurations; None if no run is finished, or none was evaluated."""
-    try:
-        return compare_runs(runs)
-    except UserError:
-        return None
-
-
-def _rounded(scale: float, value: float, spread: float, *others: float) -> list[str]:
-    """Return numbers with the decimals that two digits of a spread have."""
-    decimals = max(0, 1 - math.floor(math.log10(scale * spread))) if spread > 0 and math.isfinite(spread) else 2
-    return [f"{scale * one:,.{decimals}f}" for one in (value, *others)]
-
-
-def _against(comparison: Comparison | None) -> Columns | None:
-    """Return the table of differences from the reference, with their corrected intervals; None without any."""
-    rows = [row for _, table in comparison.blocks for row in table] if comparison else []
-    found = [(row, one, row.reference) for row in rows if (one := row.interval) and row.reference]
-    if comparison is None or not found:
-        return None
-    scale = 100 if in_percent(comparison.metric) else 1
-    numbers = [_rounded(scale, one.mean, one.half, one.low, one.high) for _, one, _ in found]
-    title = f"difference in {key_title(comparison.metric)}{' (points)' * (scale == 100)}"
-    return {
-        "configuration": [row.group.label for row, _, _ in found],
-        "reference": [other.label for _, _, other in found],
-        title: [f"{mean} [{low}, {high}]" for mean, low, high in numbers],
-        "seeds": [one.n for _, one, _ in found],
-        "significant": ["yes" if one.significant else "no" for _, one, _ in found],
-    }
-
-
-def _finding(comparison: Comparison | None) -> str:
-    """Return the main result in one sentence: the largest significant difference, or the last score."""
-    if comparison is None:
-        return ""
-    rows = [row for _, table in comparison.blocks for row in table]
-    title, scale = key_title(comparison.metric), 100 if in_percent(comparison.metric) else 1
-    unit = " points" if scale == 100 else ""
-
-    def score(row: Row) -> str:
-        text = _cell((scale * row.final.mean, row.final.deviation and scale * row.final.deviation))
-        return f"{text}{' %' * (scale == 100)}"
-
-    compared = [(row, one, row.reference) for row in rows if (one := row.interval) and row.reference]
-    if not compared:
-        best = (max if rises(comparison.metric) else min)(rows, key=lambda row: row.final.mean)
-        most = "" if len(rows) == 1 else ", the best result"
-        return f"{best.group.label} ends with a {title} of {score(best)} ({_number(best.final.n, 'seed')}){most}."
-    row, one, other = max(compared, key=lambda found: (found[1].significant, abs(found[1].mean)))
-    low, high = sorted((math.copysign(1, one.mean) * one.low, math.copysign(1, one.mean) * one.high))
-    mean, low_text, high_text = _rounded(scale, abs(one.mean), one.half, low, high)
-    words = f"{mean} [{low_text}, {high_text}]{unit} {'more' if one.mean > 0 else 'less'} than {other.label}"
-    doubt = "" if one.significant else ", which is not significantly different"
-    about = f"{doubt} ({one.n} seeds, corrected 95 % confidence interval)"
-    return f"{row.group.label} ends with a {title} of {score(row)}, {words}{about}."
-
-
-def _number(count: int, noun: str) -> str:
-    """Return a number of things: "1 run", "3 runs"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _missing(runs: Sequence[OneRun]) -> list[str]:
@@ -262,7 +198,7 @@ def render_page(shown: dict[str, Any], library: str) -> str:
     parts = {
         "title": html.escape(shown["title"]),
         "finding": html.escape(shown["finding"]),
-        "about": ", ".join(_number(count, noun) for noun, count in counts.items()) + bands,
+        "about": ", ".join(counted(count, noun) for noun, count in counts.items()) + bands,
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in shown["notes"]),
         "version": shown["version"],
         "contents": "".join(f'<a href="#{anchors[title]}">{title}</a>' for title in sections),
@@ -296,31 +232,17 @@ def _table(name: str, columns: Columns) -> str:
     """Return columns by heading as HTML, with a link that downloads them as CSV."""
     from pandas import DataFrame  # slow to import
 
-    frame = DataFrame({heading: [_cell(value) for value in values] for heading, values in columns.items()})
+    frame = DataFrame({heading: [cell(value) for value in values] for heading, values in columns.items()})
     table = frame.to_html(index=False, border=0, na_rep="–")
     spreads: Columns = {}
     for heading, values in columns.items():
         pairs = [value if isinstance(value, list | tuple) else (value, None) for value in values]
-        spreads[heading] = [_cell(mean) if isinstance(mean, str) else mean for mean, _ in pairs]
+        spreads[heading] = [cell(mean) if isinstance(mean, str) else mean for mean, _ in pairs]
         if any(deviation is not None for _, deviation in pairs):
             spreads[f"{heading}, standard deviation"] = [deviation for _, deviation in pairs]
     content = base64.b64encode(DataFrame(spreads).to_csv(index=False).encode(errors="replace")).decode()
     link = f'<a class="csv" download="{name}.csv" href="data:text/csv;base64,{content}">CSV</a>'
     return f'{link}<div class="scroll">{table}</div>'
-
-
-def _cell(value: Any) -> str:
-    """Return a number with four digits, a mean ± two digits of its deviation if that is not 0, or a text."""
-    if isinstance(value, list | tuple):
-        mean, deviation = value
-        if not deviation or not math.isfinite(deviation):
-            return _cell(mean)
-        return "\xa0±\xa0".join(_rounded(1, mean, deviation, deviation))
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "–" if value is None else str(value).strip().encode(errors="replace").decode()
 
 
 def _several_seeds(shown: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Bringing the runs of a sweep to their end, each in a separate process: the command that a user would give.
+"""Running a sweep: each run in a separate process, started by the command that a user would give.
 
 Finished runs are skipped, stopped and failed ones continue. A run that fails stops no other. A signal is passed on: the
 runs save, and the sweep started again continues with them.
@@ -175,7 +175,7 @@ def sweep(
     stop: Callable[[], bool] | None = None,
     mix_sources: bool = False,
 ) -> list[Run]:
-    """Bring all runs of a sweep to their end, each in a separate process; finished ones are only read.
+    """Run all runs of a sweep, each in a separate process; finished ones are only read.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def sweep(
     UserError
         Wrong input, before anything is started.
     RunFailure
-        Runs failed; they are named, and all others have come to their end.
+        Runs failed; they are named, and all others are finished.
     """
     planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
     refuse_mixed_sources(planned, planned.runs, mix_sources)
@@ -235,7 +235,7 @@ def run_sweep(
     stop: Callable[[], bool] = lambda: False,
     say: Say = lambda text: None,
 ) -> list[Outcome]:
-    """Bring the runs to their end, at most `jobs` at the same time."""
+    """Run the runs, at most `jobs` at the same time."""
     if jobs < 1:
         raise UserError(f"jobs = {jobs} is impossible. Give 1 or more")
     launcher(sweep.ranks)

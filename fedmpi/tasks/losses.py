@@ -221,7 +221,7 @@ def task_loss(
 
 
 def made_up_targets(description: DataDescription, samples: int) -> Tensor:
-    """Return dummy targets (samples, …) for a trial: classes 0, 1, …, C − 1, 0, …; alternating 0 and 1; numbers."""
+    """Return trial targets (samples, …) for a trial: classes 0, 1, …, C − 1, 0, …; alternating 0 and 1; numbers."""
     count = samples * math.prod(description.target_shape)
     if description.counted:
         return (torch.arange(count) % description.classes).view(samples, *description.target_shape)

@@ -82,28 +82,28 @@ def main():
         print(number)
     return 0
 
-run_guarded(main, outlives=sys.argv[2] == "outlives")
+run_guarded(main, ignores_lost_output=sys.argv[2] == "run")
 """
 
 
 @pytest.mark.parametrize(
-    ("lines", "outlives", "output", "code"),
+    ("lines", "kind", "output", "code"),
     [
         (5, "ends", "unread", 141),  # which all fit into a buffer
         (100_000, "ends", "unread", 141),
-        (100_000, "outlives", "unread", 0),
-        (5, "outlives", "/dev/full", 0),
+        (100_000, "run", "unread", 0),
+        (5, "run", "/dev/full", 0),
         (5, "ends", "closed", 0),
     ],
 )
-def test_a_run_outlives_the_reader_of_its_output_and_other_commands_end(
-    lines: int, outlives: str, output: str, code: int
+def test_a_run_continues_without_a_reader_of_its_output_and_other_commands_end(
+    lines: int, kind: str, output: str, code: int
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     to = {"unread": f">&{writing}", "closed": ">&-"}.get(output, f"> {output}")
     done = subprocess.run(
-        ["bash", "-c", f"exec {sys.executable} -c '{GUARDED}' {lines} {outlives} {to}"],
+        ["bash", "-c", f"exec {sys.executable} -c '{GUARDED}' {lines} {kind} {to}"],
         pass_fds=[writing],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stderr=subprocess.PIPE,

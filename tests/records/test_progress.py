@@ -1,4 +1,4 @@
-"""What a run shows and leaves: records and logs read again, TensorBoard's events, and a run followed to its end."""
+"""Output of a run: records and logs read again, TensorBoard's events, and a run followed to its end."""
 
 from __future__ import annotations
 

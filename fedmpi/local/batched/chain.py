@@ -19,7 +19,7 @@ from fedmpi.local.batched.forms import LAYERS
 from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.local.batched.pooled import with_pools
 from fedmpi.local.batched.text import Embedding
-from fedmpi.local.traits import dummy_samples
+from fedmpi.local.traits import trial_samples
 from fedmpi.models.isolation import Tracer
 from fedmpi.models.layers import Dropout
 
@@ -64,7 +64,7 @@ class StackedNet:
 
 @dataclass(frozen=True)
 class Traced:
-    """Forward pass of a module, with the value of every node on a few dummy samples, without dropout."""
+    """Forward pass of a module, with the value of every node on a few trial samples, without dropout."""
 
     module: nn.Module  # the module to be trained
     copied: nn.Module  # copy of it that is traced, with dropout at 0
@@ -112,7 +112,7 @@ def trace(module: nn.Module, copied: nn.Module, description: DataDescription) ->
         traced = Traced(module, copied, tracer.trace(copied))
         tracer.root, tracer.tensor_attrs = nn.Module(), {}  # torch's remaining reference cycle then contains no values
         with torch.no_grad():
-            _Values(traced).run(dummy_samples(description, ROWS, next(copied.parameters())))
+            _Values(traced).run(trial_samples(description, ROWS, next(copied.parameters())))
     except Exception as error:
         raise NotStackable(f"torch.fx cannot trace {type(module).__name__}: {raised(error)}") from error
     return traced

@@ -19,7 +19,7 @@ from fedmpi.local.batched.chain import ROWS, StackedNet, by_hand, trace
 from fedmpi.local.batched.graph import graph_net
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.update import StackAdam
-from fedmpi.local.traits import dummy_samples
+from fedmpi.local.traits import trial_samples
 from fedmpi.local.work import LocalRule
 
 COUNTS = 3, 2
@@ -73,7 +73,7 @@ def check_form(net: StackedNet, copied: nn.Module) -> None:
     flat = torch.stack([own, own + spread * torch.randn(own.shape, generator=generator, dtype=own.dtype)])
     flat = flat.to(parameters[0].device)
     samples = [
-        dummy_samples(net.description, ROWS + client, parameters[0])[:count] for client, count in enumerate(COUNTS)
+        trial_samples(net.description, ROWS + client, parameters[0])[:count] for client, count in enumerate(COUNTS)
     ]
     outputs = math.prod(net.description.output_shape)
     towards = torch.randn(2, ROWS, outputs, generator=generator, dtype=own.dtype).to(flat.device)
