@@ -245,6 +245,12 @@ def is_arrow(path: Path) -> bool:
     return path.name.lower().endswith(ARROWS)
 
 
+def _check_distinct(path: Path, names: list[str]) -> None:
+    """Reject a table in which several columns have one name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
+
+
 def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
     """Read a CSV file; malformed rows are skipped and counted."""
     content = list(lines(path, options.encoding, remedy=REMEDY))
@@ -260,8 +266,7 @@ def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
             f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. Remove "
             "lines above the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
         )
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
+    _check_distinct(path, names)
     kept, places = [], []
     for line, row in rows:
         if len(row) == len(names):
@@ -335,8 +340,7 @@ def _arrow_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read ({raised(error)}). Fetch or write it again.") from error
     names, metadata = found.schema.names, found.schema.metadata or {}
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{path} names several columns {twice[0]!r}. Rename or remove all except one.")
+    _check_distinct(path, names)
     values = {name: _plain(found.column(name)) for name in names}
     try:
         listed = json.loads(metadata[b"pandas"])["index_columns"]

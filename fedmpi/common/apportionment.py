@@ -26,6 +26,11 @@ def offsets_of(sizes: Ints) -> Ints:
     return offsets
 
 
+def places_within(counts: Ints) -> Ints:
+    """Return the place of each item in its part, 0 ... n_i - 1, of parts of n_i items each."""
+    return np.arange(int(counts.sum())) - np.repeat(offsets_of(counts)[:-1], counts)
+
+
 def united(some: Ints, others: Ints) -> Ints:
     """Return the distinct values of both, sorted.
 

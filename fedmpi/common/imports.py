@@ -21,10 +21,9 @@ from fedmpi.common.errors import UserError, raised
 OBJECT = "(...)"
 """End of the name of an object with values that no file holds."""
 
-NOT_THEIRS = (
-    Path(__file__).resolve().parents[1],
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
-)
+INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+"""Folders of Python and of installed packages."""
+NOT_THEIRS = (Path(__file__).resolve().parents[1], *INSTALLED)
 """Folders of code that is not the user's: fedmpi, Python, installed packages."""
 
 

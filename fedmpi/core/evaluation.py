@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common.apportionment import places_within
 from fedmpi.common.calling import during
 from fedmpi.common.errors import ClientFailure, Divergence, UserError
 from fedmpi.common.fairness import spread_over_clients
@@ -188,9 +189,8 @@ class OwnRows:
     def load(self, clients: Ints) -> tuple[Tensor, Tensor]:
         """Load features and labels of these clients, ascending and each with samples, concatenated."""
         counts = self.counts[clients]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         load = self.data.load_held_out if self.held_out else self.data.load_positions
-        return load(np.repeat(self.starts[clients], counts) + within)
+        return load(np.repeat(self.starts[clients], counts) + places_within(counts))
 
 
 class ClientsView:

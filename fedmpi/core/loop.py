@@ -225,8 +225,7 @@ class Simulation:
         self.sums.release()
         moved = self.saved.moved()
         self.net.begin(self.model)
-        if self.display is not None:
-            self.display.close()
+        self.close()
         if not self.cluster.is_server:
             return
         facts = summary_facts(self.experiment) | moved.facts()
@@ -237,7 +236,7 @@ class Simulation:
             self.summary = self.recorder.finish(self.net.module, facts, confusion)
 
     def close(self) -> None:
-        """Close the progress display if the run was interrupted."""
+        """Close the progress display, if there is one."""
         if self.display is not None:
             self.display.close()
 

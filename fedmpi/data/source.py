@@ -158,13 +158,12 @@ class ClientData:
         assert part is not None
         return self._tensors(part[0][positions], part[1][positions])
 
-    def test(self, start: int = 0, stop: int | None = None) -> Tensors:
-        """Rows start ... stop - 1 of the test part (all by default), normalized."""
-        x, y = self.store.test()
-        return self._finite("test", self._tensors(x[start:stop], y[start:stop]))
+    def test(self) -> Tensors:
+        """Return the test part, normalized."""
+        return self._finite("test", self._tensors(*self.store.test()))
 
     def validation(self) -> Tensors | None:
-        """The validation part, normalized, where the store has one."""
+        """Return the validation part, normalized, if the store has one."""
         part = self.store.validation()
         return None if part is None else self._finite("validation", self._tensors(*part))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.common.apportionment import offsets_of, places_within
 from fedmpi.common.errors import ComponentFailure, Divergence, UserError
 from fedmpi.common.streams import Purpose
 from fedmpi.common.types import Floats, Ints
@@ -179,7 +180,7 @@ class MergedEngine:
         partial = np.fromiter((rows is not None for rows in given), bool, len(tasks))
         counts = sizes[clients]
         counts[partial] = [len(rows) for rows in given if rows is not None]
-        rows = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows = places_within(counts)
         if partial.any():
             rows[np.repeat(partial, counts)] = np.concatenate([chosen for chosen in given if chosen is not None])
         return clients, rows, counts
@@ -209,8 +210,7 @@ class MergedEngine:
 
     def _load(self, clients: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
         if self._offsets is None:
-            sizes = self.source.sizes
-            self._offsets = np.cumsum(sizes) - sizes
+            self._offsets = offsets_of(self.source.sizes)
         return self.source.load_positions(self._offsets[clients] + rows)
 
 

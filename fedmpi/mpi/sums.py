@@ -133,6 +133,6 @@ def sums_on_device(comms: Communicators, wanted: Reduction, device: torch.device
         )
     decided = readable and (wanted == "device" or (wanted == "auto" and accelerators == ranks))
     if accelerators and comms.world.rank == 0:
-        way = "summed on their device" if decided else "staged through pinned host memory"
+        way = "summed on their device" if decided else "staged through host memory"
         log.info("sums: tensors of %d of %d ranks are on GPUs: %s", accelerators, ranks, way)
     return decided

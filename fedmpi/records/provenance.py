@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ import numpy as np
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
-from fedmpi.common.imports import as_written, found_by_name, own_text
+from fedmpi.common.imports import INSTALLED, as_written, found_by_name, own_text
 from fedmpi.common.registry import KINDS, SOURCE, Component, in_memory, is_digits, resolve
 from fedmpi.config import Config, config_toml
 from fedmpi.config.keys import components_of
@@ -43,7 +42,6 @@ from fedmpi.config.writing import differences
 from fedmpi.data.schema import MANIFEST, read_manifest
 
 log = logging.getLogger("fedmpi")
-INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 PACKAGES = ("site-packages", "dist-packages")
 """Names of folders for installed packages."""
 FOLDER = "plugins"

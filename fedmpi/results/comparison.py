@@ -156,14 +156,14 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def corrected(found: Sequence[Difference], rate: float = 1 - LEVEL) -> list[Difference]:
-    """Widen the intervals of one table so that its false discovery rate is at most `rate`.
+def corrected(found: Sequence[Difference]) -> list[Difference]:
+    """Widen the intervals of one table so that its false discovery rate is at most 1 - `LEVEL`.
 
     Benjamini and Hochberg (1995) reject R of the m hypotheses of no difference. Each interval gets the level
     1 - R rate/m of Benjamini and Yekutieli (2005), with R = 1 where none is rejected. So exactly R intervals exclude
     zero. A single difference keeps its interval.
     """
-    m = len(found)
+    m, rate = len(found), 1 - LEVEL
     passed = np.flatnonzero(np.sort([one.p for one in found]) <= rate * np.arange(1, m + 1) / max(m, 1))
     rejected = passed[-1] + 1 if len(passed) else 1
     return [replace(one, level=float(1 - rejected * rate / m)) for one in found]

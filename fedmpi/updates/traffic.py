@@ -61,7 +61,6 @@ def mediator_models(
     visits: int,
     mediators: int,
     optimizer_values: int = 0,
-    upload_bits: Bits = 8 * BYTES_PER_VALUE,
     lost: int = 0,
 ) -> RoundTraffic:
     """Return the traffic of a synchronization round's models with mediators, as actually sent.
@@ -76,7 +75,7 @@ def mediator_models(
     return RoundTraffic(
         client_up=visits * visit,
         client_down=(visits + lost) * visit,
-        mediator_up=mediators * _bytes_of(values, upload_bits),
+        mediator_up=mediators * values * BYTES_PER_VALUE,
         mediator_down=mediators * values * BYTES_PER_VALUE,
     )
 
