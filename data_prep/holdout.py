@@ -180,7 +180,7 @@ def balanced_rows(labels: Ints, classes: int, total: int = 0) -> Ints:
     if total:
         if total % present or total // present > keep:
             raise UserError(
-                f"--test-total {total} cannot be had. Ask for a multiple of the {present} classes of the test part, "
+                f"--test-total {total} is impossible. Choose a multiple of the {present} classes of the test part, "
                 f"at most {keep * present}"
             )
         keep = total // present

@@ -105,7 +105,7 @@ def parse_options(
             taken.setdefault(option.name, {})[part] = option
             if option.name in reserved:
                 name = flag(option.name)
-                raise UserError(f"{name} is an option of data_prep itself. Name the one of your own otherwise")
+                raise UserError(f"{name} is an option of data_prep itself. Rename the option of your component")
     given: dict[Component, dict[str, Any]] = {part: {} for part in takers}
     left = list(words)
     while left:
@@ -117,7 +117,7 @@ def parse_options(
         if name not in taken:
             used = " and ".join(dict.fromkeys(part.name for part in takers))
             close = difflib.get_close_matches(name, [*taken, *reserved], n=1)
-            hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows whose it is"
+            hint = f"did you mean {flag(close[0])}?" if close else "`python -m data_prep list` shows all options"
             raise UserError(f"{written} is no option of {used}; {hint}")
         if not equals and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)

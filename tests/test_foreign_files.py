@@ -300,7 +300,7 @@ def test_the_log_warns_of_draws_that_no_seed_sets(
         fedmpi.run("fedavg", {"rounds": 2, "clients.sampler": client_sampler(lambda v: Cohort(draw(v)[:3]))})
     warnings = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
     assert len(warnings) == (generator is not None)
-    assert generator is None or f"global generator of {generator}," in warnings[0]
+    assert generator is None or f"global generator of {generator}." in warnings[0]
 
 
 BROKEN = {

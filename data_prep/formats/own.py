@@ -144,7 +144,7 @@ def read_own_files(data_set: DataSet, raw: Path, options: ReadOptions, tally: Ta
     elif raw.suffix.lower() == ".npy":
         raise UserError(f"{raw} is one array without labels. Write both with numpy.savez('mine.npz', x=x, y=y).")
     else:
-        raise UserError(f"{raw} is of no kind that can be read. --raw must name {data_set.files}.")
+        raise UserError(f"{raw} has an unsupported format. --raw must name {data_set.files}.")
     return hold_out_test(own.data_set(replace(data_set, name=name), options, tally), options.split, tally)
 
 

@@ -263,7 +263,7 @@ def _csv_file(path: Path, options: ReadOptions, tally: Tally) -> _File:
     names = [f"{name}.0" if not given and name in header else name for name, given in zip(names, header, strict=True)]
     if len(names) == 1:
         raise UserError(
-            f"{path} has one column ({shown(names[0], repr)}), but a table needs a label column and others. Remove "
+            f"{path} has one column ({shown(names[0], repr)}), but needs labels and features. Remove "
             "lines above the header, or give --delimiter if the sign is none of comma, semicolon, tab and |."
         )
     _check_distinct(path, names)

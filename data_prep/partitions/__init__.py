@@ -116,8 +116,8 @@ def partition(name: str, request: Request, labeled: bool = True, **options: Opti
         )
     if scheme.marks.get("by_label") and not labeled:
         raise UserError(
-            f"the partition {name} deals rows out by their classes, but the rows of this data set have none. Choose "
-            "iid, a law of sizes, user, or one of your own"
+            f"the partition {name} assigns samples by class, but the samples of this data set have no classes. Choose "
+            "iid, a partition by size, user, or a custom scheme"
         )
     if len(request.labels) == 0:
         raise UserError("the data set has no training sample to partition. Check the files given by --raw")

@@ -46,7 +46,7 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
     """
     clients = len(relative)
     if not np.isfinite(relative.sum()):
-        raise UserError("the largest client is beyond all numbers. Choose a milder one (--shape, or --sigma)")
+        raise UserError("the size of the largest client overflows. Choose a milder one (--shape, or --sigma)")
     if total < clients:
         raise UserError(f"{total} samples cannot give {clients} clients one each. Ask for at most {total} clients")
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
@@ -76,7 +76,7 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
             sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
         countable = np.isfinite(draws.sum()) and sizes.sum() < MOST_SAMPLES
     if not countable:
-        raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes beyond all numbers. Choose smaller ones")
+        raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes overflow. Choose smaller values")
     return np.asarray(sizes, np.int64)
 
 

@@ -322,7 +322,7 @@ class Weighing:
         self.averages_models = bool(part.marks.get("averages_models", False))
         if self.judges and self.averages_models:
             raise UserError(
-                f"server.weights = {part.name!r} averages models, of whose weights after() would change the sum. "
+                f"server.weights = {part.name!r} averages models, but after() would change the sum of their weights. "
                 "Leave out averages_models or after()"
             )
 

@@ -92,7 +92,7 @@ class View:
     def class_counts(self) -> Ints:
         """Samples of every class held by each client, int64 (N, C)."""
         if self.counts is None:
-            raise UserError("class_counts are not at hand here. Give View(counts=…)")
+            raise UserError("this View has no class counts. Construct it with View(counts=…)")
         return read_only(self.counts())
 
     @cached_property
@@ -267,7 +267,7 @@ class ClientSampler:
         clients: Ints = result_array(self.part, found, None, what, view.round, whole=True)
         away = clients[~np.isin(clients, view.available)]
         if away.size:
-            raise self._refused(view, f"returned client {away[0]}, who is not among view.available: draw from those")
+            raise self._refused(view, f"returned client {away[0]}, which is not in view.available: draw from it")
         return clients
 
     def _refused(self, view: View, problem: str) -> ComponentFailure:

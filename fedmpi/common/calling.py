@@ -239,9 +239,9 @@ def _warn_of_draws(part: Component, before: GeneratorStates) -> None:
     _calls[part] = WATCHED_CALLS if drawn else calls + 1
     if drawn:
         log.warning(
-            "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after"
-            " each call, so that the same numbers come again: draw from the generator that it is given, or from one "
-            "made of the round",
+            "the %s %s draws from the global generator of %s. The run's seed does not set it, and it is restored after"
+            " each call, so every call draws the same numbers. Draw from the generator passed to it, or from one "
+            "seeded by the round",
             part.kind,
             part.name,
             " and ".join(drawn),

@@ -206,8 +206,8 @@ class Component:
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
             raise UserError(
-                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}. Write "
-                f"options after a star, def __init__(self, *, {', '.join(unset)})"
+                f"{self.key} = {self.name!r} is built from options only, but its __init__ needs {unset[0]}. Write "
+                f"keyword-only options, def __init__(self, *, {', '.join(unset)})"
             )
         return self.object(**bound)
 

@@ -261,7 +261,7 @@ class ClientsView:
         if int(wanted) > len(holding):
             raise UserError(
                 f"evaluation.clients = {wanted}, but {len(holding)} of the {len(self.used)} clients of "
-                f'{self.config.data.source.choice} hold {self.rows.kind}. Give at most so many, or "all"'
+                f'{self.config.data.source.choice} have {self.rows.kind}. Give at most this number, or "all"'
             )
         generator = self.streams.generator(Purpose.CLIENTS_VIEWED)
         return np.sort(generator.choice(holding, int(wanted), replace=False, shuffle=False))

@@ -265,7 +265,7 @@ def compare_ranks(cluster: Cluster, facts: Facts) -> None:
 
     def refuse() -> None:
         if found := [text.tobytes().decode() for text in gathered or [] if text.size]:
-            raise UserError(f"the ranks do not run the same: {found[0]}. Give all ranks the same files and options")
+            raise UserError(f"the ranks differ: {found[0]}. Give all ranks the same files and options")
 
     on_server(cluster, refuse)
 

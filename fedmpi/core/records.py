@@ -258,8 +258,8 @@ class SavedState:
         own = self.net.frozen_checksum
         if found is not None and found.header.get("frozen", own) != own:
             raise UserError(
-                f"the model's frozen values are others than those that {self.recorder.folder} was trained with. "
-                "Build it as it was, or choose another --out"
+                f"the model's frozen parameters differ from those that {self.recorder.folder} was trained with. "
+                "Build the same model again, or choose another --out"
             )
         return found
 

@@ -227,9 +227,7 @@ def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_
 
 
 def _disagree(plan: Plan, what: str) -> None:
-    raise RanksDisagree(
-        f"round {plan.round}: {what}: the ranks do not work on the same plan with the same data, and the run is ended"
-    )
+    raise RanksDisagree(f"round {plan.round}: {what}. Start all ranks with the same configuration, data and code")
 
 
 class ServerStep:

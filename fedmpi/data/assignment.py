@@ -100,7 +100,7 @@ def dirichlet_by_class(
     random sample of the largest clients. Returns rows, offsets, and the number of clients that were filled.
     """
     if not alpha * clients < _LARGEST_TOTAL:
-        raise UserError(f"alpha = {alpha:g} is beyond all numbers with {clients} clients. Choose a smaller one")
+        raise UserError(f"alpha = {alpha:g} is too large for {clients} clients. Choose a smaller alpha")
     if fill and len(labels) < clients:
         raise UserError(
             f"{len(labels)} samples cannot give {clients} clients one each. Ask for at most {len(labels)} clients"

@@ -1,4 +1,4 @@
-"""The clients of a run described: how their scores spread, what they go with, and which are worst."""
+"""Description of a run's clients: distribution of scores, correlates of scores, and the worst clients."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Hooks:
         self.own_loss = algorithm.objective is not None
         self.steps_server = overrides(algorithm, "server_step")
         if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
-            raise UserError(f"{part.name} declares sums or numbers, which its finish() is to return. Write one")
+            raise UserError(f"{part.name} declares sums or numbers, but has no finish() to return them. Define it")
         for name, given in HOOKS.items():
             if overrides(algorithm, name):
                 takes(part, getattr(algorithm, name), *given, method=name)
@@ -290,5 +290,5 @@ def declared(part: Component, algorithm: LocalAlgorithm, field: str, taken: Sequ
     for name in names:
         usable = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
         if not usable or name in taken or names.count(name) > 1:
-            raise UserError(f"{part.name}: {field} names {name!r}, which is taken or no name of an attribute")
+            raise UserError(f"{part.name}: {field} names {name!r}, which is reserved or not a valid attribute name")
     return names

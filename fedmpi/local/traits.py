@@ -73,8 +73,8 @@ def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
         outputs = _outputs(model, x, description)
         if not outputs.requires_grad:
             raise UserError(
-                "the model's outputs have no gradient by its parameters (detach(), torch.no_grad(), NumPy?), so "
-                "nothing could be learned"
+                "the model's outputs have no gradient with respect to its parameters (detach, no_grad or NumPy?), so "
+                "it cannot be trained"
             )
         keeps = _keeps(model, x)
         try:

@@ -43,9 +43,9 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
             raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
     if any(buffer is not None and buffer.is_floating_point() for buffer in _kept_buffers(module)):
         raise UserError(
-            "model.lora keeps all of a model but its small matrices, and this model has numbers beside its parameters "
-            "that may change while it trains, as batch norm's statistics do. Choose a model without, or register them "
-            "with persistent=False where they are constant"
+            "model.lora freezes the model except for small matrices, but this model has floating-point buffers "
+            "that may change in training, such as batch norm's statistics. Choose another model, or register buffers "
+            "that are constant with persistent=False"
         )
     module.requires_grad_(False)
     made: dict[int, nn.Module] = {}

@@ -69,9 +69,7 @@ def choose_device(request: str, node_rank: int) -> torch.device:
         if visible:
             return torch.device("cuda", node_rank % visible)
         if request == "cuda":
-            raise UserError(
-                "the device is to be 'cuda', but torch sees no CUDA device here. Set the device to 'auto' or 'cpu'"
-            )
+            raise UserError("the device is set to 'cuda', but torch finds no CUDA device. Set it to 'auto' or 'cpu'")
         return torch.device("cpu")
     try:
         device = torch.device(request)

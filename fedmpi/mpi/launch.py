@@ -153,7 +153,7 @@ def check_world_size(launches: list[Launch], size: int, library: str) -> None:
     if size > 1 and launches[0].variable == "SLURM_STEP_NUM_TASKS":
         return  # another launcher on top of srun, or a job of several programs: MPI did join the processes
     raise LauncherMismatch(
-        f"{_launched(launches)}, but mpi4py loaded {short_version(library)}, which sees {size}: launcher and MPI "
+        f"{_launched(launches)}, but mpi4py loaded {short_version(library)}, which sees {size}. Launcher and MPI "
         "library do not belong together; launch with the mpiexec beside this Python, or with `srun --mpi=pmi2` (MPICH) "
         "or `srun --mpi=pmix` (Open MPI)"
     )

@@ -189,7 +189,7 @@ def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         raise UserError(
             f"samples.size.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, "
-            "answers say nothing of the sizes; without privacy: samples.size.estimate = exact"
+            "reports carry no information. For exact sizes, set samples.size.estimate = exact"
         )
     if threshold < 3:
         raise UserError(f"samples.size.max_size (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")

@@ -108,7 +108,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             log.warning("going on from %s instead, at round %d", path, checkpoint.next_round)
         return checkpoint
     if paths:
-        raise UserError(f"no checkpoint in {folder} is whole. Choose another --out to start the run anew")
+        raise UserError(f"all checkpoints in {folder} are damaged. Choose another --out to start a new run")
     return None
 
 

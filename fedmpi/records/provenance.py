@@ -303,7 +303,7 @@ def with_found_shards(path: Path, config: Config, strict: bool = True) -> Config
     if found is None and strict:
         there = "holds other data than" if digest_of(shards) else "is not a folder with the data that"
         raise UserError(
-            f"{SHARDS} = {shards!r} {there} {path.parent} was trained on, and no folder beside that run is one. Give "
+            f"{SHARDS} = {shards!r} {there} {path.parent} was trained on, and no folder nearby has that data. Give "
             f"the folder of the shards with the checksum {digest[:12]}…, --set {SHARDS}=FOLDER"
         )
     return config if found in (None, shards) else given_config(config, {SHARDS: found})

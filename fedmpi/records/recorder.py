@@ -102,9 +102,7 @@ class Recorder:
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
         if found and not path.exists():
-            raise UserError(
-                f"{self.folder} holds {found[0]} of a run but no config.toml that says which. Choose another --out"
-            )
+            raise UserError(f"{self.folder} contains {found[0]} but no config.toml of its run. Choose another --out")
         if found and not resume:
             raise UserError(
                 f"{self.folder} holds a run already ({', '.join(found)}). Add --resume to continue it (resume=True "

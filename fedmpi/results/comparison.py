@@ -116,7 +116,7 @@ class Spread:
 
 
 def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
-    """Return the spread of the spending (`spent`) of the runs at the end of one round each (`first_reached`)."""
+    """Return mean and spread of the runs' costs (`spent`), each at the end of its round in `first_reached`."""
     return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])
 
 
@@ -252,10 +252,10 @@ def compare_runs(
     shown = [run for run in finished if _has_metric(run, chosen)]
     if not shown:
         if any(_curve(run, chosen) for run in finished):
-            raise UserError(f"{chosen} is no finite number in the end of any run. Choose another --metric")
+            raise UserError(f"no run ends with a finite value of {chosen}. Choose another --metric")
         keys = dict.fromkeys(key for run in finished for record in run.records for key in record)
         known = [key for key in sorted(keys) if any(_curve(run, key) for run in finished)]
-        raise UserError(f"no record has {chosen}: there are {', '.join(known) or 'no numbers'}; choose a --metric")
+        raise UserError(f"no record has {chosen}. Choose a --metric from: {', '.join(known) or 'none'}")
     if target is None and chosen.endswith("accuracy"):
         targets = {run.table.get("evaluation.target_accuracy") for run in finished}
         target = targets.pop() if len(targets) == 1 else None
@@ -265,7 +265,8 @@ def compare_runs(
     if reference is not None and not alone and not any(row.reference or row.group.is_called(reference) for row in rows):
         labels = "; ".join(row.group.label for row in rows)
         raise UserError(
-            f"--reference {reference}: no group has this name, or all differ in more than it; there are {labels}"
+            f"--reference {reference}: no group has this name, or all differ in more than this part of it. "
+            f"Choose one of: {labels}"
         )
     return Comparison(chosen, last, target, blocks, [run for run in runs if run not in shown], reference)
 

@@ -156,7 +156,7 @@ def table_value(value: Any) -> str:
 
 
 def shortened(names: Sequence[str], most: int = 8) -> str:
-    """Return a list of names, of many the first ones."""
+    """Return names joined as text; a long list is cut after the first names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

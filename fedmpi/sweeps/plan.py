@@ -95,7 +95,7 @@ def plan_sweep(
     _check(runs, origin)
     if prepared and not any(run.data for run in runs):
         name = next(iter(prepared))
-        raise UserError(f'{origin}: [prepare.{name}] is used by no run. Write data.source = "{name}" where it is')
+        raise UserError(f'{origin}: [prepare.{name}] is unused. Set data.source = "{name}" in a run, or remove it')
     return Sweep(origin, folder, ranks, tuple(runs))
 
 
@@ -243,9 +243,9 @@ def _check(runs: Sequence[PlannedRun], origin: str) -> None:
         if run.config.data.source.name.startswith(ARRAYS):
             sentences.append("data.source are arrays in memory: name a function that makes them, module:function")
         if sentences:
-            raise UserError(f"{where}: runs of a sweep are started from files, and {sentences[0]}")
+            raise UserError(f"{where}: runs of a sweep start from files, but {sentences[0]}")
         if run.name in names:
-            raise UserError(f"{where}: another run, or the shards, would have the folder {run.folder}. Rename it")
+            raise UserError(f"{where}: another run or the shards already use the folder {run.folder}. Rename this run")
         if text in texts:
             raise UserError(f"{origin}: the runs {texts[text].name} and {run.name} are the same. Leave out one")
         names.add(run.name)

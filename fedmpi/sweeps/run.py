@@ -132,7 +132,7 @@ def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def refuse_mixed_sources(sweep: Sweep, runs: Sequence[PlannedRun], mixed: bool) -> None:
-    """Reject runs whose components have other sources than in runs of the sweep that are done, unless they may mix."""
+    """Reject runs if their components' sources differ from those of finished runs, unless mixing is allowed."""
     chosen = {run.index: set(map(repr, foreign_choices(run.config))) for run in sweep.runs}
     waiting = set().union(*(chosen[run.index] for run in runs if chosen[run.index] and look(run) != "finished"))
     changed: dict[str, list[PlannedRun]] = {}

@@ -72,7 +72,7 @@ class Preparation:
             if there.get(option) != here.get(option):
                 other, own = (" ".join(one.get(option, ["not given"])) or "given" for one in (there, here))
                 raise UserError(
-                    f"{self.folder} holds shards that were prepared otherwise ({option}: {other} there, {own} here). "
+                    f"{self.folder} has shards with other options ({option}: {other}, but the sweep sets {own}). "
                     "Choose another --out, or remove that folder"
                 )
         return True

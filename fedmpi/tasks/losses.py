@@ -157,7 +157,7 @@ class Loss:
             if trained:
                 raise UserError(
                     f"task.loss = {part.name} has parameters of its own ({', '.join(trained)}), which nothing trains. "
-                    "Let the model hold them, or freeze them by requires_grad_(False)"
+                    "Move them into the model, or freeze them with requires_grad_(False)"
                 )
 
     @property
@@ -247,7 +247,7 @@ def couples_samples(loss: Loss, outputs: Tensor, description: DataDescription) -
     if not depends:
         raise refuse_result(
             loss.part,
-            "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "
+            "its values have no gradient with respect to the outputs: use torch functions, without argmax, "
             ".detach() or NumPy",
         )
     with torch.no_grad():

@@ -161,7 +161,7 @@ def test_a_number_of_clients_is_drawn_once_by_the_seed():
     [
         ("most", r"evaluation\.clients = 'most'.*: give \"all\", \"participants\", or how many clients"),
         (0, "how many clients"),
-        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* hold training rows. Give at most so many"),
+        (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* have training rows. Give at most this number"),
     ],
 )
 def test_what_cannot_be_evaluated_is_rejected(value: Any, sentence: str):

@@ -132,7 +132,7 @@ def test_a_test_part_of_a_given_total_is_balanced_or_rejected() -> None:
     assert balanced_rows(labels, 4, 3).tolist() == [0, 1, 3]
     assert balanced_rows(labels, 4, 6).tolist() == balanced_rows(labels, 4).tolist() == [0, 1, 2, 3, 4, 6]
     for total in (4, 9):
-        with pytest.raises(UserError, match=f"--test-total {total} cannot be had. .* 3 classes .* at most 6"):
+        with pytest.raises(UserError, match=f"--test-total {total} is impossible. .* 3 classes .* at most 6"):
             balanced_rows(labels, 4, total)
 
 

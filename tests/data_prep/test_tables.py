@@ -401,7 +401,7 @@ def test_targets_have_decimal_commas_as_well(tmp_path: Path, prepared: Prepared)
         ("t.csv", b"a,label\n\0\0\n", "is a binary file"),
         ("t.csv", b"a,label\r1,0\r2,1\r", "end lines with a line feed"),
         ("t.npy", b"\x93NUMPY", "one array without labels"),
-        ("t.xlsx", b"PK", "of no kind that can be read"),
+        ("t.xlsx", b"PK", "an unsupported format"),
         ("t.npz", b"no zip at all", "is not a readable .npz file"),
         ("t.parquet", b"PAR1 no more", "cannot be read"),
     ],

@@ -46,7 +46,7 @@ def test_ranks_that_end_together_say_it_once(how: str, code: int, words: str):
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "error: 2 processes were launched .* sees 1: launcher and MPI library"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "error: 2 processes were launched .* sees 1. Launcher and MPI library"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "^$"),  # only the first of them speaks
         ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, r"no MPI library.*fedmpi\[mpi\]"),
     ],

@@ -268,11 +268,11 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ({"client_state": ("index",)}, "'index', which is taken"),
-        ({"server_state": ("model",)}, "'model', which is taken"),
-        ({"client_state": ("a", "a")}, "'a', which is taken"),
-        ({"client_state": ("a b",)}, "'a b', which is taken or no name"),
-        ({"sums": ("a",)}, "which its finish"),
+        ({"client_state": ("index",)}, "'index', which is reserved"),
+        ({"server_state": ("model",)}, "'model', which is reserved"),
+        ({"client_state": ("a", "a")}, "'a', which is reserved"),
+        ({"client_state": ("a b",)}, "'a b', which is reserved or not a valid"),
+        ({"sums": ("a",)}, "has no finish"),
         ({"sent": ("a",)}, "sent names 'a'"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_run_does_not_continue_with_other_frozen_values(tmp_path: Path):
         if times == 1.0:
             settings["rounds"] += 1
             fedmpi.run("fedavg", settings, data=data, model=scaled, out=tmp_path / "RUN", resume=True)
-    with pytest.raises(UserError, match="frozen values are others than those"):
+    with pytest.raises(UserError, match="frozen parameters differ from those"):
         fedmpi.run("fedavg", {**settings, "rounds": 9}, data=data, model=scaled, out=tmp_path / "RUN", resume=True)
 
 

@@ -135,7 +135,7 @@ def test_records_are_whole_on_rank_0_and_summary_and_model_everywhere(found: Fou
         ("unwritable", "file/RUN (Not a directory)"),
         ("taken", "run holds a run already"),
         ("another", "local.lr"),
-        ("different arrays", "the ranks do not run the same: "),
+        ("different arrays", "the ranks differ: "),
         ("different networks", "the values of the model given (sha256)"),
     ],
 )

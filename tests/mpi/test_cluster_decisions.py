@@ -58,7 +58,7 @@ def test_the_launcher_is_known_by_the_variables_of_this_process(environ, launch)
     ],
 )
 def test_a_world_of_another_size_than_launched_is_rejected(environ, size, joined):
-    with nullcontext() if joined else pytest.raises(LauncherMismatch, match=rf"MPICH 5.0.2, which sees {size}: "):
+    with nullcontext() if joined else pytest.raises(LauncherMismatch, match=rf"MPICH 5.0.2, which sees {size}\. "):
         check_world_size(read_launches(environ), size, MPICH)
 
 

@@ -190,5 +190,5 @@ def test_clients_state_that_is_gone_or_differs_damages_its_checkpoint(tmp_path: 
     found = newest_checkpoint(tmp_path)
     assert found is not None and found.next_round == 5
     clients_file(tmp_path, 5).unlink()
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="all checkpoints"):
         newest_checkpoint(tmp_path)

@@ -69,7 +69,7 @@ def test_a_folder_with_anything_of_a_run_but_no_configuration_is_rejected(tmp_pa
     path.write_text("of a run")
     (tmp_path / "notes.txt").write_text("of another program")
     before = content(tmp_path)
-    with pytest.raises(UserError, match=rf"holds {name} of a run but no config"):
+    with pytest.raises(UserError, match=rf"contains {name} but no config"):
         Recorder(tmp_path, CONFIG, resume)
     assert content(tmp_path) == before
 
@@ -152,7 +152,7 @@ def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undist
         Recorder(run, load_config(None, [*SETTINGS, "logging.tensorboard=false", "seed=3"]), resume=True)
 
 
-def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undisturbed: Path, tmp_path: Path):
+def test_allowed_changes_take_effect_and_equal_a_run_started_with_them(undisturbed: Path, tmp_path: Path):
     """A finished run of four rounds continues to eight, in two changes, and is bit-identical to one of eight rounds."""
     longer = [setting for setting in SETTINGS if not setting.startswith("rounds")]
     assert run_into(tmp_path / "WHOLE", *longer, "rounds=8") == 0
@@ -281,7 +281,7 @@ def test_when_all_checkpoints_are_damaged_the_run_is_rejected(undisturbed: Path,
     run = copy_of(undisturbed, tmp_path)
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="is whole. Choose another --out"):
+    with pytest.raises(UserError, match="are damaged. Choose another --out"):
         run_into(run, *SETTINGS, resume=True)
 
 

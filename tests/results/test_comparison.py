@@ -235,7 +235,7 @@ def test_a_sweeps_names_are_kept_and_each_is_compared_with_its_like(tmp_path: Pa
     ]
     assert all(row.difference == pytest.approx(0.055) for row in rows[2:])
     assert "difference to fed avg" in rendered(found) and "+5.50 [+4.26, +6.74] significant" in rendered(found)
-    with pytest.raises(UserError, match="--reference FedSGD: .*; there are Fed Avg, lr = 0.1;"):
+    with pytest.raises(UserError, match="--reference FedSGD: .* Choose one of: Fed Avg, lr = 0.1;"):
         compared(tmp_path, reference="FedSGD")
 
 
@@ -307,7 +307,7 @@ def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> No
     assert f"without test_accuracy in the end: {tmp_path}/other" in text
     with pytest.raises(UserError, match=r"no run is finished: .*half \(1 of 9 rounds\) is unfinished"):
         compared(tmp_path / "half")
-    with pytest.raises(UserError, match="no record has test_acuracy: there are .*test_accuracy"):
+    with pytest.raises(UserError, match="no record has test_acuracy.*test_accuracy"):
         compared(tmp_path, metric="test_acuracy")
 
 
@@ -318,7 +318,7 @@ def test_a_loss_that_is_no_number_in_the_end_is_not_that_of_an_earlier_round(tmp
     [(_, [row])] = found.blocks
     assert list(row.group.runs) == [0] and row.final.mean == 0.4
     assert f"without test_loss in the end: {tmp_path}/a1 (2 of 2 rounds), {tmp_path}/a2" in rendered(found)
-    with pytest.raises(UserError, match="test_loss is no finite number in the end of any run"):
+    with pytest.raises(UserError, match="no run ends with a finite value of test_loss"):
         compared(tmp_path / "a1", metric="test_loss")
     assert compared(tmp_path).blocks[0][1][0].final.n == 3, "its accuracy is a number"
 
@@ -397,14 +397,14 @@ def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None
             write_run(tmp_path / f"{preset}{seed}", [0.5, 0.6], {"preset": preset, "seed": seed}, rebalancing=tables)
     [(_, rows)] = compared(tmp_path, metric="rebalancing.overhead").blocks
     assert [row.final.mean for row in rows] == [0.75, 1.0]
-    with pytest.raises(UserError, match=r"no record has rebalancing.mode: there are"):
+    with pytest.raises(UserError, match=r"no record has rebalancing.mode"):
         compared(tmp_path, metric="rebalancing.mode")
 
 
 def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_rejected(tmp_path: Path) -> None:
     for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
         write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
-    with pytest.raises(UserError, match=r"--reference plain: .* there are plain, 50;"):
+    with pytest.raises(UserError, match=r"--reference plain: .* Choose one of: plain, 50;"):
         compared(tmp_path, reference="plain")
     [(_, rows)] = compared(tmp_path, reference="plain, 50").blocks
     assert [row.reference.label for row in rows if row.reference is not None] == ["plain, 50"]

@@ -130,7 +130,7 @@ def view(round: int) -> View:
         ),
     ],
 )
-def test_clients_are_available_as_often_as_their_law_says(law: Any, named: str) -> None:
+def test_clients_are_available_as_often_as_the_availability_model_states(law: Any, named: str) -> None:
     """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
     hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
     for round in range(ROUNDS):

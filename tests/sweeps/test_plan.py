@@ -148,12 +148,12 @@ WRONG: list[tuple[str, str]] = [
     ("[sweep]\npreset = ['fedavg', 'fedagv']", "did you mean fedavg?"),
     ("[[sweep.run]]\nname = 'a'\n[[sweep.run]]\nname = 'b'", "the runs a and b are the same"),
     ("[[sweep.run]]\nname = 'a b'\n[[sweep.run]]\nname = 'a-b'\nrounds = 3", "run a-b: another run"),
-    ("[[sweep.run]]\nname = 'shards'", "or the shards, would have the folder"),
+    ("[[sweep.run]]\nname = 'shards'", "or the shards already use the folder"),
     ("[[sweep.run]]\nname = 'a'\nrounds = 3\n[[sweep.x]]\nname = 'b'\nrounds = 4", "rounds is set by each of a and b"),
     ("data = 3\n[sweep]\ndata.source = ['digits']", "data is a table of keys"),
     ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha has no effect: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
-    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run. Write data.source = "a"'),
+    ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is unused. Set data.source = "a"'),
     ('[sweep]\nmodel = ["mlp", "mpl"]', "mpl"),
     ('[sweep]\nmodel = ["mlp"]\n"model.hidden" = ["wide"]', "model.hidden = 'wide' does not suit mlp"),
     ('[sweep]\nmodel = ["nowhere.at_all:network"]', "nowhere"),
@@ -243,7 +243,7 @@ X, Y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
     ],
 )
 def test_objects_that_no_file_contains_are_rejected(tables: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="run seed=0: runs of a sweep are started from files, and"):
+    with pytest.raises(UserError, match="run seed=0: runs of a sweep start from files, but"):
         plan_sweep({**COUNT, **tables, "sweep": {"seed": [0]}}, tmp_path)
 
 

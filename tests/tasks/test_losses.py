@@ -101,7 +101,7 @@ def test_evaluation_reports_the_mean_of_the_loss():
         ("column", r"shape \(4, 1\)"),
         ("by_class", r"shape \(5,\): .*shape \(4,\)"),
         ("number", "a float"),
-        ("wrong_answers", "have no gradient by the outputs"),
+        ("wrong_answers", "have no gradient with respect to the outputs"),
         ("broken", r"own_losses.py:\d+\) failed: RuntimeError: no such thing"),
     ],
 )

@@ -83,7 +83,7 @@ def test_of_labels_the_mean_of_the_binary_cross_entropies():
         ("huber", {"delta": 0.7}, lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35)),
     ],
 )
-def test_of_numbers_the_mean_over_those_of_a_sample(shape, name, options, of_error):
+def test_regression_losses_average_over_the_numbers_of_a_sample(shape, name, options, of_error):
     targets = torch.from_numpy(np.random.default_rng(4).standard_normal(shape))
     values = math.prod(shape[1:])
     outputs = drawn(SAMPLES, values)

@@ -99,7 +99,7 @@ def test_top_k_sends_the_largest_values_as_they_are():
     assert sent[places].abs().min() >= sent[found == 0].abs().max()
 
 
-def test_of_values_equally_large_top_k_sends_those_of_lower_places():
+def test_top_k_breaks_ties_in_favor_of_lower_positions():
     signs = torch.tensor([-1.0, 1.0]).repeat(500)
     for count in (1, 7, 400):
         found = keep_largest(0.5 * signs.clone(), count / 1000)
