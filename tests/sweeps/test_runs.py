@@ -471,5 +471,5 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_again_after_a_ki
     assert sum("digits: preparing" in out for out, _ in ends) == 1, ends
     assert read_manifest(shards).clients == 6 and not (shards / PREPARING).exists()
     other = plan_sweep({**tables, "prepare": PREPARED | {"clients": 9}}, tmp_path / "out")
-    with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 6 there, 9 here\)"):
+    with pytest.raises(UserError, match=r"shards with other options \(--clients: 6, but the sweep sets 9\)"):
         check_runs(other, other.runs)
