@@ -363,8 +363,8 @@ def describe(choice: Any) -> Component:
     kind = getattr(as_written(found), MARKS, {}).get("kind")
     if kind is None:
         raise UserError(
-            f"{choice!r} does not say what kind of component it is: decorate it, e.g. with @fedmpi.client_sampler, or "
-            "name the kind, e.g. with --kind availability"
+            f"{choice!r} does not say what kind of component it is. Name its kind with --kind (one of "
+            f"{', '.join(KINDS)}), or decorate it, as with @fedmpi.compressor"
         )
     return resolve(kind, choice)
 

@@ -12,7 +12,7 @@ from fedmpi.common.errors import ComponentFailure, UserError
 from fedmpi.common.registry import KINDS, Component, describe, known_kind, resolve
 from fedmpi.testing import preparation, selection, training
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Contract, Subject
-from fedmpi.testing.started import Starts, started_checks
+from fedmpi.testing.started import started_check
 
 CONTRACTS: dict[str, Contract] = selection.CONTRACTS | training.CONTRACTS | preparation.CONTRACTS
 """Contracts by kind of component."""
@@ -23,8 +23,7 @@ def checks(
     choice: Any, settings: Settings | None = None, kind: str | None = None, *, runs: bool = True
 ) -> Iterator[Check]:
     """Yield the checks of a component."""
-    subject = _subject(choice, settings or {}, kind)
-    return _checks(subject, Starts([subject]) if runs else None)
+    return _checks(_subject(choice, settings, kind), runs)
 
 
 def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, runs: bool = True) -> Any:
@@ -40,7 +39,6 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
     import pytest
 
     subjects = [_subject(*(choice if isinstance(choice, tuple) else (choice,))) for choice in choices]
-    starts = Starts(subjects) if runs else None
 
     def skipping(check: Check) -> str:
         try:
@@ -48,7 +46,7 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
         except CheckSkipped as reason:
             pytest.skip(str(reason))
 
-    found = [check for subject in subjects for check in _checks(subject, starts)]
+    found = [check for subject in subjects for check in _checks(subject, runs)]
     return pytest.mark.parametrize("check", [replace(check, run=partial(skipping, check)) for check in found], ids=str)
 
 
@@ -92,7 +90,7 @@ def _subject(choice: Any, settings: Settings | None = None, kind: str | None = N
     return subject
 
 
-def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
+def _checks(subject: Subject, runs: bool) -> Iterator[Check]:
     yield from CONTRACTS[subject.part.kind].of(subject)
-    if starts is not None and not KINDS[subject.part.kind].key.startswith("--"):
-        yield from started_checks(subject, starts)
+    if runs and not KINDS[subject.part.kind].key.startswith("--"):
+        yield started_check(subject)

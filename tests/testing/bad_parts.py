@@ -57,11 +57,6 @@ class Alternating:
         return np.arange(len(client.labels) if self.asked % 2 else 0)
 
 
-@data_sampler
-def first_by_processes(client) -> np.ndarray:
-    return np.arange(min(len(client.labels), 2 + 3 * processes()))
-
-
 @weights(normalized=True)
 def root(cohort, sizes) -> np.ndarray:
     return np.sqrt(sizes[cohort.clients])
@@ -77,8 +72,8 @@ def of_everybody(cohort, sizes) -> np.ndarray:
     return sizes / sizes.sum()
 
 
-def scaled_by_processes(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
-    return scale * processes() * (1 - outputs.softmax(1).gather(1, targets[:, None]).squeeze(1))
+def scaled(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    return scale * (1 - outputs.softmax(1).gather(1, targets[:, None]).squeeze(1))
 
 
 class LeastRecall:
@@ -91,21 +86,19 @@ class LeastRecall:
         return {"least_recall": (sums["right"][there] / sums["all"][there]).min()}
 
 
-def metric_by_processes(outputs: Tensor, targets: Tensor) -> dict:
-    return {"ranks": len(targets) * processes()}
-
-
 def points(*, count: int = 60) -> dict:
     rows = np.arange(count)
     return {"x": np.arange(2.0 * count).reshape(count, 2), "y": rows % 3, "user": rows // 9}
 
 
-class Remembering(LocalAlgorithm):
+class RememberingForItself(LocalAlgorithm):
     """SCAFFOLD whose client variates no checkpoint contains."""
 
     server_state = ("c",)
     sums = ("dc",)
-    variates: dict[int, Tensor] = {}
+
+    def __init__(self) -> None:
+        self.variates: dict[int, Tensor] = {}
 
     def correction(self, client, server, generator) -> Tensor:
         return server.c - self.variates.get(client.index, torch.zeros_like(server.c))
@@ -118,16 +111,6 @@ class Remembering(LocalAlgorithm):
     def server_step(self, server, update, sums, totals, generator) -> Tensor:
         server.c = server.c + sums["dc"] / totals.population
         return update
-
-
-class RememberingForItself(Remembering):
-    def __init__(self) -> None:
-        self.variates = {}
-
-
-class PushedByProcesses(LocalAlgorithm):
-    def correction(self, client, server, generator) -> Tensor:
-        return torch.full_like(server.model, 0.01 * processes())
 
 
 class NoisyAlgorithm(LocalAlgorithm):
@@ -205,16 +188,6 @@ class EverySecond(Steps):
             for parameter, *both in zip(self.parameters, *self.kept, strict=True):
                 parameter.data -= self.lr * sum(both) / 2
             self.kept = []
-
-
-class Standing(Steps):
-    def chosen(self, gradient: Tensor) -> Tensor:
-        return torch.zeros_like(gradient)
-
-
-class Falling(Steps):
-    def chosen(self, gradient: Tensor) -> Tensor:
-        return torch.ones_like(gradient)
 
 
 class Accumulating(Steps):
