@@ -7,12 +7,11 @@ process, as it would any program. The imports before the first printed line take
 import sys
 from functools import partial
 
-from fedmpi.process.signals import Interrupt, open_descriptors
+from fedmpi.process.signals import Interrupt
 
 
 def main() -> None:
     """Run a command as the entry point of the console script; any failure ends all ranks of the job."""
-    open_descriptors()
     saves = sys.argv[1:2] in (["train"], ["sweep"])
     interrupt = Interrupt() if saves else None
     from fedmpi.process.exit_codes import run_guarded

@@ -205,7 +205,9 @@ class SavedState:
 
     def moved(self) -> BytesMoved:
         """Return the bytes moved by MPI since the start of the run, across resumptions; collective."""
-        return self._moved_before + self.cluster.share_bytes()
+        moved = self.cluster.share_bytes()
+        moved.update(self._moved_before)
+        return moved
 
     def check(self, model: Tensor, round: int) -> None:
         """Require the same model and algorithm vectors on all ranks; collective."""
@@ -216,7 +218,7 @@ class SavedState:
         """Write a checkpoint from which the run resumes at `next_round`; collective."""
         self.check(model, next_round - 1)
         tensors, header = self.gathered()
-        header["mpi_bytes"] = asdict(self.moved())
+        header["mpi_bytes"] = dict(self.moved())
         if self.recorder is not None:
             self.recorder.saved()  # wait for the previous checkpoint, and tidy up the folder
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)

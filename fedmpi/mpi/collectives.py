@@ -1,12 +1,11 @@
 """Typed collectives: arrays over MPI as stored in memory, sums, the job's communicators, and polite waiting.
 
-An array is sent as a small int64 header and its bytes, without pickling. Messages longer than `CHUNK` bytes are cut,
-since most MPI libraries count in 32-bit integers.
+An array is sent as a small int64 header and its bytes, without pickling.
 
 A waiting rank must leave its core to the computing ranks, and a blocking MPI call spins. Therefore a tiny non-blocking
 operation is polled: first eagerly (a short wait costs microseconds), for a millisecond yielding to other processes,
 then with sleeps of a tenth of the time waited so far, at most 2 ms. Ranks of one node sleep until they are woken
-instead (`board.py`). A poll tests several times: a barrier takes several steps, each within a test. The blocking
+instead (`window.Board`). A poll tests several times: a barrier takes several steps, each within a test. The blocking
 collective is called only once all ranks have arrived. Large non-blocking collectives are never polled with sleeps: they
 only progress inside the test. Python's signal handlers run between polls.
 """
@@ -15,24 +14,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.common.types import AnyArray, Bytes, Ints
+from fedmpi.common.types import AnyArray, Bytes
 from fedmpi.mpi.device import core_mask, cores_allowed
 
 Reduction = Literal["auto", "window", "allreduce", "device"]
-MOST_VALUES = 1 << 30
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CHUNK = 1 << 30
 DTYPES = tuple(np.dtype(name) for name in ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
@@ -77,8 +74,7 @@ def broadcast_message(comm: MPI.Intracomm, message: Bytes | None) -> Bytes:
     length = np.array([0 if message is None else len(message)], np.int64)
     comm.Bcast(length, root=0)
     received = np.empty(length[0], np.uint8) if message is None else message
-    for begin in range(0, len(received), CHUNK):
-        comm.Bcast(received[begin : begin + CHUNK], root=0)
+    comm.Bcast(received, root=0)
     return received
 
 
@@ -86,36 +82,13 @@ def gather_messages(comm: MPI.Intracomm, message: Bytes) -> list[Bytes] | None:
     """Return every rank's message on rank 0, in rank order; None elsewhere. All ranks must have arrived."""
     sizes = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([len(message)], np.int64), sizes)
-    received = [np.empty(size, np.uint8) for size in sizes] if comm.rank == 0 else None
-    step = max(1, CHUNK // comm.size)
-    for start in range(0, int(sizes.max()), step):
-        lengths = np.clip(sizes - start, 0, step)
-        ends = np.cumsum(lengths)
-        staging = None if received is None else np.empty(ends[-1], np.uint8)
-        comm.Gatherv(
-            message[start : start + step], None if staging is None else [staging, (lengths, ends - lengths)], root=0
-        )
-        if received is not None and staging is not None:
-            for whole, piece in zip(received, np.split(staging, ends[:-1]), strict=True):
-                whole[start : start + len(piece)] = piece
-    return received
-
-
-def exchange_parts(
-    comm: MPI.Intracomm, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
-) -> None:
-    """Send neighboring parts of `outgoing`, one per rank, into neighboring parts of `incoming` (Alltoallv).
-
-    All ranks must have arrived.
-    """
-    from mpi4py import MPI
-
-    kind = MPI.DOUBLE if outgoing.dtype == np.float64 else MPI.FLOAT
-
-    def spec(values: NDArray[np.floating], counts: Ints) -> list[object]:
-        return [values, (counts, np.cumsum(counts) - counts), kind]
-
-    comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))
+    if comm.rank:
+        comm.Gatherv(message, None, root=0)
+        return None
+    ends = np.cumsum(sizes)
+    received = np.empty(ends[-1], np.uint8)
+    comm.Gatherv(message, [received, (sizes, ends - sizes)], root=0)
+    return np.split(received, ends[:-1])
 
 
 def wait_until(
@@ -125,28 +98,22 @@ def wait_until(
     pause: Callable[[float], None] | None = None,
     long: bool = False,
 ) -> bool:
-    """Poll `arrived` until it is true."""
+    """Poll `arrived` until it is true; return False after `limit` seconds. A `long` wait sleeps at once."""
     for _ in range(1 if long else EAGER_TESTS):
         if arrived():
             return True
-    return _poll(arrived, limit, pause or partial(_sleep, longest_sleep), 0.0 if long else YIELDING_SECONDS)
-
-
-def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None], yielding: float) -> bool:
     started = time.monotonic()
     while not any(arrived() for _ in range(TESTS_PER_POLL)):
         waited = time.monotonic() - started
         if limit is not None and waited > limit:
             return False
-        if waited < yielding:
+        if waited < YIELDING_SECONDS and not long:
             os.sched_yield()
-        else:
+        elif pause is not None:
             pause(waited)
+        else:
+            time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest_sleep))
     return True
-
-
-def _sleep(longest: float, waited: float) -> None:
-    time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest))
 
 
 def meet(comm: MPI.Intracomm) -> None:
@@ -154,32 +121,19 @@ def meet(comm: MPI.Intracomm) -> None:
     wait_until(comm.Ibarrier().Test)
 
 
-@dataclass
-class BytesMoved:
-    """Bytes sent or received by this rank through MPI since the start; headers of a few words are not counted."""
+class BytesMoved(Counter[str]):
+    """Bytes sent or received by this rank through MPI since the start; headers of a few words are not counted.
 
-    broadcast: int = 0  # Payload of the broadcasts (sent by rank 0, received by the others)
-    gather: int = 0  # Payload of the gathers (received by rank 0 from the others, sent by the others)
-    allreduce: int = 0  # Length of the buffers passed to Allreduce, between ranks or between the leaders of the nodes
-    window: int = 0  # Bytes of the other ranks' slots that this rank read in the node-local shared-memory window
-    relay: int = 0  # Bytes sent to another member of a group
-    exchange: int = 0  # Bytes sent by this rank in all-to-all exchanges
+    broadcast, gather: payload. allreduce: length of the buffers, between ranks or between the leaders of the nodes.
+    window: bytes of the other ranks' slots that this rank read in the node's shared memory. relay: bytes sent to
+    another member of a group. exchange: bytes sent by this rank in all-to-all exchanges.
+    """
 
-    @property
-    def total(self) -> int:
-        """Total of all kinds, in bytes."""
-        return sum(self.as_tuple())
-
-    def __add__(self, other: BytesMoved) -> BytesMoved:
-        return BytesMoved(*(one + more for one, more in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+    KINDS = ("broadcast", "gather", "allreduce", "window", "relay", "exchange")
 
     def facts(self) -> dict[str, dict[str, int]]:
         """Return the summary's entry `mpi_bytes`: every kind, and the total."""
-        return {"mpi_bytes": {**asdict(self), "total": self.total}}
-
-    def as_tuple(self) -> tuple[int, ...]:
-        """Return the counters in the order of the attributes."""
-        return astuple(self)
+        return {"mpi_bytes": {**{kind: self[kind] for kind in self.KINDS}, "total": self.total()}}
 
 
 @dataclass(frozen=True)
@@ -233,34 +187,18 @@ class Communicators:
 
 def maximum(comm: MPI.Intracomm, value: int) -> int:
     """Return the largest of the ranks' integers, on all ranks, after a polite wait."""
-    from mpi4py import MPI
-
-    return _agreed(comm, value, MPI.MAX)
+    return _agreed(comm, value, "MAX")
 
 
 def total(comm: MPI.Intracomm, value: int) -> int:
     """Return the sum of the ranks' integers, on all ranks, after a polite wait."""
+    return _agreed(comm, value, "SUM")
+
+
+def _agreed(comm: MPI.Intracomm, value: int, operation: str) -> int:
     from mpi4py import MPI
 
-    return _agreed(comm, value, MPI.SUM)
-
-
-def _agreed(comm: MPI.Intracomm, value: int, operation: MPI.Op) -> int:
     meet(comm)
     result = np.empty(1, np.int64)
-    comm.Allreduce(np.array([value], np.int64), result, op=operation)
+    comm.Allreduce(np.array([value], np.int64), result, op=getattr(MPI, operation))
     return int(result[0])
-
-
-def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:
-    """Replace the values by their sums over the ranks, in pieces that fit 32-bit counts."""
-    from mpi4py import MPI
-
-    for part in pieces(len(values)):
-        comm.Allreduce(MPI.IN_PLACE, values[part])
-
-
-def pieces(length: int) -> Iterator[slice]:
-    """Yield slices that fit 32-bit counts."""
-    for start in range(0, length, MOST_VALUES):
-        yield slice(start, start + MOST_VALUES)

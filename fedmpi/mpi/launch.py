@@ -34,15 +34,19 @@ KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, *TAKEN_BY_MPI)
 
 # Variables about THIS process. SLURM_NTASKS and SLURM_PROCID are also set for the single process of a batch script.
 # SLURM_STEP_NUM_TASKS belongs to a step, and inside an mpiexec it counts the launcher's own helpers, so it comes last.
-MPIEXEC_VARIABLES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
-SRUN_VARIABLES = (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),)
+VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
 NOT_STARTED = 76
 """Exit code of a job whose MPI did not start in time; the next start may succeed."""
-VARIABLE = "FEDMPI_START_SECONDS"
+LIMIT = "FEDMPI_START_SECONDS"
 MARK = "FEDMPI_NOT_STARTED"
 """Environment variable that names a file to make in that case: launchers that kill the other ranks report other
 codes."""
 SECONDS, SECONDS_PER_RANK = 120.0, 1.0
+"""Time limit of the start, and what each rank adds to it."""
 SECONDS_FOR_RANK_0 = 1.0
 """Seconds by which the other ranks end later than rank 0, which prints the message for all."""
 # An abort can discard the rank's last output: give the launcher time to pass it on.
@@ -63,46 +67,34 @@ class Launch:
     variable: str  # Variable that contains this
 
 
-def read_launches(environ: Mapping[str, str]) -> list[Launch]:
-    """Return the launchers that claim this process: those of mpiexec (or srun with PMI) if there are any, else
-    srun's."""
-    for family in (MPIEXEC_VARIABLES, SRUN_VARIABLES):
-        found = [
-            Launch(int(environ[size]), int(environ[rank]), size)
-            for size, rank in family
-            if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit()
-        ]
-        if found:
-            return found
-    return []
-
-
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     """Return the launch of this process, or None if it is standalone (or from an unknown launcher)."""
-    launches = read_launches(os.environ if environ is None else environ)
-    return launches[0] if launches else None
-
-
-def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
-    """Load MPI and initialize it, once."""
     environ = os.environ if environ is None else environ
-    launches = read_launches(environ)
+    for size, rank in VARIABLES:
+        if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
+            return Launch(int(environ[size]), int(environ[rank]), size)
+    return None
+
+
+def start_mpi() -> ModuleType | None:
+    """Load MPI and initialize it, once; None if there is none to load."""
+    launch = read_launch()
     try:
         mpi = _import_mpi()
     except (ImportError, RuntimeError) as error:
-        if any(launch.size > 1 for launch in launches):
+        if launch is not None and launch.size > 1:
+            reason = str(error).strip().split("\n")[0]
             raise UserError(
-                f"{_launched(launches)}, but no MPI library could be loaded ({_first_line(error)}): {MISSING_MPI}"
+                f"{_launched(launch)}, but no MPI library could be loaded ({reason}): {MISSING_MPI}"
             ) from None
         return None
     if not mpi.Is_initialized():
-        check_process_manager(environ, mpi.Get_library_version())
-
-        ranks, rank = (launches[0].size, launches[0].rank) if launches else (1, 0)
-        seconds = seconds_to_start(ranks, environ) if ranks > 1 else 0
+        check_process_manager(os.environ, mpi.Get_library_version())
+        ranks, rank = (launch.size, launch.rank) if launch else (1, 0)
+        seconds = seconds_to_start(ranks, os.environ) if ranks > 1 else 0
         with kept_handlers(), limited(seconds, ranks, rank):
             initialize(mpi)
-    check_world_size(launches, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
+    check_world_size(launch, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
 
 
@@ -146,14 +138,14 @@ def check_process_manager(environ: Mapping[str, str], library: str) -> None:
         )
 
 
-def check_world_size(launches: list[Launch], size: int, library: str) -> None:
-    """Compare the size of COMM_WORLD with the launchers' sizes."""
-    if not launches or any(launch.size == size for launch in launches):
+def check_world_size(launch: Launch | None, size: int, library: str) -> None:
+    """Compare the size of COMM_WORLD with the launcher's."""
+    if launch is None or launch.size == size:
         return
-    if size > 1 and launches[0].variable == "SLURM_STEP_NUM_TASKS":
+    if size > 1 and launch.variable == "SLURM_STEP_NUM_TASKS":
         return  # another launcher on top of srun, or a job of several programs: MPI did join the processes
     raise LauncherMismatch(
-        f"{_launched(launches)}, but mpi4py loaded {short_version(library)}, which sees {size}. Launcher and MPI "
+        f"{_launched(launch)}, but mpi4py loaded {short_version(library)}, which sees {size}. Launcher and MPI "
         "library do not belong together; launch with the mpiexec beside this Python, or with `srun --mpi=pmi2` (MPICH) "
         "or `srun --mpi=pmix` (Open MPI)"
     )
@@ -176,13 +168,8 @@ def _import_mpi() -> ModuleType:
     return MPI
 
 
-def _launched(launches: list[Launch]) -> str:
-    first = launches[0]
-    return f"{first.size} processes were launched ({first.variable}={first.size})"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _launched(launch: Launch) -> str:
+    return f"{launch.size} processes were launched ({launch.variable}={launch.size})"
 
 
 def initialize(mpi: ModuleType) -> None:
@@ -204,48 +191,38 @@ def initialize(mpi: ModuleType) -> None:
 
 def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
     """Return the time limit in seconds for starting MPI with so many ranks; 0 for none."""
-    given = environ.get(VARIABLE)
-    if given is None:
-        return SECONDS + SECONDS_PER_RANK * ranks
+    given = environ.get(LIMIT)
     try:
-        seconds = float(given)
+        return SECONDS + SECONDS_PER_RANK * ranks if given is None else float(given)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= threading.TIMEOUT_MAX:
-        raise UserError(f"{VARIABLE}={given}. Give the seconds that MPI may take to start, or 0 for no limit")
-    return seconds
+        raise UserError(f"{LIMIT}={given}. Give the seconds that MPI may take to start, or 0 for no limit") from None
 
 
 @contextmanager
 def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
     """Limit the duration of the context in seconds; beyond it, end the process with `NOT_STARTED` and a message."""
-    if not seconds:
-        yield
-        return
-    limit = threading.Timer(seconds, _give_up, (seconds, ranks, rank))
-    limit.daemon = True
-    limit.start()
+
+    def give_up() -> NoReturn:
+        with suppress(OSError):  # the folder of the mark may have gone, the terminal may be closed
+            if mark := os.environ.get(MARK):
+                Path(mark).parent.mkdir(parents=True, exist_ok=True)
+                Path(mark).touch()
+            time.sleep(SECONDS_FOR_RANK_0 if rank else 0)
+            sys.stderr.write(
+                f"rank {rank}: error: MPI did not start within {seconds:g} s: not all of {ranks} ranks came, or they "
+                f"missed one another; start again ({LIMIT} sets the limit, 0 for none)\n"
+            )
+            sys.stderr.flush()
+        os._exit(NOT_STARTED)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    if seconds:
+        timer.start()
     try:
         yield
     finally:
-        limit.cancel()
-
-
-def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:
-    if os.environ.get(MARK):
-        with suppress(OSError):
-            mark = Path(os.environ[MARK])
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-    if rank:
-        time.sleep(SECONDS_FOR_RANK_0)
-    with suppress(OSError):  # a closed terminal must not prevent the end of the job
-        sys.stderr.write(
-            f"rank {rank}: error: MPI did not start within {seconds:g} s: not all of {ranks} ranks came, or they "
-            f"missed one another; start again ({VARIABLE} sets the limit, 0 for none)\n"
-        )
-        sys.stderr.flush()
-    os._exit(NOT_STARTED)
+        timer.cancel()
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:

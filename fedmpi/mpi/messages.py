@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fedmpi.common.types import AnyArray, Bytes
-from fedmpi.mpi.collectives import CHUNK, BytesMoved, as_bytes, wait_until
+from fedmpi.mpi.collectives import BytesMoved, as_bytes, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -72,19 +72,22 @@ class Messages:
         """Start to send a copy of the array and return at once; the caller may overwrite the array."""
         comm, to = self._line(group, to)
         payload = as_bytes(array).copy()
-        pieces = [payload[start : start + CHUNK] for start in range(0, max(len(payload), 1), CHUNK)]
         with self._lock:
-            self._sending += [(comm.Isend(piece, dest=to, tag=tag), piece) for piece in pieces]
-        self._moved.relay += len(payload)
+            self._sending.append((comm.Isend(payload, dest=to, tag=tag), payload))
+        self._moved["relay"] += len(payload)
         self._open_round.set()
 
     def recv(self, array: AnyArray, source: int, tag: int = 0, group: Ranks = ()) -> AnyArray:
-        """Wait politely for a rank's array and write it into the given one."""
-        if not array.flags.c_contiguous:
-            raise ValueError("a receive needs a contiguous array")
-        buffer = array.reshape(-1).view(np.uint8)
-        for start in range(0, max(len(buffer), 1), CHUNK):
-            self._receive(buffer[start : start + CHUNK], source, tag, group)
+        """Wait politely for a rank's array and write it into the given contiguous one."""
+        from mpi4py import MPI
+
+        status, buffer = MPI.Status(), array.reshape(-1).view(np.uint8)
+        comm, place = self._line(group, source)
+        wait_until(partial(comm.Iprobe, source=place, tag=tag, status=status))
+        length = status.Get_count(MPI.BYTE)
+        if length != len(buffer):
+            raise ValueError(f"rank {source} sent {length} bytes where {len(buffer)} were expected")
+        wait_until(comm.Irecv(buffer, source=place, tag=tag).Test, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
         return array
 
     def end_round(self) -> None:
@@ -122,17 +125,6 @@ class Messages:
         """Return the communicator of a group and the place of a rank in it."""
         comm = self._groups.get(group)
         return (self._comm, rank) if comm is None else (comm, group.index(rank))
-
-    def _receive(self, buffer: Bytes, rank: int, tag: int, group: Ranks) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        comm, source = self._line(group, rank)
-        wait_until(partial(comm.Iprobe, source=source, tag=tag, status=status))
-        length = status.Get_count(MPI.BYTE)
-        if length != len(buffer):
-            raise ValueError(f"rank {rank} sent {length} bytes where {len(buffer)} were expected")
-        wait_until(comm.Irecv(buffer, source=source, tag=tag).Test, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
 
     def _sent(self) -> bool:
         with self._lock:

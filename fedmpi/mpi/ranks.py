@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedmpi.mpi.collectives import (
     Communicators,
     Reduction,
     broadcast_message,
-    exchange_parts,
     gather_messages,
     maximum,
     meet,
@@ -32,15 +30,14 @@ from fedmpi.mpi.collectives import (
 from fedmpi.mpi.device import choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.mpi.launch import short_version, start_mpi
 from fedmpi.mpi.messages import Messages
-from fedmpi.mpi.sums import Sum, build_sum
+from fedmpi.mpi.sums import AllreduceSum, build_sum
 
 if TYPE_CHECKING:
     import torch
 
-    from fedmpi.mpi.window import Board
+    from fedmpi.mpi.window import Board, WindowSum
 
 log = logging.getLogger(__name__)
-SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 T = TypeVar("T")
 
 
@@ -50,9 +47,9 @@ class Cluster:
     def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
         self._comms = comms
         self._reduction: Reduction = reduction
-        self._moved = BytesMoved()
-        self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
-        self._current: Sum | None = None
+        self.moved = BytesMoved()
+        self._sums: dict[tuple[int, np.dtype, str], AllreduceSum | WindowSum] = {}
+        self._current: AllreduceSum | WindowSum | None = None
         self._messages: Messages | None = None
         self._board = None if comms is None else _shared_memory(comms)
         self.server_trains = True
@@ -95,8 +92,6 @@ class Cluster:
 
     def broadcast(self, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
         """Return rank 0's arrays on all ranks."""
-        if self.is_server and arrays is None:
-            raise ValueError("rank 0 broadcasts: it has to give arrays")
         if self._comms is None:
             return list(arrays or ())
         message = packed(arrays) if self.is_server and arrays is not None else None
@@ -106,7 +101,7 @@ class Cluster:
         else:
             self.barrier()
         received = unpacked(broadcast_message(self._comms.world, message) if found is None else found)
-        self._moved.broadcast += sum(array.nbytes for array in received)
+        self.moved["broadcast"] += sum(array.nbytes for array in received)
         return list(arrays) if self.is_server and arrays is not None else received
 
     def gather(self, array: AnyArray) -> list[AnyArray] | None:
@@ -116,27 +111,29 @@ class Cluster:
         self.barrier()
         messages = gather_messages(self._comms.world, packed([array]))
         if messages is None:
-            self._moved.gather += array.nbytes
+            self.moved["gather"] += array.nbytes
             return None
         received = [unpacked(message)[0] for message in messages]
-        self._moved.gather += sum(part.nbytes for part in received[1:])
+        self.moved["gather"] += sum(part.nbytes for part in received[1:])
         return received
 
     def exchange(
         self, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
     ) -> None:
-        """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective."""
+        """Send neighboring parts of `outgoing`, one per rank, into neighboring parts of `incoming`; collective."""
         if self._comms is None:
             incoming[: received[0]] = outgoing[: sent[0]]
             return
         self.barrier()
-        exchange_parts(self._comms.world, outgoing, sent, incoming, received)
-        self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
+        self._comms.world.Alltoallv(
+            [outgoing, (sent, np.cumsum(sent) - sent)], [incoming, (received, np.cumsum(received) - received)]
+        )
+        self.moved["exchange"] += outgoing.itemsize * int(sent.sum() - sent[self.rank])
 
     def messages(self) -> Messages:
         """Return the point-to-point messages of a job of several ranks, until `close`; the first call is collective."""
         assert self._comms is not None
-        self._messages = self._messages or Messages(self._comms.world, self._moved)
+        self._messages = self._messages or Messages(self._comms.world, self.moved)
         return self._messages
 
     def maximum(self, value: int) -> int:
@@ -153,12 +150,10 @@ class Cluster:
         import torch
 
         dtype = np.dtype(dtype)
-        if dtype not in SUM_DTYPES:
-            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
         key = (count, dtype, str(device or "cpu"))
         if key not in self._sums:
             self._sums[key] = build_sum(
-                self._comms, self._reduction, count, dtype, self._moved, device, self._board, not self.server_trains
+                self._comms, self._reduction, count, dtype, self.moved, device, self._board, not self.server_trains
             )
         self._current = self._sums[key]
         return torch.as_tensor(self._current.slot)
@@ -178,20 +173,13 @@ class Cluster:
         self._current.reduce()
         return torch.as_tensor(self._current.result)
 
-    @property
-    def bytes_moved(self) -> BytesMoved:
-        """Copy of this rank's counters of bytes sent and received through MPI so far."""
-        return replace(self._moved)
-
     def share_bytes(self) -> BytesMoved:
-        """Return `bytes_moved` summed over all ranks, on all ranks; collective."""
-        if self._comms is None:
-            return self.bytes_moved
-        counts = np.array(self._moved.as_tuple(), np.int64)
-        summed = np.empty_like(counts)
-        self.barrier()
-        self._comms.world.Allreduce(counts, summed)
-        return BytesMoved(*(int(count) for count in summed))
+        """Return the bytes moved through MPI so far, summed over all ranks, on all ranks; collective."""
+        counts = np.array([self.moved[kind] for kind in BytesMoved.KINDS], np.int64)
+        if self._comms is not None:
+            self.barrier()
+            self._comms.world.Allreduce(counts.copy(), counts)
+        return BytesMoved(dict(zip(BytesMoved.KINDS, counts.tolist(), strict=True)))
 
     def threads_for_rank(self) -> int:
         """Return the threads that this rank may keep busy: its fair share of the node's cores, at least one."""

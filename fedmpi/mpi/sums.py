@@ -8,41 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import AnyArray
-from fedmpi.mpi.collectives import BytesMoved, Communicators, Reduction, meet, pieces, total
+from fedmpi.mpi.collectives import BytesMoved, Communicators, Reduction, meet, total
 
 if TYPE_CHECKING:
     import torch
     from mpi4py import MPI
 
-    from fedmpi.mpi.window import Board
+    from fedmpi.mpi.window import Board, WindowSum
 
 CUDA = 0
 """MPIX_GPU_SUPPORT_CUDA of MPICH's mpi.h."""
 log = logging.getLogger(__name__)
-
-
-class Sum(Protocol):
-    """Buffer that is repeatedly summed over the ranks."""
-
-    @property
-    def slot(self) -> AnyArray | torch.Tensor:
-        """This rank's summand, (count,)."""
-
-    @property
-    def result(self) -> AnyArray | torch.Tensor:
-        """Sum over the ranks, (count,)."""
-
-    def reduce(self) -> None:
-        """Sum the slots of all ranks into the result; collective."""
-
-    def close(self) -> None:
-        """Free the memory; collective. Slot and result become invalid."""
 
 
 class AllreduceSum:
@@ -69,9 +50,8 @@ class AllreduceSum:
 
             torch.cuda.synchronize(self.slot.device)
         meet(self._comm)
-        for part in pieces(len(self.slot)):
-            self._comm.Allreduce(self.slot[part], self.result[part])
-        self._moved.allreduce += self.result.numel() * self.result.element_size()
+        self._comm.Allreduce(self.slot, self.result)
+        self._moved["allreduce"] += self.result.numel() * self.result.element_size()
 
     def close(self) -> None:
         pass
@@ -86,7 +66,7 @@ def build_sum(
     device: torch.device | None = None,
     board: Board | None = None,
     server_away: bool = False,
-) -> Sum:
+) -> AllreduceSum | WindowSum:
     """Build a buffer that is summed over the ranks; collective, and the choice is logged.
 
     "auto" is the device if MPI reads it on all ranks, else the shared memory of nodes with several ranks, else

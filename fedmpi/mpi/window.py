@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fedmpi.common.types import AnyArray, Bytes
-from fedmpi.mpi.collectives import BytesMoved, Communicators, allreduce_in_place, maximum, meet, wait_until
+from fedmpi.mpi.collectives import BytesMoved, Communicators, maximum, meet, wait_until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -322,11 +322,13 @@ class WindowSum:
             for slot in self._slots[1:]:
                 np.add(total, slot[block], out=total)
         read = (self._slice.stop - self._slice.start) * self.result.itemsize
-        self._moved.window += read * (self._node.size - 1)
+        self._moved["window"] += read * (self._node.size - 1)
 
     def _sum_over_nodes(self) -> None:
+        from mpi4py import MPI
+
         if self._leaders is None:
             return
         meet(self._leaders)
-        allreduce_in_place(self._leaders, self.result)
-        self._moved.allreduce += self.result.nbytes
+        self._leaders.Allreduce(MPI.IN_PLACE, self.result)
+        self._moved["allreduce"] += self.result.nbytes

@@ -13,14 +13,12 @@ import faulthandler
 import io
 import os
 import resource
-import select
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from zlib import crc32
 
@@ -42,7 +40,6 @@ from fedmpi.mpi import (
     start_mpi,
     world_rank,
 )
-from fedmpi.process.signals import open_descriptors
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -53,7 +50,6 @@ SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
 OPEN_FILES = 65_536
 """Open files that suffice for any folder of shards; a higher system limit is not used."""
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_guarded(main: Callable[[], int | None], joins: bool = True, ignores_lost_output: bool = False) -> NoReturn:
@@ -131,25 +127,15 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
         ours = isinstance(error, RunFailure) or not isinstance(error, UserError)
         return OUR_FAULT if ours else USER_ERROR, f"error: {error}", True
     if isinstance(error, ComponentFailure | ClientFailure):
-        lines = error.trace if isinstance(error, ComponentFailure) else _users_lines(error.__cause__)
+        cause = error.__cause__
+        trace = "".join(traceback.format_tb(cause.__traceback__)) if cause is not None else ""
+        lines = error.trace if isinstance(error, ComponentFailure) else trace
         return OUR_FAULT, f"error: {error}\n{lines}".rstrip(), isinstance(error, ComponentFailure)
     if isinstance(error, ImportError):
         return OUR_FAULT, f"error: a package cannot be loaded ({raised(error)}): see `fedmpi doctor`", True
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted", False
     return OUR_FAULT, "".join(traceback.format_exception(error)), False
-
-
-def _users_lines(cause: BaseException | None) -> str:
-    """Return the lines of a traceback from the first line of the user's code on; "" if there is none."""
-    frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-    installed = ("site-packages", "dist-packages")
-    foreign = [
-        place
-        for place, path in enumerate(Path(frame.filename) for frame in frames)
-        if path.exists() and PACKAGE not in path.parents and not any(part in installed for part in path.parts)
-    ]
-    return "".join(traceback.format_list(frames[foreign[0] :])).rstrip() if foreign else ""
 
 
 def _all_end_so(code: int, why: str, limit: float | None) -> bool:
@@ -204,45 +190,29 @@ def _allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Stream(io.RawIOBase):
-    """Stream on a descriptor that drops all output from the first failing write on."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor, self._lost = descriptor, False
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
+class _Output(io.FileIO):
+    """Standard output or error whose reader may go: everything after a failed write is dropped."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        while not self._lost:
-            try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:  # a launcher or a remote shell made its pipe non-blocking
-                select.select([], [self._descriptor], [])
-            except OSError:
-                self._lost = True
-        return memoryview(data).nbytes
+        try:
+            return super().write(data) or 0
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return memoryview(data).nbytes
 
 
 def _prepare_streams(ignores_lost_output: bool) -> None:
-    """Ignore lost standard error, and lost standard output if asked; allow file names that are not UTF-8.
-
-    Streams that other code has replaced are left unchanged.
-    """
-    open_descriptors()
+    """Ignore lost standard error, and lost standard output if asked; allow file names that are not UTF-8."""
     for name, descriptor, drops in (("stdout", 1, ignores_lost_output), ("stderr", 2, True)):
-        now = getattr(sys, name)
-        if (drops or now is None) and now is getattr(sys, f"__{name}__") and isinstance(now, io.TextIOWrapper | None):
-            encoding, at_once = ("utf-8", True) if now is None else (now.encoding, now.line_buffering)
-            if now is not None:
-                now.flush()
-            buffer = io.BufferedWriter(_Stream(descriptor))
-            setattr(sys, name, io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=at_once))
-        elif isinstance(now, io.TextIOWrapper):
-            now.reconfigure(errors="backslashreplace")
+        stream = getattr(sys, name)
+        if stream is None:  # the parent has closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            if drops and stream is getattr(sys, f"__{name}__"):  # other code has not replaced it
+                os.set_blocking(descriptor, True)  # a launcher or a remote shell may have changed its pipe
+                buffer = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
+                line_buffering = stream.line_buffering
+                setattr(
+                    sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=line_buffering)
+                )

@@ -86,34 +86,25 @@ def end_now(code: int, why: str) -> NoReturn:
     if rank:
         time.sleep(SECONDS_FOR_RANK_0)  # if rank 0 hangs too, the others end the job
     _print_line(f"error: {why}" if rank is None else f"rank {rank}: error: {why}")
-    abort = _loaded("fedmpi.mpi.launch", "abort_anyway")
-    if abort is not None:
-        abort(code)
+    if (launch := _launch_module()) is not None:
+        launch.abort_anyway(code)
     os._exit(code)
 
 
 def _rank() -> int | None:
     """Return this process's rank in its job, if it is known already."""
-    read_launch = _loaded("fedmpi.mpi.launch", "read_launch")
-    launch = read_launch() if read_launch is not None else None
+    module = _launch_module()
+    launch = module.read_launch() if module is not None else None
     return launch.rank if launch is not None and launch.size > 1 else None
 
 
-def _loaded(module: str, name: str) -> Any:
-    """Return a function of an imported module; an import could wait for the main thread, which may hang."""
-    return getattr(sys.modules.get(module), name, None)
+def _launch_module() -> Any:
+    """Return `fedmpi.mpi.launch` if it is loaded: an import could wait for the main thread, which may hang."""
+    module = sys.modules.get("fedmpi.mpi.launch")
+    return module if hasattr(module, "running_mpi") else None
 
 
 def _print_line(text: str) -> None:
     with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def open_descriptors() -> None:
-    """Open closed descriptors 0 to 2 on /dev/null: no pipe or file of the run may get their numbers."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number

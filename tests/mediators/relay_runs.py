@@ -143,7 +143,7 @@ def run_all(cluster: Cluster, folder: Path) -> None:
         work = report.work
         counts = [work.clients, work.samples, work.steps, report.visits, report.hops, work.loss_sum, work.weight]
         rows = cluster.gather(np.array(counts, np.float64))
-        moved = cluster.share_bytes().relay
+        moved = cluster.share_bytes()["relay"]
         if rows is not None:
             results[name] = w.numpy()
             results[f"{name}-counts"] = np.append(np.sum(rows, axis=0), moved)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
-import pytest
-
-from fedmpi import UserError
-from fedmpi.mpi.launch import SECONDS, limited, seconds_to_start
 from tests.mpi.launch import run_alone, run_mpi
 
 LONELY = """
@@ -80,18 +75,3 @@ def test_exit_code_and_mark_say_that_mpi_did_not_start(tmp_path: Path) -> None:
 def test_signals_are_remembered_and_threads_run_while_the_program_and_mpi_start() -> None:
     job = run_mpi(2, ["-c", STARTING])
     assert (job.returncode, job.stdout.split()) == (0, ["heard"] * 2), job.stderr
-
-
-def test_the_environment_sets_the_limit_which_ends_with_the_start() -> None:
-    assert SECONDS + 64 <= seconds_to_start(64, {}) <= 10 * SECONDS
-    assert [seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds}) for seconds in ("0", "2.5")] == [0, 2.5]
-    for seconds in ("soon", "-1", "nan"):
-        with pytest.raises(UserError, match="FEDMPI_START_SECONDS="):
-            seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds})
-    before = set(threading.enumerate())
-    with limited(0, 2, 0):
-        assert set(threading.enumerate()) == before
-    with limited(3600, 2, 0):
-        (limit,) = set(threading.enumerate()) - before
-    limit.join(60)
-    assert not limit.is_alive()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 
 from fedmpi import ClientFailure, ComponentFailure, UserError
 from fedmpi.common.errors import Divergence, RanksDisagree, RunFailure
-from fedmpi.process.exit_codes import _ending_of, _Stream
+from fedmpi.process.exit_codes import _ending_of
 from tests.mpi.launch import REPOSITORY
 
 LIMITS = """
@@ -50,27 +47,6 @@ def test_a_command_may_open_as_many_files_as_the_system_allows(asked: str, limit
 def test_every_error_has_its_exit_code(error: BaseException, code: int, words: str, shared: bool) -> None:
     found, why, together = _ending_of(error)
     assert (found, together) == (code, shared) and words in why
-
-
-def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    written = bytes(range(256)) * 4096
-    got = bytearray()
-
-    def read() -> None:
-        while part := os.read(reading, 65536):
-            got.extend(part)
-
-    reader = threading.Timer(0.05, read)
-    reader.start()
-    buffer = io.BufferedWriter(_Stream(writing))
-    buffer.write(written)
-    buffer.flush()
-    os.close(writing)
-    reader.join()
-    os.close(reading)
-    assert got == written
 
 
 GUARDED = """
@@ -111,27 +87,3 @@ def test_a_run_continues_without_a_reader_of_its_output_and_other_commands_end(
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (code, "")
-
-
-CLOSED = """
-import os, sys
-from fedmpi import __main__, cli
-from fedmpi.process import signals
-
-def report(interrupt):
-    handle = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY)
-    print("lost", handle, flush=True)
-    print("lost", file=sys.stderr)
-    os.write(handle, str([handle > 2, interrupt.asked()]).encode())
-    return 0
-
-cli.run_command = report
-__main__.main()
-"""
-
-
-def test_descriptors_that_the_parent_has_closed_are_not_given_to_pipes_and_files_of_the_run(tmp_path: Path) -> None:
-    words = f"exec {sys.executable} -c '{CLOSED}' train {tmp_path / 'closed'} <&- >&- 2>&-"
-    done = subprocess.run(["bash", "-c", words], cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-    assert done.returncode == 0
-    assert (tmp_path / "closed").read_text() == "[True, False]"
