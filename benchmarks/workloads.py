@@ -24,7 +24,7 @@ from benchmarks.networks import as_users_write_it
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.clients.cohort import uniform
+from fedmpi.clients.designs import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.opening import open_store

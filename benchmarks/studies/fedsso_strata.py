@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import table
-from fedmpi.clients.features import gradient_features
 from fedmpi.clients.stratifier import DROPPED, optics
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
@@ -52,7 +51,7 @@ def look(folder: Path) -> Found:
     stratifier, clustering = experiment.decisions.stratifier, stratification(config).clustering
     clients = np.arange(stratifier.clients, dtype=np.int64)
     probes = stratifier.probe(0, experiment.model.initial, clients)
-    matrix = gradient_features(stratifier.plan, probes).matrix
+    matrix = stratifier.transform.features(probes).matrix
     labels = optics(matrix, clustering.min_samples, clustering.xi)
     recorded = int(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["strata"])
     held = stratifier.class_counts(clients) > 0

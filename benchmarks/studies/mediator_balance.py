@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from benchmarks.measure import table
-from fedmpi.clients.cohort import uniform
+from fedmpi.clients.designs import uniform
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints

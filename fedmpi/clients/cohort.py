@@ -1,8 +1,7 @@
-"""The cohort of a round and the draws from one population: uniform, by size, or in proportion to gradient norms
-(FedSTaS, Algorithm 2: p_k = ‖IS(G_k)‖ / Σ ‖IS(G_k)‖).
+"""The cohort of a round: the selected clients, and what is known of how they were selected.
 
-Pure functions over arrays. A cohort contains the first-order inclusion probabilities of its sampling design, so that
-the aggregation weights can be unbiased. Stratified draws are in `strata.py`.
+A cohort contains the first-order inclusion probabilities of its sampling design (`designs.py`), so that the aggregation
+weights can be unbiased.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-
-Design = Literal["systematic", "sequential"]
-SEQUENTIAL_UP_TO = 1000  # clients of one population: the inclusion probabilities cost O(N²)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +79,11 @@ class Cohort:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given: Any = self
-        if not isinstance(given.clients, np.ndarray):
-            object.__setattr__(self, "clients", np.asarray(given.clients, np.int64))
-        if given.multiplicity is None:
-            object.__setattr__(self, "multiplicity", np.broadcast_to(np.int64(1), np.shape(self.clients)))
-        for name in ("inclusion", "multiplicity", "stratum"):
-            value = getattr(given, name)
-            if value is not None and not isinstance(value, np.ndarray):
-                object.__setattr__(self, name, np.asarray(value))
+        for name in ("clients", "inclusion", "multiplicity", "stratum"):  # samplers may give lists
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, np.asarray(getattr(self, name)))
+        if not np.ndim(self.multiplicity):  # not given
+            object.__setattr__(self, "multiplicity", np.broadcast_to(np.int64(1), self.clients.shape))
 
     @property
     def counts_draws(self) -> bool:
@@ -107,14 +98,9 @@ class Cohort:
 
 def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
     """Return the number of clients to select per round, from a count or from a fraction of the clients."""
-    if (count is None) == (fraction is None):
-        raise UserError("give exactly one of clients.count and clients.fraction")
     if fraction is not None:
-        if not 0 < fraction <= 1:
-            raise UserError(f"clients.fraction must lie in (0, 1], not {fraction}")
         return max(1, math.floor(fraction * clients + 0.5))
-    assert count is not None
-    if not 1 <= count <= clients:
+    if count is None or not 1 <= count <= clients:
         raise UserError(f"clients.count = {count}, but the shards hold {clients} clients. Choose 1 to {clients}")
     return count
 
@@ -133,231 +119,3 @@ def full_participation(available: Ints | int) -> Cohort:
     """Select every available client, once."""
     clients = indices(available)
     return Cohort(clients, np.broadcast_to(1.0, clients.shape))
-
-
-def uniform(generator: np.random.Generator, available: Ints | int, count: int) -> Cohort:
-    """Draw a simple random sample without replacement: every available client has inclusion probability count / a.
-
-    `available` are sorted clients, or N for all of 0 … N−1. If fewer than `count` are available, all are selected.
-    """
-    population = available if isinstance(available, int) else available.size
-    if count >= population:
-        return full_participation(available)
-    chosen = draw_uniformly(population, count, generator)
-    return Cohort(chosen if isinstance(available, int) else available[chosen], np.full(count, count / population))
-
-
-def weighted(
-    generator: np.random.Generator,
-    sizes: Ints,
-    available: Ints | int,
-    count: int,
-    replace: bool = True,
-) -> Cohort:
-    """Draw clients in proportion to their sizes n_k.
-
-    With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): `count`
-    independent draws with probability n_k / n, a client drawn twice counting twice; `inclusion` is the expected count
-    count · n_k / n. Without replacement it is systematic sampling in random order. The inclusion probabilities are
-    proportional to size, sum to `count`, and none is above 1. They are exact because all arithmetic is on integers.
-
-    Clients without samples are never drawn; UserError if no client of the whole population has a sample.
-    """
-    candidates = indices(available)
-    weights = sizes[candidates]
-    total = int(weights.sum())
-    if not sizes.any():
-        raise UserError("weighted participation needs a client with at least one sample: none has any")
-    if total == 0 or count == 0:
-        return full_participation(0)
-    if not replace:
-        return _without_replacement(generator, weights, candidates, count)
-    positions = generator.integers(0, total, count)
-    drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
-    chosen, multiplicity = np.unique(drawn, return_counts=True)
-    return Cohort(candidates[chosen], count * (weights[chosen] / total), multiplicity.astype(np.int64))
-
-
-def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
-    """Return the certain clients, the draws left for the others, and the others' total size.
-
-    A client whose share exceeds 1 is certain to be drawn (probability exactly 1). The remaining draws are divided among
-    the others by size, repeatedly until no share exceeds 1.
-    """
-    if count >= np.count_nonzero(sizes):
-        return sizes > 0, 0, 0
-    certain = np.zeros(sizes.size, bool)
-    while True:
-        rest, total = count - int(certain.sum()), int(sizes[~certain].sum())
-        exceeding = ~certain & (rest * sizes >= total)
-        if rest == 0 or not exceeding.any():
-            return certain, rest, total
-        certain |= exceeding
-
-
-def _without_replacement(generator: np.random.Generator, sizes: Ints, candidates: Ints, count: int) -> Cohort:
-    certain, rest, total = _certain(sizes, count)
-    if rest * total >= 2**63:
-        raise UserError("clients.count times the number of samples must stay below 2**63 when drawing by size")
-    chosen = np.flatnonzero(certain)
-    if rest:
-        order = generator.permutation(np.flatnonzero(~certain))
-        ticks = int(generator.integers(0, total)) + total * np.arange(rest)
-        systematic = np.searchsorted(rest * np.cumsum(sizes[order]), ticks, side="right")
-        chosen = np.sort(np.concatenate([chosen, order[systematic]]))
-    inclusion = np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
-    return Cohort(candidates[chosen], inclusion[chosen])
-
-
-def importance(
-    generator: np.random.Generator,
-    norms: Floats,
-    available: Ints | int,
-    count: int,
-    design: Design = "systematic",
-) -> Cohort:
-    """Draw clients of the whole population without replacement in proportion to their gradient norms."""
-    candidates = indices(available)
-    wanted = min(count, len(candidates))
-    inclusion = inclusion_by_norm(norms[candidates], wanted, design)
-    members = draw_by_norm(norms[candidates], wanted, generator, design)
-    return Cohort(candidates[members], inclusion[members])
-
-
-def draw_uniformly(population: int, count: int, generator: np.random.Generator) -> Ints:
-    """Draw `count` of 0 … population − 1 without replacement, sorted; each with probability count / population."""
-    return np.sort(generator.choice(population, count, replace=False, shuffle=False)).astype(np.int64)
-
-
-def draw_by_norm(norms: Floats, count: int, generator: np.random.Generator, design: Design = "systematic") -> Ints:
-    """Draw `count` of the clients without replacement, those with larger gradients more often.
-
-    Return sorted positions, int64 (count,). Clients of norm zero are drawn only if the others do not suffice,
-    uniformly. "systematic" is systematic sampling in random order, whose inclusion probabilities are proportional to
-    the norms (Madow 1949; Goodman and Kish 1950). "sequential" follows the paper's words: one client after another with
-    p_k ∝ norm among those left.
-    """
-    _check(norms, count)
-    if design == "sequential":
-        return _one_after_another(norms, count, generator)
-    inclusion = proportional_inclusion(norms, count)
-    return systematic(inclusion, generator.permutation(len(norms)), generator.random())
-
-
-def inclusion_by_norm(norms: Floats, count: int, design: Design = "systematic") -> Floats:
-    """Return first-order inclusion probabilities (k,) of `draw_by_norm`, summing to `count`."""
-    _check(norms, count)
-    if design == "systematic":
-        return proportional_inclusion(norms, count)
-    return sequential_inclusion(norms, count)
-
-
-def proportional_inclusion(norms: Floats, count: int) -> Floats:
-    """Return π_k = min(1, c · norm_k) with Σ π_k = count.
-
-    Clients whose share would exceed 1 are certain; the rest is divided again until none exceeds 1. If at most `count`
-    clients have a positive norm, these are certain and the others share the rest equally.
-    """
-    positive = norms > 0
-    if positive.sum() <= count:
-        others = len(norms) - int(positive.sum())
-        return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))
-    inclusion = np.where(positive, 1.0, 0.0)
-    open_clients, left = np.flatnonzero(positive), count
-    while True:
-        scaled = norms[open_clients] / norms[open_clients].max()
-        inclusion[open_clients] = scaled * (left / scaled.sum())
-        certain = inclusion[open_clients] >= 1.0
-        if not certain.any():
-            return inclusion
-        inclusion[open_clients[certain]] = 1.0
-        open_clients, left = open_clients[~certain], left - int(certain.sum())
-
-
-def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
-    """Draw a systematic sample with given inclusion probabilities, order and start in [0, 1); sorted positions.
-
-    Probabilities are laid end to end in the given order; each client that covers start, start + 1, … is drawn. With a
-    uniform start each client is drawn with its probability, for any order; the sum must be a whole number.
-    """
-    certain = inclusion >= 1.0
-    count = round(float(inclusion[~certain].sum()))
-    if count == 0:
-        return np.flatnonzero(certain)
-    order = order[~certain[order] & (inclusion[order] > 0)]
-    ends = np.cumsum(inclusion[order])
-    ends *= count / ends[-1]
-    last = len(order) - 1  # rounding can put the last point on the very end
-    drawn = order[np.minimum(np.searchsorted(ends, start + np.arange(count), side="right"), last)]
-    return np.sort(np.concatenate([np.flatnonzero(certain), drawn]))
-
-
-def sequential_inclusion(norms: Floats, count: int) -> Floats:
-    """Return inclusion probabilities of sequential drawing with p_k ∝ norm (successive sampling; Rosén 1972).
-
-    The first m of independent exponential arrival times with rates norm_k are such a sample, so that π_k = ∫ f_k(t)
-    P(fewer than m others arrived before t) dt. The integral is a trapezoidal sum over log t, which converges
-    exponentially fast for such functions; the counts have their exact (Poisson binomial) distribution.
-    """
-    positive = norms > 0
-    candidates = int(positive.sum())
-    if candidates <= count:
-        return proportional_inclusion(norms, count)
-    if candidates > SEQUENTIAL_UP_TO:
-        raise UserError(
-            f'clients.sampler.design = "sequential" allows for at most {SEQUENTIAL_UP_TO} clients '
-            f'in a stratum, not {candidates}. Use design = "systematic"'
-        )
-    inclusion = np.zeros(len(norms))
-    inclusion[positive] = _exponential_race(norms[positive] / norms[positive].mean(), count)
-    return inclusion
-
-
-def _exponential_race(rates: Floats, count: int) -> Floats:
-    """Return P(k is among the first `count` of exponential arrivals), (k,)."""
-    step = min(0.2, 0.5 / np.sqrt(count))  # well below the width of the moment that decides the race, in log time
-    log_times = np.arange(np.log(1e-14 / rates.max()), np.log(40.0 / rates.min()), step)
-    hazards = np.outer(np.exp(log_times), rates)
-    arrived = -np.expm1(-hazards)
-    inclusion = step * (hazards * np.exp(-hazards) * _at_most_others(arrived, count - 1)).sum(axis=0)
-    return np.asarray(np.clip(inclusion * count / inclusion.sum(), 0.0, 1.0))
-
-
-def _at_most_others(arrived: Floats, most: int) -> Floats:
-    """Return P(at most `most` of the others have arrived), (nodes, k), from each client's own probabilities (nodes, k).
-
-    The distribution of the total count is divided by each client's own: from below if its probability is at most one
-    half, else from above, which keeps the recursion stable.
-    """
-    nodes, clients = arrived.shape
-    everybody = np.zeros((nodes, clients + 1))
-    everybody[:, 0] = 1.0
-    for own in arrived.T:
-        everybody[:, 1:] = everybody[:, 1:] * (1.0 - own[:, None]) + everybody[:, :-1] * own[:, None]
-        everybody[:, 0] *= 1.0 - own
-    rarely = arrived <= 0.5
-    low, sure = np.where(rarely, arrived, 0.0), np.where(rarely, 1.0, arrived)
-    others, below = np.zeros_like(arrived), np.zeros_like(arrived)
-    for number in range(most + 1):
-        others = (everybody[:, number, None] - low * others) / (1.0 - low)
-        below += others
-    others, above = np.zeros_like(arrived), np.zeros_like(arrived)
-    for number in range(clients - 1, most, -1):
-        others = (everybody[:, number + 1, None] - (1.0 - sure) * others) / sure
-        above += others
-    return np.clip(np.where(rarely, below, 1.0 - above), 0.0, 1.0)
-
-
-def _one_after_another(norms: Floats, count: int, generator: np.random.Generator) -> Ints:
-    """Return the first `count` of an exponential race; clients of norm zero come last, in random order."""
-    arrival = generator.standard_exponential(len(norms))
-    slow = norms <= 0
-    times = arrival / np.where(slow, 1.0, norms)
-    return np.sort(np.lexsort((times, slow))[:count]).astype(np.int64)
-
-
-def _check(norms: Floats, count: int) -> None:
-    if not np.isfinite(norms).all() or (norms < 0).any():
-        raise UserError("a client's gradient norm is not a finite number. Lower the learning rate or check its data")
-    if not 0 <= count <= len(norms):
-        raise ValueError(f"cannot draw {count} of {len(norms)} clients")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.config.stratification import CompressedGradient, Norms
 
 CELLS = 128  # up to this many values the dynamic program uses every value: the result is the global optimum
 MAX_ITERATIONS = 300
 WORKING_VALUES = 1 << 20  # gradient values processed at once; working memory is about 32 bytes for each
 
-FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
-PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered without projection: 80 MB
+NOT_FINITE = "a client's probe gradient is not finite. Lower the learning rate or check its data"
 DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
 
 
@@ -45,8 +45,6 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
     """
     values = np.atleast_2d(np.asarray(block, np.float32))
     clients, size = values.shape
-    if not 2 <= levels <= 255:
-        raise UserError(f"clients.sampler.features.codebook_size must lie between 2 and 255, not {levels}")
     if levels > size:
         raise UserError(
             f"clients.sampler.features.codebook_size = {levels} exceeds the {size} gradient values. Choose fewer levels"
@@ -57,7 +55,7 @@ def compress(block: NDArray[np.floating], levels: int) -> Compressed:
     for start in range(0, clients, rows):
         part = slice(start, start + rows)
         if not np.isfinite(values[part]).all():
-            raise UserError("a client's probe gradient is not finite. Lower the learning rate or check its data")
+            raise UserError(NOT_FINITE)
         centres[part] = _kmeans_1d(values[part], levels)
         index[part] = _nearest(values[part], centres[part])
     return Compressed(centres, index)
@@ -194,89 +192,69 @@ class Features:
     norms: Floats | None
 
 
-@dataclass(frozen=True)
-class FeaturePlan:
-    """Plan for turning gradients into features, identical on every rank."""
+class GradientTransform:
+    """Transformation of all clients' gradients into features, identical on every rank.
 
-    kind: FeatureKind
-    levels: int  # d' of the compression
-    restored: bool  # Cluster the restored vectors Z_k (paper), or the d' sorted centres (the authors' code)
-    scale: float  # Factor of the gradients: −η for one-step changes, 1 otherwise
-    width: int  # Length of a feature vector
-    projection: Any  # SparseRandomProjection or None
-    description: str  # The choices and their reasons, for the run's log
-
-
-def plan_features(
-    kind: FeatureKind,
-    clients: int,
-    size: int,
-    streams: Streams,
-    *,
-    levels: int = 9,
-    restored: bool = True,
-    lr: float = 1.0,
-    project_above: int = PROJECT_ABOVE,
-) -> FeaturePlan:
-    """Choose the transformation of all clients' gradients into features.
-
-    A projection is used if clients × width exceeds `project_above` and the vectors would become shorter. It is a very
-    sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
+    A projection is used if clients × width exceeds `projection_above` and the vectors would become shorter. It is a
+    very sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
     within 25 % (Johnson-Lindenstrauss lemma, Dasgupta and Gupta 2003). It is the same in all rounds, so that features
     of different rounds are comparable.
     """
-    compressed = kind == "compressed-gradient"
-    width = levels if compressed and not restored else size
-    name = f"{kind} features of {clients} clients × {width} values"
-    scale = -lr if kind == "one-step-change" else 1.0
-    whole = FeaturePlan(kind, levels, restored, scale, width, None, f"{name}, not projected")
-    if clients * width <= project_above:
-        return whole
-    from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim  # slow to import
 
-    shorter = int(johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
-    if shorter >= width:
-        return whole
-    seed = streams.seed64(Purpose.PROJECTION) % 2**32
-    projection = SparseRandomProjection(shorter, dense_output=True, random_state=seed)
-    projection.fit(np.zeros((1, width), np.float32))
-    note = f"{name}, more than {project_above}: sparse random projection to {shorter} values"
-    return FeaturePlan(kind, levels, restored, scale, shorter, projection, note)
+    def __init__(self, table: Norms, clients: int, size: int, lr: float, streams: Streams):
+        chosen = table.features
+        self.compression = chosen if isinstance(chosen, CompressedGradient) else None
+        self.scale = -lr if chosen.name == "one-step-change" else 1.0
+        centres_only = self.compression is not None and not self.compression.decompress
+        self.width = self.compression.codebook_size if self.compression is not None and centres_only else size
+        self.projection: Any = None  # SparseRandomProjection
+        self.description = f"{chosen.name} features of {clients} clients × {self.width} values"
+        if clients * self.width > table.projection_above:
+            from sklearn.random_projection import (
+                SparseRandomProjection,
+                johnson_lindenstrauss_min_dim,
+            )  # slow to import
 
+            shorter = int(johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
+            if shorter < self.width:
+                seed = streams.seed64(Purpose.PROJECTION) % 2**32
+                self.projection = SparseRandomProjection(shorter, dense_output=True, random_state=seed)
+                self.projection.fit(np.zeros((1, self.width), np.float32))
+                self.description += f", sparse random projection to {shorter} values"
+                self.width = shorter
 
-def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]]) -> Features:
-    """Compute features of the clients from gradients that arrive block by block.
+    def features(self, blocks: Iterable[tuple[Ints, ArrayLike]]) -> Features:
+        """Compute features of the clients from gradients that arrive block by block.
 
-    Only one block of gradients and the features themselves are in memory at any time.
-    """
-    clients, rows, lengths = [np.empty(0, np.int64)], [np.empty((0, plan.width), np.float32)], [np.empty(0)]
-    for members, gradients in blocks:
-        clients.append(members)
-        vectors, length = _vectors(plan, np.asarray(gradients, np.float32))
-        rows.append(vectors)
-        lengths.append(length)
-    measured = np.concatenate(clients)
-    order = np.argsort(measured)
-    return Features(measured[order], np.concatenate(rows)[order], np.concatenate(lengths)[order])
+        Only one block of gradients and the features themselves are in memory at any time.
+        """
+        clients, rows, lengths = [np.empty(0, np.int64)], [np.empty((0, self.width), np.float32)], [np.empty(0)]
+        for members, gradients in blocks:
+            clients.append(members)
+            vectors, length = self._vectors(np.asarray(gradients, np.float32))
+            rows.append(vectors)
+            lengths.append(length)
+        measured = np.concatenate(clients)
+        order = np.argsort(measured)
+        return Features(measured[order], np.concatenate(rows)[order], np.concatenate(lengths)[order])
+
+    def _vectors(self, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
+        """Return feature vectors (k, width) and norms (k,) of one block of gradients."""
+        if self.compression is not None:
+            squeezed = compress(gradients, self.compression.codebook_size)
+            length = norms(squeezed)
+            vectors = restore(squeezed) if self.compression.decompress else squeezed.centres
+        else:
+            vectors = gradients * np.float32(self.scale)
+            if not np.isfinite(vectors).all():
+                raise UserError(NOT_FINITE)
+            length = np.sqrt(np.einsum("kd,kd->k", gradients, gradients, dtype=np.float64))
+        if self.projection is not None:
+            vectors = self.projection.transform(vectors)
+        return np.ascontiguousarray(vectors, np.float32), length
 
 
 def label_histogram(clients: Ints, class_counts: Ints) -> Features:
     """Return the share of each class in each client's data, (k, C); all zeros for a client without samples."""
     total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     return Features(clients, (class_counts / total).astype(np.float32), None)
-
-
-def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
-    """Return feature vectors (k, width) and norms (k,) of one block of gradients."""
-    if plan.kind == "compressed-gradient":
-        squeezed = compress(gradients, plan.levels)
-        length = norms(squeezed)
-        vectors = restore(squeezed) if plan.restored else squeezed.centres
-    else:
-        vectors = gradients * np.float32(plan.scale)
-        if not np.isfinite(vectors).all():
-            raise UserError("a client's probe gradient is not finite. Lower the learning rate or check its data")
-        length = np.sqrt(np.einsum("kd,kd->k", gradients, gradients, dtype=np.float64))
-    if plan.projection is not None:
-        vectors = plan.projection.transform(vectors)
-    return np.ascontiguousarray(vectors, np.float32), length

@@ -19,12 +19,10 @@ from fedmpi.common.errors import ComponentFailure, UserError
 from fedmpi.common.plan import read_only
 from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedmpi.config import Config
 
 KEPT, STATE = "numbers.", "sampler."
 """Prefixes of the names in a checkpoint."""
@@ -103,11 +101,12 @@ class View:
 
     def last(self, name: str) -> Floats:
         """Return a number from each client's last participation, float64 (N,); NaN for clients never selected."""
-        return self._kept(name).last(name)
+        return self._kept(name).values[name].copy()
 
     def age(self, name: str) -> Ints:
         """Return rounds since each client's number was taken (1: in the previous round), int64 (N,); −1 if never."""
-        return self._kept(name).age(name, self.round)
+        seen = self._kept(name).seen[name]
+        return np.where(seen < 0, -1, self.round - seen)
 
     def fresh(self, name: str) -> Floats:
         """Return a number measured on the current model, float64 (N,); NaN except for this round's candidates."""
@@ -119,7 +118,7 @@ class View:
         return read_only(self.measured[name])
 
     def _kept(self, name: str) -> ClientNumbers:
-        if self.numbers is None or name not in self.numbers.names:
+        if self.numbers is None or name not in self.numbers.values:
             raise UserError(
                 f"{self.reader}: view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
                 f"@client_sampler(needs=({name!r},))"
@@ -128,46 +127,47 @@ class View:
 
 
 class ClientNumbers:
-    """Numbers from the clients' last participations, kept by rank 0."""
+    """Numbers from the clients' last participations, kept by rank 0.
+
+    Attributes
+    ----------
+    values : dict of str to float64 (N,)
+        The last number of each client, by name; NaN if there is none.
+    seen : dict of str to int64 (N,)
+        The round in which each was taken; −1 if there is none.
+    """
 
     def __init__(self, names: Sequence[str], clients: int):
         self.names, self.clients = tuple(names), clients
-        self._values = {name: np.full(clients, np.nan) for name in self.names}
-        self._seen = {name: np.full(clients, -1, np.int64) for name in self.names}
-
-    def last(self, name: str) -> Floats:
-        """Return a copy of the last number of each client, float64 (N,); NaN if there is none."""
-        return self._values[name].copy()
-
-    def age(self, name: str, round: int) -> Ints:
-        """Return the rounds from each client's last number to `round`, int64 (N,); −1 if there is none."""
-        seen = self._seen[name]
-        return np.where(seen < 0, -1, round - seen)
+        self.values = {name: np.full(clients, np.nan) for name in self.names}
+        self.seen = {name: np.full(clients, -1, np.int64) for name in self.names}
 
     def enter(self, name: str, round: int, clients: Ints, values: Floats) -> None:
         """Store the numbers (k,) of these clients (k,), taken in the given round."""
-        self._values[name][clients] = values
-        self._seen[name][clients] = round
+        self.values[name][clients] = values
+        self.seen[name][clients] = round
+
+    @property
+    def _arrays(self) -> dict[str, AnyArray]:
+        """The arrays by their names in a checkpoint."""
+        rounds = {f"{KEPT}{name}.round": seen for name, seen in self.seen.items()}
+        return {f"{KEPT}{name}": values for name, values in self.values.items()} | rounds
 
     def state(self) -> dict[str, Tensor]:
         """Return everything stored, for a checkpoint."""
         import torch  # slow to import, and the configuration is checked before
 
-        arrays = {f"{KEPT}{name}": values for name, values in self._values.items()}
-        arrays |= {f"{KEPT}{name}.round": seen for name, seen in self._seen.items()}
-        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array.copy()) for name, array in self._arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore the numbers of a checkpoint."""
-        missing = sorted(self.state().keys() - state.keys())
-        if missing:
+        if missing := sorted(self._arrays.keys() - state.keys()):
             raise UserError(
                 f"the checkpoint lacks {', '.join(missing)}, which clients.sampler draws by. Resume with the "
                 "version of fedmpi that wrote it, or choose another --out"
             )
-        for name in self.names:
-            self._values[name][:] = state[f"{KEPT}{name}"].numpy()
-            self._seen[name][:] = state[f"{KEPT}{name}.round"].numpy()
+        for name, array in self._arrays.items():
+            array[:] = state[name].numpy()
 
 
 class ClientSampler:
@@ -187,11 +187,6 @@ class ClientSampler:
         if self.measures:
             takes(part, getattr(self._made, "candidates", None), "view", method="candidates")
         self.remembers = state_names(self._made)
-
-    @classmethod
-    def chosen_by(cls, config: Config) -> ClientSampler:
-        """Return the sampler of a configuration."""
-        return cls(config.clients.sampler.component, config.clients.sampler.options)
 
     @property
     def name(self) -> str:
@@ -235,16 +230,15 @@ class ClientSampler:
                 setattr(self._made, name, value.numpy().copy() if value.dim() else value.item())
 
     def _checked(self, cohort: Cohort, view: View) -> Cohort:
-        clients = self._clients(cohort.clients, view, "clients")
+        clients, inclusion = self._clients(cohort.clients, view, "clients"), cohort.inclusion
         times = result_array(self.part, cohort.multiplicity, clients.shape, "multiplicity", view.round)
         if (times < 1).any() or (times != np.rint(times)).any():
             raise self._refused(view, "returned a multiplicity that is no count of draws: give whole numbers from 1")
-        inclusion = None
-        if cohort.inclusion is not None:
-            inclusion = result_array(self.part, cohort.inclusion, clients.shape, "inclusion", view.round)
+        if inclusion is not None:
+            inclusion = result_array(self.part, inclusion, clients.shape, "inclusion", view.round)
             impossible = (inclusion <= 0) | ((inclusion > 1 + ROUNDING) & (not cohort.counts_draws))
             if impossible.any():
-                worst = int(np.flatnonzero(impossible)[0])
+                worst = impossible.argmax()
                 raise self._refused(
                     view,
                     f"returned the inclusion probability {inclusion[worst]:g} for client {clients[worst]}, which is "

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedmpi.clients.cohort import Cohort, full_participation, importance, uniform, weighted
+from fedmpi.clients.cohort import Cohort, full_participation
+from fedmpi.clients.designs import Design, importance, one_after_another, uniform, weighted
 from fedmpi.clients.sampler import View
 from fedmpi.clients.strata import stratified
 from fedmpi.common.decorators import client_sampler
@@ -41,7 +42,6 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
 
     Parameters
     ----------
-    view : View
     replace : bool
         With replacement (a client drawn twice counts twice) or without.
     """
@@ -49,12 +49,11 @@ def weighted_clients(view: View, *, replace: bool = True) -> Cohort:
 
 
 @client_sampler(name="importance", needs=("norms",))
-def importance_clients(view: View, *, design: Literal["systematic", "sequential"] = "systematic") -> Cohort:
+def importance_clients(view: View, *, design: Design = "systematic") -> Cohort:
     """Draw in proportion to the norm of the clients' gradients.
 
     Parameters
     ----------
-    view : View
     design : str
         Systematic PPS, whose inclusion probabilities are known, or sequential drawing.
     """
@@ -69,13 +68,12 @@ def stratified_clients(
     allocation: Literal["proportional", "neyman", "equal"] = "neyman",
     every_stratum: Annotated[bool, only_with("allocation", "neyman")] = True,
     within_stratum: Literal["uniform", "importance"] = "importance",
-    design: Annotated[Literal["systematic", "sequential"], only_with("within_stratum", "importance")] = "systematic",
+    design: Annotated[Design, only_with("within_stratum", "importance")] = "systematic",
 ) -> Cohort:
     """Draw from every stratum separately (FedSSO, FedSTS, FedSTaS).
 
     Parameters
     ----------
-    view : View
     allocation : str
         Division of the m draws among the strata.
     every_stratum : bool
@@ -145,8 +143,9 @@ class PowerOfChoice:
 
     def candidates(self, view: View) -> Ints:
         """Draw d available clients sequentially without replacement, with probability n_k over the rest."""
-        sizes = view.sizes[view.available].astype(np.float64)
-        return drawn_in_proportion(view.generator, view.available, sizes, max(self.size, view.count))
+        holding = view.available[view.sizes[view.available] > 0]
+        sizes = view.sizes[holding].astype(np.float64)
+        return holding[one_after_another(sizes, max(self.size, view.count), view.generator)]
 
     def draw(self, view: View) -> Cohort:
         """Select the m candidates with the highest loss; in a tie those with the lower index."""
@@ -213,7 +212,9 @@ class Oort:
         utility = self.utility(view, known)
         last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
         pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # custom losses may be negative
-        return drawn_in_proportion(view.generator, known[pool], np.maximum(utility[pool], LEAST_UTILITY), count)
+        weights = np.maximum(utility[pool], LEAST_UTILITY)
+        exploited: Ints = known[pool][one_after_another(weights, count, view.generator)]
+        return exploited
 
     def utility(self, view: View, clients: Ints) -> Floats:
         """Return the utility of clients (k,) that have been seen, float64 (k,)."""
@@ -222,16 +223,3 @@ class Oort:
             statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
         now = view.round + 1
         return statistical + np.sqrt(self.stale * math.log(now) / (now - view.age("loss")[clients]))
-
-
-def drawn_in_proportion(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:
-    """Draw `count` clients sequentially without replacement, with probability ∝ weight over the rest.
-
-    The result has fewer if fewer have a positive weight. The first arrivals of independent exponential times with the
-    weights as rates are such a sample.
-    """
-    positive = np.flatnonzero(weights > 0)
-    arrival = generator.standard_exponential(len(positive)) / weights[positive]
-    count = min(count, len(positive))
-    first = np.argpartition(arrival, count - 1)[:count] if 0 < count < len(positive) else np.arange(count)
-    return np.sort(clients[positive[first]])

@@ -15,17 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedmpi.clients.cohort import (
-    Cohort,
-    Design,
-    StrataSummary,
-    draw_by_norm,
-    draw_uniformly,
-    inclusion_by_norm,
-    indices,
-    invited,
-    systematic,
-)
+from fedmpi.clients.cohort import Cohort, StrataSummary, indices, invited
+from fedmpi.clients.designs import Design, draw_by_norm, draw_uniformly, inclusion_by_norm, systematic
 from fedmpi.common.apportionment import TOLERANCE, largest_remainders
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedmpi.clients.features import Features, gradient_features, label_histogram, plan_features
+from fedmpi.clients.features import Features, GradientTransform, label_histogram
 from fedmpi.clients.strata import Strata, make_strata, stratum_spreads
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.config.stratification import CompressedGradient, LabelHistogram, OpticsClustering, stratification
+from fedmpi.config.stratification import LabelHistogram, OpticsClustering, stratification
 from fedmpi.mpi import Cluster
 
 Matrix = NDArray[np.floating]
@@ -152,18 +152,9 @@ class Stratifier:
         self._needs = config.clients.sampler.component.marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
-        if self.wanted and not isinstance(features := self.table.features, LabelHistogram):
-            self.plan = plan_features(
-                features.name,
-                clients,
-                values,
-                streams,
-                levels=features.codebook_size if isinstance(features, CompressedGradient) else 0,
-                restored=not isinstance(features, CompressedGradient) or features.decompress,
-                lr=config.local.lr,
-                project_above=self.table.projection_above,
-            )
-            log.info("strata: %s", self.plan.description)
+        if self.wanted and not isinstance(self.table.features, LabelHistogram):
+            self.transform = GradientTransform(self.table, clients, values, config.local.lr, streams)
+            log.info("strata: %s", self.transform.description)
 
     @property
     def wanted(self) -> bool:
@@ -193,7 +184,7 @@ class Stratifier:
     def _features(self, t: int, model: Tensor, due: Ints) -> Features:
         if isinstance(self.table.features, LabelHistogram):
             return label_histogram(due, self.class_counts(due))
-        return gradient_features(self.plan, self.probe(t, model, due))
+        return self.transform.features(self.probe(t, model, due))
 
     def _gathered(self, mine: Features) -> Features | None:
         """Return the features of all ranks' clients, sorted since ranks own them in order; None except on rank 0."""

@@ -50,16 +50,9 @@ def opens_with_a_step(config: Config, t: int) -> bool:
 class CohortDraw:
     """Draw of a run's cohorts."""
 
-    def __init__(
-        self,
-        config: Config,
-        sizes: Ints,
-        counts: Callable[[], Ints] | None,
-        streams: Streams,
-        values: int,
-    ):
+    def __init__(self, config: Config, sizes: Ints, counts: Callable[[], Ints] | None, streams: Streams, values: int):
         self.config = config
-        self.sampler = ClientSampler.chosen_by(config)
+        self.sampler = ClientSampler(config.clients.sampler.component, config.clients.sampler.options)
         self.numbers = ClientNumbers(self.sampler.numbers, len(sizes))
         self.counts = counts  # of every class held by each client, (N, C)
         self.sizes = sizes
@@ -90,13 +83,11 @@ class CohortDraw:
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """Draw the clients of round t; `strata` are the current ones if the draw needs them."""
-        present = self._present(t)
-        opening = self.opens(t)
+        present, opening = self._present(t), self.opens(t)
         if opening:
             asked = full_participation(present)
         else:
-            view = self._views.pop(t, None) or self._view(t, present, strata)
-            asked = self.sampler.draw(view)
+            asked = self.sampler.draw(self._views.pop(t) if t in self._views else self._view(t, present, strata))
         asked = replace(asked, presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.clients.failure_rate)
         if self.config.devices is None:
@@ -116,18 +107,11 @@ class CohortDraw:
 
     def _all(self, t: int) -> View:
         """Return the availability model's view of round t."""
-        stream = (Purpose.AVAILABILITY, OWN_DRAWS)
-        clients = len(self.sizes)
+        clients, stream = len(self.sizes), (Purpose.AVAILABILITY, OWN_DRAWS)
         return View(
-            t,
-            clients,
-            self.sizes,
-            clients,
-            self.streams,
-            counts=self.counts,
-            stream=stream,
-            reader="clients.availability",
-        )
+            t, clients, self.sizes, clients, self.streams,
+            counts=self.counts, stream=stream, reader="clients.availability",
+        )  # fmt: skip
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """Return the availability that weights need; None if all clients are available and none has been left out."""
@@ -154,16 +138,14 @@ class CohortDraw:
         view = self._views[t]
         view.measured.update(measured)
         if "seconds" in self.sampler.measures:
-            pool = self.sizes if isinstance(view.present, int) else self.sizes[view.present]
-            view.measured["seconds"] = np.full(len(self.sizes), np.nan)
-            view.measured["seconds"][candidates] = self._seconds(candidates, pool, opening=False)
+            seconds = view.measured["seconds"] = np.full(len(self.sizes), np.nan)
+            seconds[candidates] = self._seconds(candidates, self._sizes_of(view.present), opening=False)
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
-        over, everybody = self.config.clients.over_selection, self.sampler.name == "all"
-        clients = len(self.sizes)
+        over, clients = self.config.clients.over_selection, len(self.sizes)
         return View(
             round=t,
-            count=clients if everybody else invited(self._wanted_of(len(self.sizes)), over, clients),
+            count=clients if self.sampler.name == "all" else invited(self._wanted_of(clients), over, clients),
             sizes=self.sizes,
             present=present,
             streams=self.streams,
@@ -204,9 +186,11 @@ class CohortDraw:
         part = self.config.samples
         if part.sampler.name == "exact":
             return self.sizes[arrived.clients]
-        if part.size.query == "selected":
-            return self.sizes[asked.clients]
-        return self.sizes if isinstance(present, int) else self.sizes[present]
+        return self._sizes_of(asked.clients if part.size.query == "selected" else present)
+
+    def _sizes_of(self, clients: Ints | int) -> Ints:
+        """Return the sizes of these clients, or of all if their number is given."""
+        return self.sizes if isinstance(clients, int) else self.sizes[clients]
 
     def _used(self, clients: Ints, pool: Ints) -> Floats:
         """Return the expected number of samples used by each client: if samples are drawn, its share of the budget."""

@@ -113,16 +113,15 @@ def _local_steps(c: ConfigTables) -> Checks:
 def _weights(c: ConfigTables) -> Checks:
     """Weights that divide by numbers which the sampler or the availability model cannot give."""
     weights, availability = c.server.weights.name, c.clients.availability
-    options = availability.options
-    lowest = {"time-of-day": options.get("lowest"), "label-group": min(options.get("by_label", ()), default=1.0)}
+    lowest = min(availability.options["by_label"]) if availability.name == "label-group" else 1.0
     yield (
         weights == "stratified" and "strata" not in _needs(c),
         'server.weights = "stratified" needs clients.sampler = "stratified"',
     )
     yield (
-        weights == "unbiased" and lowest.get(availability.name, 1.0) == 0,
+        weights == "unbiased" and lowest == 0,
         'server.weights = "unbiased" divides by the probability of being there, but with a 0 in '
-        "clients.availability.lowest or clients.availability.by_label some clients are never there: raise it, or set "
+        "clients.availability.by_label some clients are never there: raise it, or set "
         'server.weights = "normalized", which estimates over the clients that come',
     )
 

@@ -108,7 +108,7 @@ class ClientsTable(Table):
     fraction: Annotated[Probability | None, not_with("sampler", "all")] = None
     """Share of all clients selected per round."""
     availability: Annotated[Chosen, chooses("availability", "always")] = Chosen("availability", "always")
-    """always; bernoulli: with a probability in every round; time-of-day; label-group: by the client's most frequent
+    """always; bernoulli: with a probability in every round; label-group: by the client's most frequent
     class; or a custom "package.module:object": (view) -> a probability for each client."""
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a selected client's update is lost after training."""

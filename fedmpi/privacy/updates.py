@@ -182,7 +182,7 @@ def draws_in_secret(config: Config) -> bool:
     """
     samples = config.samples
     asks_cohort = samples.sampler.name == "bernoulli" and samples.size.query == "selected"
-    by_label = config.clients.availability.name not in ("always", "bernoulli", "time-of-day")
+    by_label = config.clients.availability.name not in ("always", "bernoulli")
     return config.clients.sampler.name == "uniform" and not (by_label or keeps_residuals(config) or asks_cohort)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi import UserError
-from fedmpi.clients.cohort import (
+from fedmpi.clients.designs import (
     draw_by_norm,
     inclusion_by_norm,
     proportional_inclusion,

@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from fedmpi.clients.features import compress, gradient_features, plan_features, restore
+from fedmpi.clients.features import GradientTransform, compress, restore
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.config.stratification import CompressedGradient, GradientFeatures, Norms
 from fedmpi.mpi import Cluster
 
 GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
@@ -23,38 +24,23 @@ BLOCKS = [
 
 def test_compressed_gradients_are_restored_or_left_as_centres() -> None:
     squeezed = compress(GRADIENTS, 5)
-    restored = gradient_features(plan_features("compressed-gradient", 30, 400, Streams(0), levels=5), BLOCKS)
-    plan = plan_features("compressed-gradient", 30, 400, Streams(0), levels=5, restored=False)
-    centres = gradient_features(plan, BLOCKS)
-    assert np.array_equal(restored.matrix, restore(squeezed))
-    assert np.array_equal(centres.matrix, squeezed.centres)
-    assert centres.norms == pytest.approx(np.linalg.norm(restored.matrix, axis=1))
-
-
-def test_a_run_compresses_to_the_levels_of_its_configuration() -> None:
-    config = load_config(
-        None, ["clients.sampler=importance", "clients.count=4", "clients.sampler.features.codebook_size=3"]
-    )
-    run = Stratifier(
-        config, Cluster.connect(), (0, 30), 30, 400, lambda clients: clients,
-        lambda t, model, clients: iter([(clients, torch.from_numpy(GRADIENTS[clients]))]), Streams(0),
-    )  # fmt: skip
-    run.observe(0, torch.zeros(400))
-    assert run.strata is not None and run.strata.norms is not None
-    assert run.strata.norms == pytest.approx(np.linalg.norm(restore(compress(GRADIENTS, 3)), axis=1))
+    for decompress, expected in ((True, restore(squeezed)), (False, squeezed.centres)):
+        table = Norms(features=CompressedGradient(codebook_size=5, decompress=decompress))
+        found = GradientTransform(table, 30, 400, 0.1, Streams(0)).features(BLOCKS)
+        assert np.array_equal(found.matrix, expected)
+        assert found.norms == pytest.approx(np.linalg.norm(restore(squeezed), axis=1))
 
 
 def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> None:
     """All 435 squared distances within 25 %, the distortion the length of the projection is chosen for."""
     long = np.random.default_rng(1).normal(size=(30, 5000)).astype(np.float32)
-    plan = plan_features("full-gradient", 30, 5000, Streams(0), project_above=1000)
-    features = gradient_features(plan, [(np.arange(30), long)])
-    assert features.matrix.shape == (30, plan.width)
-    assert plan.width < 5000
-    assert "random projection" in plan.description
+    table = Norms(features=GradientFeatures(name="full-gradient"), projection_above=1000)
+    transform = GradientTransform(table, 30, 5000, 0.1, Streams(0))
+    features = transform.features([(np.arange(30), long)])
+    assert features.matrix.shape == (30, transform.width) and transform.width < 5000
+    assert "random projection" in transform.description
     ratio = (pdist(features.matrix) / pdist(long)) ** 2
-    assert ratio.min() > 0.75
-    assert ratio.max() < 1.25
+    assert ratio.min() > 0.75 and ratio.max() < 1.25
     assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
 
 

@@ -84,10 +84,9 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     experiment.decisions.inquire = noting  # type: ignore[method-assign]
     simulation.run()
     numbers = experiment.decisions.inquiry.numbers
-    ages, last = numbers.age("loss", 3), numbers.last("loss")
     for k in range(8):
-        expected = (3 - latest[k][0], latest[k][1]) if k in latest else (-1, np.nan)
-        np.testing.assert_array_equal((ages[k], last[k]), expected)
+        found = (numbers.seen["loss"][k], numbers.values["loss"][k])
+        np.testing.assert_array_equal(found, latest.get(k, (-1, np.nan)))
     experiment.close()
 
 

@@ -257,8 +257,9 @@ def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> Non
     numbers.enter("loss", 3, np.array([0, 2]), np.array([1.5, 2.5]))
     again = ClientNumbers(("loss", "seconds"), 4)
     again.load(numbers.state())
-    assert again.age("loss", 5).tolist() == [2, -1, 2, -1] and again.age("seconds", 5).tolist() == [-1] * 4
-    np.testing.assert_array_equal(again.last("loss"), [1.5, np.nan, 2.5, np.nan])
+    view = view_of(5, numbers=again)
+    assert view.age("loss").tolist() == [2, -1, 2, -1] and view.age("seconds").tolist() == [-1] * 4
+    np.testing.assert_array_equal(view.last("loss"), [1.5, np.nan, 2.5, np.nan])
     with pytest.raises(UserError, match=r"lacks numbers\.accuracy"):
         ClientNumbers(("accuracy",), 4).load(numbers.state())
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedmpi import Cohort, UserError
-from fedmpi.clients.cohort import StrataSummary, uniform
+from fedmpi.clients.cohort import StrataSummary
+from fedmpi.clients.designs import uniform
 from fedmpi.clients.devices import Devices, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config

@@ -207,7 +207,7 @@ KEYS: dict[str, Key] = {
     "attack": Key(f"{ALL} clients.attack_fraction=0.5", ("sign-flip", "label-flip"), "model"),
     "clients.attack_fraction": Key(f"{ALL} attack=sign-flip", ("0.25", "0.5"), "model"),
     "attack.scale": Key(f"{ALL} attack=sign-flip clients.attack_fraction=1 rounds=1", ("2", "1"), "model"),
-    "clients.availability": Key(f"{ALL} clients.availability.probability=0.6", ("bernoulli", "time-of-day"), "cohort"),
+    "clients.availability": Key(ALL, ("always", '{name="bernoulli",probability=0.6}'), "cohort"),
     "clients.failure_rate": Key(ALL, ("0", "0.5"), "cohort"),
     "clients.over_selection": Key(f"{CLOCK} devices.speed=lognormal", ("1", "2"), "cohort"),
     "devices": Key(SOME, ("false", "true"), "record"),

@@ -80,15 +80,13 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     (
         "divides by the probability of being there",
         [
-            "server.weights=unbiased clients.availability=time-of-day clients.availability.lowest=0",
             "server.weights=unbiased clients.availability=label-group "
             "clients.availability.by_label=[0.5,0,1,1,1,1,1,1,1,1]",
         ],
         [
-            "server.weights=unbiased clients.availability=time-of-day clients.availability.lowest=0.1",
             "server.weights=unbiased clients.availability=label-group "
             "clients.availability.by_label=[0.5,1,1,1,1,1,1,1,1,1]",
-            "server.weights=normalized clients.availability=time-of-day clients.availability.lowest=0",
+            "server.weights=normalized clients.availability=label-group clients.availability.by_label=[0,1]",
             "server.weights=unbiased",
         ],
     ),
@@ -246,7 +244,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     (
         "may change which others are there",
         [f"{NOISED} clients.availability={OWN}:larger_half"],
-        [f"{NOISED} clients.availability=time-of-day", f"{CLIPPED} clients.availability={OWN}:larger_half"],
+        [f"{NOISED} clients.availability=bernoulli", f"{CLIPPED} clients.availability={OWN}:larger_half"],
     ),
     (
         "depend on the exact sizes of the others",

@@ -18,7 +18,6 @@ FEW = f"{OORT} clients.sampler.explore=0.25 clients.sampler.explore_least=0"
 LARGEST = f"{S} clients.sampler=power-of-choice clients.count=3 rounds=1"
 KRUM = f"{ALL} server.aggregator=krum attack=noise clients.attack_fraction=0.25 rounds=1"
 BY_LABEL = f"{ALL} clients.availability=label-group"
-DAYS = f"{ALL} clients.availability=time-of-day rounds=4"
 ADAPTIVE = f"{SOME} server.optimizer.lr=0.02"
 
 
@@ -68,9 +67,6 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("top-k", "k"): Key(f"{SOME} rounds=1", ("2", "3"), "record"),
     ("calibration-error", "bins"): Key(f"{SOME} rounds=1", ("1", "40"), "record"),
     ("bernoulli", "probability"): Key(ALL, ("0.3", "0.9"), "cohort"),
-    ("time-of-day", "probability"): Key(DAYS, ("0.3", "0.9"), "cohort"),
-    ("time-of-day", "lowest"): Key(DAYS, ("0", "1"), "cohort"),
-    ("time-of-day", "period"): Key(DAYS, ("2", "1e9"), "cohort"),
     ("label-group", "by_label"): Key(ALL, ("[1,1,1,1,1,0,0,0,0,0]", "[0,0,0,0,0,1,1,1,1,1]"), "cohort"),
     ("adam", "epsilon"): Key(f"{SOME} local.lr=0.01", ("1e-8", "1"), "model"),
     ("sgd", "momentum"): Key(SOME, ("0", "0.9"), "model"),

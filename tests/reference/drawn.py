@@ -25,7 +25,7 @@ CHOICES: dict[str, list[Any]] = {
     "clients.sampler": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
     "clients.count": [4, 7, None],
     "clients.fraction": [None, 0.5],
-    "clients.availability": ["always", "always", "bernoulli", "time-of-day", "label-group"],
+    "clients.availability": ["always", "always", "bernoulli", "bernoulli", "label-group"],
     "clients.failure_rate": [0.0, 0.0, 0.3],
     "clients.over_selection": [1.0, 1.5],
     "samples.sampler": ["all", "bernoulli", "ratio", "exact"],
@@ -101,7 +101,6 @@ OPTIONS: dict[str, dict[Any, dict[str, list[Any]]]] = {
     },
     "clients.availability": {
         "bernoulli": {"probability": [0.6]},
-        "time-of-day": {"probability": [0.6], "lowest": [0.3], "period": [2.0]},
         "label-group": {"by_label": [[0.9, 0.4]]},
     },
     "samples.sampler": {"ratio": {"ratio": [0.1, 0.7]}},

@@ -16,12 +16,10 @@ from tests.reference.plain_data import (
     BATCH_ORDER,
     CLUSTERING,
     COHORT,
-    DEVICE,
     PROBE,
     PROJECTION,
     SAMPLES,
     SIZE_ANSWER,
-    TIME_ZONES,
     Drawn,
     Grouping,
     Network,
@@ -38,10 +36,6 @@ def presence(config: Config, t: int, population: Population) -> np.ndarray:
     system = SimpleNamespace(**law.options)
     if law.name == "bernoulli":
         return np.full(n, system.probability)
-    if law.name == "time-of-day":
-        zones = stream(config.seed, DEVICE, 0, TIME_ZONES).random(n)
-        day = (1 + np.cos(2 * np.pi * (t / system.period - zones))) / 2
-        return np.asarray(system.lowest + (system.probability - system.lowest) * day)
     if law.name == "label-group":
         groups = [int(np.argmax(counts)) % len(system.by_label) for counts in population.class_counts]
         return np.array([system.by_label[g] for g in groups])

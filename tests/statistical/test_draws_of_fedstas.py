@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedmpi import Cohort
-from fedmpi.clients.cohort import Design, StrataSummary, inclusion_by_norm, proportional_inclusion, systematic
+from fedmpi.clients.cohort import StrataSummary
+from fedmpi.clients.designs import Design, inclusion_by_norm, proportional_inclusion, systematic
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.sizes import estimate_total, sampling_probability
 from tests.statistical.weighed import coefficients

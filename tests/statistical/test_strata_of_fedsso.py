@@ -8,8 +8,8 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from fedmpi import Cohort
-from fedmpi.clients.cohort import StrataSummary, uniform, weighted
+from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.designs import uniform, weighted
 from fedmpi.clients.strata import _exact_shares, make_strata, stratified, systematic_rounding
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams

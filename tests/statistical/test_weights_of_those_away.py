@@ -91,11 +91,6 @@ STRATA = make_strata(THREE, np.array([1.0, 0.0, 2.0]), np.random.default_rng(3).
 UPDATES = np.random.default_rng(4).normal(1, 1, 30) + THREE
 AWAY = {
     "bernoulli": ["clients.availability=bernoulli", "clients.availability.probability=0.5"],
-    "time-of-day": [
-        "clients.availability=time-of-day",
-        "clients.availability.lowest=0.2",
-        "clients.availability.probability=0.9",
-    ],
     "label-group": [BY_CLASS, by_label(np.linspace(0.25, 1, 10))],
 }
 DRAWS = {
@@ -129,19 +124,6 @@ def test_unbiased_weights_are_unbiased_with_any_available_clients(law: str, draw
     rho = np.full(30, 1 / 30) if population == "clients" else THIRTY / THIRTY.sum()
     assert_mean(found[:, 0], 1.0)
     assert_mean(found[:, 1], rho @ UPDATES)
-
-
-@pytest.mark.parametrize(
-    "settings, key",
-    [
-        (["clients.availability=time-of-day", "clients.availability.period=10"], "a 0 in clients.availability.lowest"),
-        ([BY_CLASS, "clients.availability.by_label=[0.5, 0.0]"], "clients.availability.by_label"),
-    ],
-)
-def test_unbiased_weights_are_rejected_where_some_are_never_available(settings: list[str], key: str) -> None:
-    with pytest.raises(UserError, match=key):
-        load_config(None, ["preset=fedavg", "server.weights=unbiased", *settings])
-    load_config(None, ["preset=fedavg", "server.weights=normalized", *settings])
 
 
 FIRST = ["devices=true", "clients.over_selection=1.3", "clients.count=10"]
