@@ -128,7 +128,6 @@ MODELS = {
         _model("fedsampling-text-cnn", "text", 10, 60, 9),
         _model("transformer", "text", 10, 60, 8),
         _model("lstm", "text", 10, 60, 17),
-        _model("bilstm", "text", 10, 60, 7),
         _model("OddCNN", "image", 12, 0, 12, 32, largest=900, epochs=3),
         _model("Residual", "image", 4, 96, 9, 16, shape=COLORED),
         _model("LeNet", "image", 10, 100, 22),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedmpi.common.registry import components
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
-    from fedmpi.local.algorithm import LocalAlgorithm
+    from fedmpi.local.algorithms import LocalAlgorithm
     from fedmpi.results.loading import frame, load_runs
     from fedmpi.sweeps.run import sweep
 
@@ -63,7 +63,7 @@ __all__ = [
 _HOMES = {
     "ClientArrays": "fedmpi.data.arrays",
     "Cohort": "fedmpi.clients.cohort",
-    "LocalAlgorithm": "fedmpi.local.algorithm",
+    "LocalAlgorithm": "fedmpi.local.algorithms",
     **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
     **dict.fromkeys(("ClientFailure", "ComponentFailure", "UserError"), "fedmpi.common.errors"),
     **dict.fromkeys(("Run", "load_run", "run"), "fedmpi.api"),

@@ -85,7 +85,6 @@ AROUND: dict[str, Callable[[], Any]] = {
 SEQUENTIAL = {"local.engine": "sequential"}
 WITHIN: dict[str, dict[str, Any]] = {
     "plain": SEQUENTIAL,
-    "bfloat16": {"local.precision": "bfloat16", **SEQUENTIAL},
     "merged": {"local.engine": "merged", "local.steps": 1, "local.batch_size": "all"},
     "batched": {"local.engine": "batched"},
     "strata": {**SEQUENTIAL, "clients.sampler": "importance", "clients.count": 2, "evaluation.clients": "all"},
@@ -364,9 +363,9 @@ def on_meta() -> nn.Module:
 
 
 WITHOUT_VALUES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "0.weight has no shape yet"),
-    "the meta device": (on_meta, "weight has no values"),
-    "a buffer": (lambda: nn.BatchNorm1d(FEATURES, affine=False, device="meta"), "running_mean has no values"),
+    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), "0.weight has no values yet"),
+    "the meta device": (on_meta, "weight has no values yet"),
+    "a buffer": (lambda: nn.BatchNorm1d(FEATURES, affine=False, device="meta"), "running_mean has no values yet"),
 }
 
 

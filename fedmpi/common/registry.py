@@ -79,7 +79,7 @@ KINDS = {
         Kind("aggregator", "server.aggregator", ("fedmpi.aggregation.aggregators",)),
         Kind("server optimizer", "server.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("compressor", "compression", ("fedmpi.updates.compression",)),
-        Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
+        Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind("schedule", "local.schedule", ("fedmpi.local.optimizers",)),
         Kind("model", "model", ("fedmpi.models.image_models", "fedmpi.models.text_models"), late=True),

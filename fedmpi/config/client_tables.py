@@ -189,7 +189,3 @@ class LocalTable(Table):
     does not count if weights are normalized. Otherwise (stratified) it counts as unchanged."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
     """Training engine. auto: chosen for the model; the run log gives the engine and the reason."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
-    stay float32, as do evaluation and the gradients that strata and importance draws look at. Rejected before the first
-    round where torch cannot train the model in it on this device, as LSTMs on CPUs without AVX-512."""

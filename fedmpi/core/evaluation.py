@@ -36,9 +36,8 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.data.statistics import label_distances
-from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_update, halved, named_client
 from fedmpi.local.traits import couples_in_evaluation, rows_of_a_pass
-from fedmpi.local.work import ClientTask
+from fedmpi.local.work import LARGEST_LOSS, ClientTask, OnDivergence, check_update, halved, named_client
 from fedmpi.models.flat import FlatModel
 from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record

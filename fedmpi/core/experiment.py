@@ -47,11 +47,11 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, DataSource
-from fedmpi.local.client_metrics import ClientMeasures, Reference
-from fedmpi.local.engines import LocalEngine, choose_engine
+from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import Hooks, make_hooks
+from fedmpi.local.measures import ClientMeasures, Reference, make_probe
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.probes import make_probe
+from fedmpi.local.sequential import LocalEngine
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel

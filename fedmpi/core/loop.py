@@ -17,7 +17,7 @@ from fedmpi.core.evaluation import ClientsView, facts_of
 from fedmpi.core.experiment import Experiment
 from fedmpi.core.records import Listener, OnRound, SavedState, round_record, summary_facts
 from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
-from fedmpi.local.failures import check_model, enter_round
+from fedmpi.local.work import check_model, enter_round
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import RoundDisplay, open_display

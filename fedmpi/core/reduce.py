@@ -33,9 +33,9 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
-from fedmpi.local.algorithm import Totals
-from fedmpi.local.client_metrics import ClientMeasures
+from fedmpi.local.algorithms import Totals
 from fedmpi.local.hooks import Hooks
+from fedmpi.local.measures import ClientMeasures
 from fedmpi.local.pipeline import UpdateMoments, UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport

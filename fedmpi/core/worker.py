@@ -27,13 +27,11 @@ from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.engines import LocalEngine
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.merged import Rows
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
-from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport
+from fedmpi.local.sequential import LocalEngine, SequentialEngine, update_norms
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
 from fedmpi.records.checkpoint import load_records, save_records
@@ -262,7 +260,7 @@ class Worker:
     def _dealt(self, plan: Plan) -> Ints:
         """Assign each selected client to a worker by its planned cost, int64 (m,)."""
         balance = Balance.from_array(plan.balance)
-        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merging, balance.step_rows)
+        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merged is not None, balance.step_rows)
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
     def _parts(self, plan: Plan) -> Ints:
@@ -358,7 +356,8 @@ class Worker:
         """
         if not self.layout.shared or not self.uses_all(plan):
             return report.loss_count, report.steps
-        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.engine.merging)
+        merging = self.engine.merged is not None
+        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], merging)
         return float(rows.sum()), float(steps.sum())
 
     def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
@@ -439,11 +438,11 @@ class Trainer:
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         if not self.worker.uses_all(plan) and self.engine.merged is not None:
             rows = self.worker.sampled(plan, self.worker.members(plan))
-            if self.engine.merges_rows(rule, rows.largest, total):  # at the cost of the samples (FedSampling)
+            if self.engine.merges_rows(rule, rows.largest):  # at the cost of the samples (FedSampling)
                 report = WorkReport()
                 if len(rows.rows):
                     owners, weights = self.worker.row_weights(plan, rows)
-                    report = self.engine.train_rows(
+                    report = self.engine.merged.train_rows(
                         Rows(owners, rows.rows, weights), RoundJob(model, rule, plan.round, total)
                     )
                 return RankWork(report, len(self.worker.members(plan)), len(rows.members))

@@ -20,10 +20,9 @@ from fedmpi.common.registry import Component
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.tables import local_algorithm, names_in
-from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
+from fedmpi.local.algorithms import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.failures import check_update
-from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob
+from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob, check_update
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40

@@ -11,37 +11,37 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.apportionment import offsets_of, places_within
 from fedmpi.common.errors import ComponentFailure, Divergence, UserError
 from fedmpi.common.streams import Purpose
-from fedmpi.common.types import Floats, Ints
-from fedmpi.local.failures import LARGEST_LOSS, halved
-from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
+from fedmpi.common.types import Ints
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import forward_traits, rows_of_a_pass
-from fedmpi.local.work import ClientTask, LocalRule, RoundJob, WorkReport, task_size
+from fedmpi.local.traits import rows_of_a_pass
+from fedmpi.local.work import (
+    LARGEST_LOSS,
+    ClientTask,
+    LocalRule,
+    RoundJob,
+    Rows,
+    WorkReport,
+    batch_rows,
+    halved,
+    needs_order,
+    schedule,
+    step_count,
+    task_size,
+)
 from fedmpi.models.flat import add_gradients
-from fedmpi.models.isolation import why_untraceable
-from fedmpi.models.layers import JoinedMasks, NoMasks
-from fedmpi.tasks.losses import LOSS_ALONE
+from fedmpi.models.layers import joined_masks, no_masks
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples per pass; on a CPU few enough to keep the activations in the cache."""
-
-
-class Rows(NamedTuple):
-    """Samples of any number of clients, grouped by client."""
-
-    clients: Ints  # (r,): owner of each sample
-    rows: Ints  # (r,): its local row
-    weights: Floats  # (r,): c_k / r_k of the owner
 
 
 class MergedEngine:
@@ -53,30 +53,6 @@ class MergedEngine:
         self.sequential, self.model, self.source = sequential, sequential.model, sequential.source
         self._rows: int | None = None
         self._offsets: Ints | None = None
-
-    def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
-        """Return why merging would not be exact, or None if it is."""
-        if rule.optimizer != "sgd":
-            return f'local.optimizer = "{rule.optimizer}" is not linear in the gradient'
-        if not isinstance(total, FloatSum):
-            return "the sum needs every client's own update"
-        return self.model_refusal()
-
-    def model_refusal(self) -> str | None:
-        """Return why this model's one-step clients cannot be merged, or None."""
-        model, description = self.model, self.source.description
-        traits = forward_traits(model, description)
-        if traits.keeps:
-            return "the forward pass changes parameters, buffers (batch norm) or attributes, or draws random numbers"
-        if traits.couples:
-            return (
-                "a sample's outputs depend on the other samples of its batch, or on random numbers of the model's own"
-            )
-        if model.hooked:
-            return "hooks may clip or normalize the gradients of a batch"
-        if not model.plain and (reason := why_untraceable(model.module)):
-            return f"torch.fx cannot trace the forward pass: {reason}"
-        return LOSS_ALONE if traits.loss_couples else None
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Check whether the task is a single step."""
@@ -120,34 +96,28 @@ class MergedEngine:
 
     def _train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
         rule, total, clients = job.rule, job.total, drawn.clients
-        reason = self.refusal(rule, total)
-        if reason is not None:
-            raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
-        assert isinstance(total, FloatSum)
+        assert isinstance(total, FloatSum) and rule.optimizer == "sgd"
         report = WorkReport(samples=len(clients), weight=float(drawn.weights.sum()), loss_count=len(clients))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
-        with self.model.computing_in(self.sequential.precision):
-            first, ends = 0, self._ends(clients)
-            while first < len(clients):
-                part = self._chunk(ends, first)
-                try:
-                    losses = self._add_chunk(
-                        views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report
-                    )
-                except torch.OutOfMemoryError:
-                    if self._rows == 1:
-                        raise
-                    losses = None
-                if losses is None:
-                    self._rows = halved(part.stop - first, "samples in a pass")
-                    continue
-                total.added()
-                if not bool((losses.abs() < LARGEST_LOSS).all()):
-                    raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}: lower local.lr")
-                first = part.stop
-            if not math.isfinite(total.squared_norm()):
-                raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
+        first, ends = 0, self._ends(clients)
+        while first < len(clients):
+            part = self._chunk(ends, first)
+            try:
+                losses = self._add_chunk(views, Rows(clients[part], drawn.rows[part], drawn.weights[part]), job, report)
+            except torch.OutOfMemoryError:
+                if self._rows == 1:
+                    raise
+                losses = None
+            if losses is None:  # outside of the handler, whose error refers to the memory of the pass
+                self._rows = halved(part.stop - first, "samples in a pass")
+                continue
+            total.added()
+            if not bool((losses.abs() < LARGEST_LOSS).all()):
+                raise Divergence(f"a loss is too large in round {job.round} at lr = {rule.lr:g}: lower local.lr")
+            first = part.stop
+        if not math.isfinite(total.squared_norm()):
+            raise Divergence(f"the sum of the updates overflows in round {job.round}: lower local.lr")
         return report
 
     def _add_chunk(self, views: list[Tensor], drawn: Rows, job: RoundJob, report: WorkReport) -> Tensor:
@@ -159,11 +129,11 @@ class MergedEngine:
         self.model.look(job.start)
         if not self.model.module.training:
             self.model.module.train()
-        self.model.draw_masks_from(NoMasks())
+        self.model.masks.source = no_masks
         if job.rule.dropout and self.model.has_dropout:
             owners, counts = _runs(clients)
             of_client = partial(self.sequential.streams.generator, Purpose.DROPOUT, job.round)
-            self.model.draw_masks_from(JoinedMasks([*map(of_client, owners.tolist())], counts.tolist()))
+            self.model.masks.source = joined_masks([*map(of_client, owners.tolist())], counts.tolist())
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
         tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
         with self.model.sparse_embeddings(self.model.sparse_pays(tokens)):

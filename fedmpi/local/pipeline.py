@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats
 from fedmpi.config import Config
-from fedmpi.local.client_metrics import ClientMeasures
+from fedmpi.local.measures import ClientMeasures
 from fedmpi.local.work import ClientTask
 from fedmpi.privacy.updates import clip
 from fedmpi.updates.attacks import AttackedUpdates

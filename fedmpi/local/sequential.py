@@ -1,7 +1,7 @@
-"""The sequential engine: trains clients one at a time on one flat working vector, for any nn.Module.
+"""The engine of the round loop, and the sequential engine: one client at a time on one flat working vector.
 
-It needs no optimizer object per client, no DataLoader and no copy of the model. The vector is refilled, gradients are
-subtracted in place, and batches are slices of one gather.
+The sequential engine trains any nn.Module. It needs no optimizer object per client, no DataLoader and no copy of the
+model. The vector is refilled, gradients are subtracted in place, and batches are slices of one gather.
 """
 
 from __future__ import annotations
@@ -19,15 +19,56 @@ from fedmpi.common.errors import ClientFailure, Divergence
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.source import DataSource
-from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks, deliver
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
-from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.work import ClientTask, LocalRule, Observer, RoundJob, WorkReport, task_size
-from fedmpi.models.flat import FlatModel, Precision
+from fedmpi.local.work import (
+    ClientTask,
+    Engine,
+    LocalRule,
+    Observer,
+    OnDivergence,
+    OneStepEngine,
+    RoundJob,
+    WorkReport,
+    batch_rows,
+    check_loss,
+    check_update,
+    named_client,
+    needs_order,
+    passes,
+    step_count,
+    task_size,
+)
+from fedmpi.models.flat import FlatModel
 
 GATHER_BYTES = 1 << 22
 """Bytes gathered at once: large enough to spread the cost of the call, small enough for the cache."""
+
+
+class LocalEngine:
+    """Engine of the round loop: `merged` trains one-step clients, if there is such an engine, and `rest` all others."""
+
+    def __init__(
+        self, sequential: SequentialEngine, rest: Engine, description: str, merged: OneStepEngine | None = None
+    ):
+        self.sequential, self.rest, self.description, self.merged = sequential, rest, description, merged
+
+    def train(self, tasks: Sequence[ClientTask], job: RoundJob) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to the job's sum; see `Engine.train`."""
+        if self.merged is None:
+            return self.rest.train(tasks, job)
+        accepted = [self.merged.accepts(task, job.rule) for task in tasks]
+        report = WorkReport()
+        for engine, one_step in ((self.merged, True), (self.rest, False)):
+            group = [task for task, found in zip(tasks, accepted, strict=True) if found == one_step]
+            if group:
+                report += engine.train(group, job)
+        return report
+
+    def merges_rows(self, rule: LocalRule, largest: int) -> bool:
+        """Check whether up to `largest` samples per client may be merged: one step must see them all."""
+        rows = max(largest, 1)
+        return self.merged is not None and step_count(rule, rows) == 1 and not needs_order(rule, rows)
 
 
 class SequentialEngine:
@@ -42,13 +83,12 @@ class SequentialEngine:
         streams: Streams,
         rank: int = 0,
         observe: Observer | None = None,
-        precision: Precision = "float32",
         hooks: Hooks | None = None,
         on_divergence: OnDivergence | None = None,
     ):
         self.on_divergence = on_divergence or OnDivergence()
         self.model, self.source, self.streams = model, source, streams
-        self.rank, self.observe, self.precision, self.hooks = rank, observe, precision, hooks
+        self.rank, self.observe, self.hooks = rank, observe, hooks
         self._memory = WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
@@ -112,8 +152,7 @@ class SequentialEngine:
                 more = own is not None or rule.own is not None
                 drawing = self.model.seeded(self.streams, at, task.client, more=more)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
-                computing = self.model.computing_in(self.precision)
-                with drawing, sparse, computing, own.calling() if own else nullcontext():
+                with drawing, sparse, own.calling() if own else nullcontext():
                     self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
             return report
@@ -136,10 +175,7 @@ class SequentialEngine:
         losses.zero_()
         on_cpu = device.type == "cpu"
         for batch_x, batch_y in self._batches(x, y, task, rule, round):
-            if hooks is None:
-                loss, gradients = self.model.loss_gradient(batch_x, batch_y)
-            else:
-                loss, gradients = self.model.own_gradient(hooks.loss, batch_x, batch_y)
+            loss, gradients = self.model.loss_gradient(batch_x, batch_y, None if hooks is None else hooks.loss)
             optimizer.step(gradients)
             rows = len(batch_y)
             if on_cpu:

@@ -21,7 +21,7 @@ from fedmpi.common.errors import ComponentFailure, UserError, raised
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.layers import NoMasks
+from fedmpi.models.layers import no_masks
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import couples_samples
 
@@ -68,7 +68,7 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
 
 def _tried(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = trial_samples(description, TRIAL_ROWS, model.initial)
-    with kept_generators(), full_precision(), model.masks.given_by(NoMasks()), _named(model, description):
+    with kept_generators(), full_precision(), model.masks.given_by(no_masks), _named(model, description):
         couples, couples_evaluated = (_couples(model, x, description, training) for training in (True, False))
         outputs = _outputs(model, x, description)
         if not outputs.requires_grad:
@@ -135,23 +135,17 @@ def _outputs(model: FlatModel, x: Tensor, description: DataDescription, training
     return outputs  # type: ignore[no-any-return]
 
 
-class _RowsOfMasks(NoMasks):
-    """Source without dropout that notices masks for another number of rows than the batch has."""
-
-    def __init__(self, rows: int):
-        self.rows, self.others = rows, False
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        self.others |= rows != self.rows
-        return super().mask(rows, units, p)
-
-
 def _couples(model: FlatModel, x: Tensor, description: DataDescription, training: bool) -> bool:
     """Check whether the outputs of a batch differ from those of its halves, or dropout is not of its samples."""
-    masks = _RowsOfMasks(len(x))
-    with model.masks.given_by(masks):
+    dropped: set[int] = set()  # numbers of rows that dropout sees
+
+    def noted(rows: int, units: int, p: float) -> Tensor:
+        dropped.add(rows)
+        return no_masks(rows, units, p)
+
+    with model.masks.given_by(noted):
         whole = _outputs(model, x, description, training)
-    if masks.others:
+    if dropped - {len(x)}:
         return True
     halves = torch.cat([_outputs(model, half, description, training) for half in x.chunk(2)])
     return not torch.allclose(whole, halves, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -1,22 +1,36 @@
-"""A client's work as plain values: the rule of a round, the task of a selected client, the report, the interfaces.
+"""A client's work, which all engines share: rule of a round, task, batches, report, handling of failures.
 
 The work has one definition and several engines, which agree up to floating-point rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.errors import ClientFailure, ComponentFailure, Divergence, UserError
+from fedmpi.common.imports import innermost
 from fedmpi.common.registry import Component
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
     from fedmpi.config.client_tables import LocalTable
+
+log = logging.getLogger("fedmpi")
+
+STEPS_DRAWN_TOGETHER = 32
+LARGEST_LOSS = 2.0**40
+"""Loss above which nothing is learned any more; the loss sums sent with the update stay below 2**50."""
 
 Observer = Callable[[int, Tensor], Tensor | None]
 """observe(client, Δ) sees a client's update before it is summed and may return a replacement."""
@@ -89,6 +103,14 @@ class ClientTask:
         return round + (self.visit << 32)
 
 
+class Rows(NamedTuple):
+    """Samples of any number of clients, grouped by client."""
+
+    clients: Ints  # (r,): owner of each sample
+    rows: Ints  # (r,): its local row
+    weights: Floats  # (r,): c_k / r_k of the owner
+
+
 @dataclass
 class WorkReport:
     """Sums over the completed work; reports add up with +=."""
@@ -117,6 +139,151 @@ class Engine(Protocol):
         """Add Σ coefficient · Δ of the tasks to the job's sum; a failing client is named by a ClientFailure."""
 
 
+class OneStepEngine(Engine, Protocol):
+    """Interface of an engine for clients that take a single step."""
+
+    def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
+        """Check whether the task is a single step."""
+
+    def train_rows(self, drawn: Rows, job: RoundJob) -> WorkReport:
+        """Train samples of any number of clients, without a task for each."""
+
+
 def task_size(task: ClientTask, sizes: Ints) -> int:
     """Return the number of samples that the task trains on."""
     return int(sizes[task.client]) if task.rows is None else len(task.rows)
+
+
+# Batches: the local samples of every step
+
+
+def batch_rows(rule: LocalRule, n: int) -> int:
+    """Return the number of samples in a full batch of a client with n samples: min(B, n)."""
+    return n if rule.batch_size is None else min(rule.batch_size, n)
+
+
+def step_count(rule: LocalRule, n: int) -> int:
+    """Return the number of steps of a client with n samples, without drawing any randomness."""
+    if n == 0:
+        return 0
+    if rule.steps is not None:
+        return rule.steps
+    assert rule.epochs is not None
+    size = batch_rows(rule, n)
+    return rule.epochs * (n // size if rule.drop_last else -(-n // size))
+
+
+def needs_order(rule: LocalRule, n: int) -> bool:
+    """Check whether the batches depend on the random stream: not if every batch is the whole local set."""
+    return batch_rows(rule, n) < n
+
+
+def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> Iterator[Ints | None]:
+    """Yield the samples in the order of visits, one pass at a time; a pass is cut into batches of `batch_rows`."""
+    if n == 0:
+        return
+    if not needs_order(rule, n):
+        for _ in range(step_count(rule, n)):
+            yield None
+        return
+    if generator is None:
+        raise ValueError("batches smaller than the local set need a generator")
+    size = batch_rows(rule, n)
+    if rule.epochs is not None:
+        for _ in range(rule.epochs):
+            yield generator.permutation(n)[: n - n % size if rule.drop_last else n]
+        return
+    assert rule.steps is not None
+    for first in range(0, rule.steps, STEPS_DRAWN_TOGETHER):
+        count = min(STEPS_DRAWN_TOGETHER, rule.steps - first)
+        yield np.concatenate([generator.choice(n, size, replace=False, shuffle=False) for _ in range(count)])
+
+
+def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> list[Ints | None]:
+    """Return all batches of a client."""
+    size = batch_rows(rule, n)
+    batches: list[Ints | None] = []
+    for order in passes(rule, n, generator):
+        if order is None:
+            batches.append(None)
+        else:
+            batches.extend(order[first : first + size] for first in range(0, len(order), size))
+    return batches
+
+
+# Clients that fail: their names and a remedy; smaller passes when memory runs out
+
+_round: int | None = None
+"""Current round of this process; None before the first one."""
+_in_round = ""
+
+
+def enter_round(round: int | None) -> None:
+    """Set the round that messages about failures name."""
+    global _round, _in_round
+    _round, _in_round = round, "" if round is None else f" in round {round}"
+
+
+@contextmanager
+def named_client(client: int, rank: int) -> Iterator[None]:
+    """Turn an exception into a ClientFailure that names client, rank and round. A UserError passes unchanged, a
+    ComponentFailure gains the client's name."""
+    try:
+        yield
+    except (ClientFailure, UserError, KeyboardInterrupt):
+        raise
+    except ComponentFailure as failure:
+        raise failure.during(client=client) from failure.__cause__
+    except BaseException as cause:  # a sys.exit() in a model must not end the run as if it were done
+        round = None if isinstance(cause, Divergence) else _round
+        where = innermost(traceback.extract_tb(cause.__traceback__))
+        raise ClientFailure(client, rank, cause, where, round) from cause
+
+
+class OnDivergence:
+    """Handling of a client whose training diverged (`local.on_divergence`)."""
+
+    def __init__(self, drops: bool = False):
+        self.drops = drops
+        self._warned = False
+
+    def leave_out(self, failure: ClientFailure, round: int) -> None:
+        """Raise a failure again if it is no divergence or must end the run; otherwise warn at the first one."""
+        if not self.drops or not isinstance(failure.__cause__, Divergence):
+            raise failure
+        if not self._warned:
+            self._warned = True
+            log.warning("round %d continues without a client that diverged: %s (logged once per rank)", round, failure)
+
+
+def check_loss(loss_sum: float, lr: float) -> None:
+    """Reject a loss that is not a number or is at least `LARGEST_LOSS`."""
+    if not abs(loss_sum) < LARGEST_LOSS:
+        raise Divergence(
+            f"the loss is {loss_sum:g}{_in_round}: training diverged at lr = {lr:g}; lower local.lr "
+            "or server.optimizer.lr"
+        )
+
+
+def check_update(delta: Tensor, lr: float) -> None:
+    """Reject an update (d,) with values that are infinite, not a number, or too large to be squared."""
+    if not math.isfinite(float(delta.dot(delta))):
+        raise Divergence(f"the update is not finite{_in_round}: training diverged at lr = {lr:g}; lower local.lr")
+
+
+def check_model(model: Tensor, round: int, lr: float) -> None:
+    """Reject a global model (d,) with values that are infinite or not a number; all ranks raise the same error."""
+    if not math.isfinite(float(model.sum(dtype=torch.float64))):
+        raise Divergence(
+            f"the global model is not finite after round {round}: training diverged at lr = {lr:g}; lower local.lr or "
+            "server.optimizer.lr"
+        )
+
+
+def halved(count: int, what: str) -> int:
+    """Return half as many samples, at least one, log it, and release torch's cached memory to the device."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    fewer = max(1, count // 2)
+    log.warning("out of memory on the device with %d %s at once; continuing with %d", count, what, fewer)
+    return fewer

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport, check_update, named_client
 from fedmpi.mpi import Cluster
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedmpi.common.calling import naming, refuse_result, takes
-from fedmpi.common.errors import UserError, raised
-from fedmpi.common.registry import Component, resolve
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.isolation import copy_of
 from fedmpi.models.lora import with_lora
 
 if TYPE_CHECKING:
@@ -31,38 +30,16 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     options = {key: value for key, value in options.items() if key != "lora"}
     checked = check_model_options(name, options)
     if isinstance(name, nn.Module):
-        return _adapted(_copied(name), lora, seed)
+        return _adapted(copy_of(name), lora, seed)
     part = resolve("model", name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         takes(part, partial(part.object, **checked), "description")
-        with naming(part) if part.foreign else _refused(part):
+        with naming(part):
             model = part.object(description, **checked)
     if not isinstance(model, nn.Module):
         raise refuse_result(part, f"it returned {type(model).__name__}: return a torch.nn.Module")
     return _adapted(model, lora, seed)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a custom network, which is not changed."""
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise UserError(
-            f"the {type(module).__name__} given as the model cannot be copied. Give a function that builds it instead, "
-            f"or take out what has no copy (torch.nn.utils.weight_norm, open files): {raised(error)}"
-        ) from error
-
-
-@contextmanager
-def _refused(part: Component) -> Iterator[None]:
-    """Attribute errors inside the construction of a built-in model to its options."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}") from error
 
 
 def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,13 +65,8 @@ def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.
 def check_values(module: nn.Module) -> None:
     """Reject a module whose tensors have no values yet."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if is_lazy(tensor):
+        if is_lazy(tensor) or tensor.is_meta:
             raise UserError(
-                f"the model's {name} has no shape yet (nn.Lazy…). Give the layer its sizes, or pass one batch through "
-                "the model where it is built"
-            )
-        if tensor.is_meta:
-            raise UserError(
-                f"the model's {name} has no values: it is on torch's meta device. Build the model on the CPU, or call "
-                "its to_empty(device='cpu') and initialize it"
+                f"the model's {name} has no values yet (nn.Lazy…, or torch's meta device). Build the model on the CPU "
+                "with sizes for each layer, or pass one batch through it where it is built"
             )

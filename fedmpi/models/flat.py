@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +18,11 @@ from fedmpi.common.registry import Component, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models import build
 from fedmpi.models.isolation import Pristine, check_memory, has_hooks, is_plain, seed_held_generators
-from fedmpi.models.layers import (
-    ClientMasks,
-    ComputedAgain,
-    Masks,
-    NoMasks,
-    has_dropout,
-    install_dropout,
-    install_word_convolutions,
-    remove_dropout,
-    remove_word_convolutions,
-)
+from fedmpi.models.layers import Masks, client_masks, has_dropout, install_dropout, no_masks, remove_dropout
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
-
-Precision = Literal["float32", "bfloat16"]
 
 SPARSE_ABOVE = 4
 """Embedding rows per token of a batch above which gradients of the tables are sparse; below, dense is as fast."""
@@ -45,8 +33,8 @@ class FlatModel:
 
     Buffers such as batch norm's statistics are communicated and averaged like parameters. The vector excludes values
     that never change or cannot be averaged: frozen parameters (requires_grad = False), integer buffers, float buffers
-    that are not finite, non-persistent buffers. The layers of `models.layers` replace the module's dropout and its
-    convolutions over words.
+    that are not finite, non-persistent buffers. The module's dropout layers
+    become those of `models.layers`.
 
     A plain module (`models.isolation`) is always the same object. For any other one, `begin` makes a fresh `module`.
     Its forward pass may store values elsewhere (`self.mean = 0.9 * self.mean + …`, `self.fc.weight.data = …`); they are
@@ -69,7 +57,6 @@ class FlatModel:
         self.least = 1
         prepared = partial(_prepared, masks=self.masks, device=self.device)
         self._pristine = Pristine(prepared(module), rebuild and (lambda: prepared(rebuild())))
-        self._arithmetic: AbstractContextManager[object] = nullcontext()
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self._hold(module if self.plain else self._pristine.fresh(self.masks))
         if not self.parameters:
@@ -81,8 +68,8 @@ class FlatModel:
         self.dtype = self.parameters[0].dtype
         if self.dtype not in (torch.float32, torch.float64):
             raise UserError(
-                f"the model's parameters are {self.dtype}, which no engine trains. Build it in float32; with "
-                'local.precision = "bfloat16" its gradients are computed in bfloat16'
+                f"the model's parameters are {self.dtype}, which no engine trains. Build it in float32, and call its "
+                "layers in a torch.autocast block for products in lower precision"
             )
         self.trainable = sum(p.numel() for p in self.parameters)
         self.size = self.trainable + sum(b.numel() for b in self.buffers)
@@ -149,8 +136,8 @@ class FlatModel:
         self.begin(values)
         if not self.module.training:
             self.module.train()
-        masks = ClientMasks(partial(streams.generator, Purpose.DROPOUT, round, client))
-        self.draw_masks_from(masks if dropout else NoMasks())
+        stream = partial(streams.generator, Purpose.DROPOUT, round, client)
+        self.masks.source = client_masks(stream) if dropout else no_masks
 
     @contextmanager
     def evaluating(
@@ -162,7 +149,7 @@ class FlatModel:
         """
         self.look(values)
         self.module.eval()
-        masks = ClientMasks(partial(streams.generator, purpose, round, client))
+        masks = client_masks(partial(streams.generator, purpose, round, client))
         with self.masks.given_by(masks), self.seeded(streams, round, client, purpose):
             yield self.module
 
@@ -237,10 +224,6 @@ class FlatModel:
             names[id(value)]: slice(end - value.numel(), end) for value, end in zip(self._values, ends, strict=True)
         }
 
-    def draw_masks_from(self, source: NoMasks) -> None:
-        """Draw dropout's masks from this source until another one is set."""
-        self.masks.source = source
-
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return parameter-shaped views of the trainable part of `flat`, which has d or only the trainable values."""
         if self._viewed is None or self._viewed[0] is not flat:
@@ -252,18 +235,11 @@ class FlatModel:
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
-    def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the mean loss of a batch at the bound values, and its gradient."""
-        loss = self.loss.mean(self._logits(x), y)
-        gradients = self._gradients(loss)
-        return loss.detach(), gradients
-
-    def own_gradient(
-        self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
+    def loss_gradient(
+        self, x: Tensor, y: Tensor, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the same as `loss_gradient` for another loss: `loss_of(module, x, y)` returns a tensor ()."""
-        with self._arithmetic:
-            loss = loss_of(self.module, x, y)
+        """Return the mean loss of a batch at the bound values, or `loss_of(module, x, y)`, and its gradient."""
+        loss = self.loss.mean(self._logits(x), y) if loss_of is None else loss_of(self.module, x, y)
         gradients = self._gradients(loss)
         return loss.detach(), gradients
 
@@ -273,15 +249,8 @@ class FlatModel:
         gradients = self._gradients(losses, weights)
         return losses.detach(), gradients
 
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the losses ℓ_i (b,) of a batch, without gradient."""
-        with torch.no_grad():
-            return self.loss.per_sample(self._logits(x), y)
-
     def _logits(self, x: Tensor) -> Tensor:
-        # Autocast ends after every forward pass, which empties its cache: the weights change without its knowledge.
-        with self._arithmetic:
-            logits = self.module(x)
+        logits = self.module(x)
         if not isinstance(logits, Tensor) or logits.is_complex():
             what = "complex numbers: return real ones" if is_complex(logits) else f"{type(logits).__name__}, no tensor"
             failure = TypeError(f"it returned {what}")
@@ -293,30 +262,11 @@ class FlatModel:
         if self.plain:
             return torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         source = self.masks.source
-        if self.has_dropout and getattr(source, "drops", True):
-            self.masks.source = ComputedAgain()
-        try:
+        with self.masks.given_by(source if source is no_masks else None):  # other masks than in the forward pass
             gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
-        finally:
-            self.masks.source = source
         if self._views:
             self.collect()
         return gradients
-
-    @contextmanager
-    def computing_in(self, precision: Precision) -> Iterator[None]:
-        """Compute gradients in this precision within the context; values, losses and gradients keep their type.
-
-        "bfloat16" runs the forward pass under torch.autocast, and therefore the backward pass through the same
-        operations. Its range is that of float32: losses need no scaling (Kalamkar et al. 2019).
-        """
-        before = self._arithmetic
-        if precision == "bfloat16":
-            self._arithmetic = torch.autocast(self.device.type, dtype=torch.bfloat16)
-        try:
-            yield
-        finally:
-            self._arithmetic = before
 
     def sparse_pays(self, tokens: int) -> bool:
         """Check whether batches of so many tokens use few enough rows of the embedding tables for sparse gradients."""
@@ -336,16 +286,14 @@ class FlatModel:
 
 
 def _prepared(module: nn.Module, masks: Masks, device: torch.device) -> nn.Module:
-    """Return the module on the device, with fedmpi's dropout and convolutions over words."""
+    """Return the module on the device, with fedmpi's dropout."""
     install_dropout(module, masks)
-    install_word_convolutions(module)
     return module.to(device)
 
 
 def _as_given(module: nn.Module) -> nn.Module:
-    """Return the module in evaluation mode with torch's own dropout and convolutions."""
+    """Return the module in evaluation mode with torch's own dropout."""
     remove_dropout(module)
-    remove_word_convolutions(module)
     return module.eval()
 
 

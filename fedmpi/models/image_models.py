@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
+from fedmpi.models.layers import Probability
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
+Count = Annotated[int, Field(ge=1)]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -32,7 +35,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @register("model", "mlp")
 def mlp(
-    description: DataDescription, *, hidden: Sequence[int] = (200, 200), activation: str = "relu", dropout: float = 0.0
+    description: DataDescription,
+    *,
+    hidden: Sequence[Count] = (200, 200),
+    activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
+    dropout: Probability = 0.0,
 ) -> nn.Sequential:
     """Dense layers on the flattened sample; torch's default initialization.
 
@@ -47,16 +54,9 @@ def mlp(
     """
     if description.task == "text":
         raise UserError('model.name = "mlp" cannot read token ids. Choose a text model, e.g. "text-cnn"')
-    widths = [hidden] if isinstance(hidden, int) else list(hidden)
-    if not all(isinstance(width, int) and width > 0 for width in widths):
-        raise UserError(f"model.hidden = {hidden!r} must be a list of positive numbers of units, e.g. [200, 200]")
-    if activation not in ACTIVATIONS:
-        raise UserError(f"model.activation = {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    if not 0 <= dropout < 1:
-        raise UserError(f"model.dropout = {dropout} must lie in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     inputs = math.prod(description.feature_shape)
-    for number, width in enumerate(widths, 1):
+    for number, width in enumerate(hidden, 1):
         layers[f"dense{number}"] = nn.Linear(inputs, width)
         layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
         if dropout:
@@ -67,7 +67,7 @@ def mlp(
 
 
 @register("model", "cnn")
-def astraea_cnn(description: DataDescription, *, dropout: float = 0.5, dense: int = 150) -> nn.Sequential:
+def astraea_cnn(description: DataDescription, *, dropout: Probability = 0.5, dense: Count = 150) -> nn.Sequential:
     """Conv 12 of 5 × 5 stride 2, conv 18 of 3 × 3 stride 2, conv 24 of 2 × 2, dense 150, the logits.
 
     ReLU follows every layer but the last, dropout the first two convolutions.
@@ -79,10 +79,6 @@ def astraea_cnn(description: DataDescription, *, dropout: float = 0.5, dense: in
     dense : int
         Units of the dense layer.
     """
-    if not 0 <= dropout < 1:
-        raise UserError(f"model.dropout = {dropout} must lie in [0, 1)")
-    if dense < 1:
-        raise UserError(f"model.dense = {dense} must be a positive number of units")
     shape = image_shape(description, "cnn")
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(shape[0], 12, 5, stride=2),
@@ -103,7 +99,7 @@ def astraea_cnn(description: DataDescription, *, dropout: float = 0.5, dense: in
 
 @register("model", "cifar-cnn")
 def cifar_cnn(
-    description: DataDescription, *, hidden: int = 512, dropout: float = 0.25, dense_dropout: float = 0.5
+    description: DataDescription, *, hidden: Count = 512, dropout: Probability = 0.25, dense_dropout: Probability = 0.5
 ) -> nn.Sequential:
     """Two blocks of (conv 'same', conv 'valid', pool, dropout) with 32 and 64 filters of 3 × 3, a dense layer, logits.
 
@@ -139,9 +135,9 @@ def cifar_cnn(
 def image_cnn(
     description: DataDescription,
     *,
-    filters: Sequence[int] = (32, 128),
-    hidden: Sequence[int] = (512, 512, 512),
-    dropout: float = 0.2,
+    filters: Sequence[Count] = (32, 128),
+    hidden: Sequence[Count] = (512, 512, 512),
+    dropout: Probability = 0.2,
 ) -> nn.Sequential:
     """Convolutions of 5 × 5 without activation, each pooled by 2, then dense ReLU layers; dropout after every stage.
 

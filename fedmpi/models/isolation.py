@@ -88,6 +88,18 @@ def why_untraceable(module: nn.Module) -> str | None:
     return None
 
 
+def copy_of(module: nn.Module, *shared: object) -> nn.Module:
+    """Return a copy of a module, which refers to the same `shared` objects."""
+    try:
+        return copy.deepcopy(module, {id(one): one for one in shared})
+    except Exception as error:
+        raise UserError(
+            f"the model {type(module).__name__} cannot be copied, as it is for every client. Give a function that "
+            "builds it, or take out what has no copy (torch.nn.utils.weight_norm, open files, tensors with a graph): "
+            f"{raised(error)}"
+        ) from error
+
+
 class Pristine:
     """Module that is never run, and the way to make fresh ones: by copies, or by building it again."""
 
@@ -99,14 +111,10 @@ class Pristine:
         """Return a module that has not been run; every copy refers to the same `shared` objects."""
         if self._copied:
             try:
-                return copy.deepcopy(self.module, {id(one): one for one in shared})
-            except Exception as error:
+                return copy_of(self.module, *shared)
+            except UserError:
                 if self._rebuild is None:
-                    raise UserError(
-                        f"the model {type(self.module).__name__} cannot be copied, as it is for every client. Give "
-                        "a function that builds it, or take out what has no copy (open files, tensors with a graph): "
-                        f"{raised(error)}"
-                    ) from error
+                    raise
         assert self._rebuild is not None
         self._copied = False
         return self._rebuild()

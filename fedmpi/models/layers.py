@@ -1,4 +1,4 @@
-"""Layers that replace torch's: dropout with masks per client, and faster convolutions over words.
+"""Dropout with masks per client instead of torch's, and a faster convolution over words.
 
 Masks are drawn from the stream (DROPOUT, round, client) and never from torch, layer by layer and step by step, so that
 every engine gives a client the same masks. They are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step
@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.types import Bytes
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+"""Type of a model's option `dropout`."""
 
 _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
 """Mask values for the eight bits of every byte at p = 1/2, float32 (256, 8)."""
@@ -54,74 +58,43 @@ def _raw_bytes(generator: np.random.Generator, count: int) -> Bytes:
     return words.astype("<u8", copy=False).view(np.uint8)
 
 
-class NoMasks:
-    """Source of the masks of dropout layers; this one disables dropout while the model stays in training mode.
-
-    An engine sets a source before it runs the model.
-    """
-
-    drops = False
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        """Return the next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
-        return torch.ones(rows, units)
+Source = Callable[[int, int, float], Tensor]
+"""source(rows, units, p) returns the next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
 
 
-class ClientMasks(NoMasks):
-    """Masks of one client."""
-
-    drops = True
-
-    def __init__(self, stream: Callable[[], np.random.Generator]):
-        self._stream = stream
-
-    @cached_property
-    def generator(self) -> np.random.Generator:
-        return self._stream()
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        return torch.from_numpy(draw_mask(self.generator, rows, units, p))
+def no_masks(rows: int, units: int, p: float) -> Tensor:
+    """Disable dropout while the model stays in training mode."""
+    return torch.ones(rows, units)
 
 
-class JoinedMasks(NoMasks):
-    """Masks of several clients whose samples are concatenated in one batch, each from its own stream."""
+def client_masks(stream: Callable[[], np.random.Generator]) -> Source:
+    """Return the source of one client's masks; the stream is opened at the first one."""
+    opened = cache(stream)
+    return lambda rows, units, p: torch.from_numpy(draw_mask(opened(), rows, units, p))
 
-    drops = True
 
-    def __init__(self, generators: Sequence[np.random.Generator], counts: Sequence[int]):
-        self.generators = generators
-        self.counts = counts
-        self.rows = sum(counts)
+def joined_masks(generators: Sequence[np.random.Generator], counts: Sequence[int]) -> Source:
+    """Return the source for clients whose samples are concatenated in one batch, each with its own stream."""
 
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        if rows != self.rows:
+    def source(rows: int, units: int, p: float) -> Tensor:
+        if rows != sum(counts):
             raise RuntimeError(
-                f"dropout saw {rows} rows where the batch has {self.rows}: its first axis must be the samples"
+                f"dropout saw {rows} rows where the batch has {sum(counts)}: its first axis must be the samples"
             )
-        parts = [
-            draw_mask(generator, count, units, p) for generator, count in zip(self.generators, self.counts, strict=True)
-        ]
+        parts = [draw_mask(generator, count, units, p) for generator, count in zip(generators, counts, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
-
-class ComputedAgain(NoMasks):
-    """Source that rejects masks while gradients are computed: new masks would differ from those of the forward pass."""
-
-    def mask(self, rows: int, units: int, p: float) -> Tensor:
-        raise UserError(
-            "the model computes an nn.Dropout layer once more in the backward pass (torch.utils.checkpoint), where it "
-            "would drop other values. Call torch.nn.functional.dropout there"
-        )
+    return source
 
 
 class Masks:
-    """Reference to the mask source, shared by all dropout layers of one model."""
+    """Source of masks, shared by all dropout layers of one model; an engine sets it before it runs the model."""
 
     def __init__(self) -> None:
-        self.source: NoMasks | None = None
+        self.source: Source | None = None
 
     @contextmanager
-    def given_by(self, source: NoMasks) -> Iterator[None]:
+    def given_by(self, source: Source | None) -> Iterator[None]:
         """Use this source for the model within the context."""
         before, self.source = self.source, source
         try:
@@ -130,68 +103,61 @@ class Masks:
             self.source = before
 
 
-def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
-    """Multiply x (rows, …) by the next mask of the source, per channel (second axis) or per value; 0 < p < 1."""
-    if torch.compiler.is_compiling() and getattr(masks.source, "drops", True):  # torch.compile cannot follow a stream
-        return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
-    if masks.source is None:
-        raise RuntimeError("dropout in training mode outside an engine: it has no source of masks")
-    shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape
-    rows, *others = shape or (1,)
-    mask = masks.source.mask(rows, math.prod(others), p)
-    return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
-
-
 class Dropout(nn.Module):
-    """Layer that zeroes values with probability p in training mode and scales the others by 1/(1 − p)."""
+    """Layer that zeroes values with probability p in training mode and scales the others by 1/(1 − p).
 
-    def __init__(self, p: float, masks: Masks, channels: bool = False, original: type[nn.Module] = nn.Dropout):
-        super().__init__()
-        self.original = original
-        self.p = p
-        self.masks = masks
-        self.channels = channels
+    It is made from torch's dropout layers by `install_dropout`, never from scratch.
+    """
+
+    p: float
+    masks: Masks
+    original: type[nn.Module]
+
+    @property
+    def channels(self) -> bool:
+        """Check whether whole channels (the second axis) are dropped."""
+        return self.original is not nn.Dropout
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         if self.p == 1:
             return x * 0
-        return dropped(x, self.p, self.masks, self.channels)
+        source = self.masks.source
+        if torch.compiler.is_compiling() and source is not no_masks:  # torch.compile cannot follow a stream
+            return torch.feature_dropout(x, self.p, True) if self.channels else torch.dropout(x, self.p, True)
+        if source is None:
+            raise RuntimeError(
+                "nn.Dropout has no masks outside of an engine, nor in a forward pass that is computed again for its "
+                "gradient (torch.utils.checkpoint). Call torch.nn.functional.dropout there"
+            )
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        rows, *others = shape or (1,)
+        mask = source(rows, math.prod(others), self.p)
+        return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}, channels={self.channels}"
+
+REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-_REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-
-def install_dropout(module: nn.Module, masks: Masks | None = None) -> Masks:
-    """Replace every nn.Dropout, Dropout1d, 2d and 3d inside a model by `Dropout`; a second call changes nothing.
+def install_dropout(module: nn.Module, masks: Masks) -> None:
+    """Make every nn.Dropout, Dropout1d, 2d and 3d of a model draw from these masks.
 
     Dropout without a layer (`F.dropout`) keeps torch's generator.
     """
-    if masks is None:
-        masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
-    swapped: dict[nn.Module, Dropout] = {}
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # also under its second name
-            if isinstance(child, Dropout):
-                child.masks = masks
-            elif isinstance(child, _REPLACED) and type(child) in _REPLACED:
-                channels = not isinstance(child, nn.Dropout)
-                new = swapped.setdefault(child, Dropout(child.p, masks, channels, type(child)))
-                setattr(parent, name, new.train(child.training))
-    return masks
+    for part in module.modules():
+        if type(part) in REPLACED:
+            part.original, part.__class__ = type(part), Dropout  # type: ignore[assignment]
+        if isinstance(part, Dropout):
+            part.masks = masks
 
 
 def remove_dropout(module: nn.Module) -> None:
-    """Restore torch's own dropout layers instead of those of `install_dropout`."""
-    swapped: dict[nn.Module, nn.Module] = {}
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # also under its second name
-            if isinstance(child, Dropout):
-                setattr(parent, name, swapped.setdefault(child, child.original(child.p)).train(child.training))
+    """Restore torch's own dropout layers."""
+    for part in module.modules():
+        if isinstance(part, Dropout):
+            part.__class__ = part.original  # type: ignore[assignment]
+            del part.masks, part.original
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -228,17 +194,3 @@ class WordConvolution(nn.Conv1d):
             self.padding if isinstance(self.padding, str) else (0, *self.padding),
             (1, *self.dilation),
         ).squeeze(2)
-
-
-def install_word_convolutions(module: nn.Module) -> None:
-    """Make every plain nn.Conv1d inside a model compute as `WordConvolution`; a second call changes nothing."""
-    for part in module.modules():
-        if type(part) is nn.Conv1d and part.groups == 1 and part.padding_mode == "zeros":
-            part.__class__ = WordConvolution
-
-
-def remove_word_convolutions(module: nn.Module) -> None:
-    """Undo `install_word_convolutions`."""
-    for part in module.modules():
-        if type(part) is WordConvolution:
-            part.__class__ = nn.Conv1d  # type: ignore[assignment]

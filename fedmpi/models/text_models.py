@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
+from fedmpi.models.layers import Probability, WordConvolution
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -72,7 +73,7 @@ class MaxOverTime(nn.Module):
 
     def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
+        self.convolutions = nn.ModuleList(WordConvolution(dimension, filters, width) for width in widths)
 
     def forward(self, words: Tensor) -> Tensor:
         """Map (n, L, E) to (n, len(widths) · F)."""
@@ -150,7 +151,7 @@ def text_cnn(
     dimension: int = 64,
     filters: int = 64,
     widths: Sequence[int] = (3, 4, 5),
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
     vectors: str | None = None,
     frozen: bool = False,
 ) -> nn.Sequential:
@@ -189,7 +190,7 @@ class SameConvolution(nn.Module):
 
     def __init__(self, dimension: int, filters: int, width: int):
         super().__init__()
-        self.convolution = nn.Conv1d(dimension, filters, width, padding="same")
+        self.convolution = WordConvolution(dimension, filters, width, padding="same")
 
     def forward(self, words: Tensor) -> Tensor:
         """Map (n, L, E) to (n, L, filters)."""
@@ -204,7 +205,7 @@ def fedsampling_text_cnn(
     dimension: int = 300,
     filters: int = 400,
     width: int = 3,
-    dropout: float = 0.2,
+    dropout: Probability = 0.2,
     hidden: Sequence[int] = (256, 256),
     vectors: str | None = None,
     frozen: bool = False,
@@ -275,7 +276,7 @@ def transformer(
     dimension: int = 300,
     heads: int = 20,
     head_size: int = 20,
-    dropout: float = 0.2,
+    dropout: Probability = 0.2,
     hidden: Sequence[int] = (256, 256),
     vectors: str | None = None,
     frozen: bool = False,
@@ -339,7 +340,7 @@ def lstm(
     dimension: int = 100,
     units: int = 128,
     layers: int = 1,
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
     vectors: str | None = None,
     frozen: bool = False,
 ) -> nn.Module:
@@ -363,63 +364,6 @@ def lstm(
     _, vocabulary = text_shape(description, "lstm")
     words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     return LSTMClassifier(words, dimension, units, layers, dropout, description.classes)
-
-
-class BidirectionalLSTM(nn.Module):
-    """Concatenated states of an LSTM in both directions at every word."""
-
-    def __init__(self, dimension: int, units: int):
-        super().__init__()
-        self.lstm = nn.LSTM(dimension, units, batch_first=True, bidirectional=True)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Map (n, L, E) to (n, L, 2 · units)."""
-        states: Tensor = self.lstm(words)[0]
-        return states
-
-
-@register("model", "bilstm")
-def bilstm(
-    description: DataDescription,
-    *,
-    dimension: int = 300,
-    units: int = 200,
-    dropout: float = 0.2,
-    hidden: Sequence[int] = (256, 256),
-    vectors: str | None = None,
-    frozen: bool = False,
-) -> nn.Sequential:
-    """Bidirectional LSTM with FedSampling's head (the option 'BiLSTM' of the authors' code).
-
-    The authors' version passes one vector although the pooling expects one per word, and cannot run. This version pools
-    the states of every word.
-
-    Parameters
-    ----------
-    dimension : int
-        Size of a word vector.
-    units : int
-        Size of the state in each direction.
-    dropout : float
-        Probability of a zero after the LSTM and again inside the pooling.
-    hidden : sequence of int
-        Units of the dense ReLU layers.
-    vectors : str
-        Word vectors to start from (.npy, vocabulary × E).
-    frozen : bool
-        Keep the word vectors constant.
-    """
-    return pooled_classifier(
-        description,
-        "bilstm",
-        lambda size: OrderedDict(states=BidirectionalLSTM(size, units)),
-        2 * units,
-        dimension=dimension,
-        dropout=dropout,
-        hidden=hidden,
-        vectors=vectors,
-        frozen=frozen,
-    )
 
 
 class NextToken(nn.Module):

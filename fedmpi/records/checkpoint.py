@@ -28,7 +28,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_inner_folder, sync_folder, whole_file, write_whole
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.local.client_state import ClientState
-from fedmpi.models import check_values
 from fedmpi.mpi import Cluster
 
 log = logging.getLogger("fedmpi")
@@ -196,7 +195,6 @@ class Beside:
 
 def model_file(module: nn.Module) -> bytes:
     """Return the bytes of model.safetensors."""
-    check_values(module)
     state = module.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.layout is not torch.strided:

@@ -18,7 +18,7 @@ from fedmpi.common.task_kinds import IGNORED, KINDS, kinds_of
 from fedmpi.common.types import AnyArray
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.algorithm import Totals, misnamed
+from fedmpi.local.algorithms import Totals, misnamed
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.optimizers import rate
 from fedmpi.local.sequential import WorkingMemory

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedmpi.common.fairness import Usage, evenness
-from fedmpi.local.client_metrics import Reference
+from fedmpi.local.measures import Reference
 from fedmpi.local.pipeline import (
     UpdateMoments,
     client_drift,

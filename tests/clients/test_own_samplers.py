@@ -17,7 +17,7 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
-from fedmpi.local.client_metrics import ClientMeasures
+from fedmpi.local.measures import ClientMeasures
 
 MINE = """
 import numpy as np

@@ -19,7 +19,7 @@ from fedmpi.common.errors import raised
 from fedmpi.common.options import mistaken
 from fedmpi.common.streams import Streams
 from fedmpi.common.terminal import show_table
-from fedmpi.local.algorithm import Vectors
+from fedmpi.local.algorithms import Vectors
 
 WHOLE = arrays(np.int64, st.integers(0, 20), elements=st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1))
 

@@ -26,8 +26,7 @@ from fedmpi.core.placement import (
     shares_data,
 )
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.schedule import schedule
-from fedmpi.local.work import LocalRule
+from fedmpi.local.work import LocalRule, schedule
 from fedmpi.mpi import Cluster
 
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "amazon ": (
         "amazon_toys/Toys_and_Games_2023.subset.json.gz",
         AMAZON_TOYS,
-        f"{TEXTS} model.name=bilstm model.units=16",
+        f"{TEXTS} model.name=lstm model.units=16",
     ),
 }
 """Folder of the files, words of the preparation and settings by data set; a second case of one ends in a blank."""

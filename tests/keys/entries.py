@@ -160,7 +160,6 @@ KEYS: dict[str, Key] = {
         "refusal",
         lambda a, b: "training diverged" in b.refusal and a.record[0]["diverged"] == 4,
     ),
-    "local.precision": Key(f"{SOME} {STEP}", ("float32", "bfloat16"), "model"),
     "topology": Key(SOME, ("star", "mediators"), "mediators"),
     "topology.clients_per_mediator": Key(MEDIATED, ("2", "3"), "mediators"),
     "topology.epochs": Key(MEDIATED, ("1", "3"), "model"),

@@ -120,7 +120,6 @@ SMALL = {
     "fedsampling-text-cnn": {"dimension": 4, "filters": 3, "hidden": [5]},
     "transformer": {"dimension": 4, "heads": 2, "head_size": 3, "hidden": [5]},
     "lstm": {"dimension": 4, "units": 3},
-    "bilstm": {"dimension": 4, "units": 3, "hidden": [5]},
     "char-lstm": {"dimension": 4, "units": 3, "layers": 1},
 }
 OTHERWISE = {

@@ -21,10 +21,9 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
 from fedmpi.core.records import log_setup
-from fedmpi.local.algorithm import Totals
+from fedmpi.local.algorithms import Totals, effective_steps, shrinking_sum
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel

@@ -15,8 +15,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.local.batched import engine as batched_engine
 from fedmpi.local.batched import translation
 from fedmpi.local.batched.chain import StackedNet
-from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
-from fedmpi.local.batched.feed import Feed, Timetable
+from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, Feed, Timetable, chunk_size
 from fedmpi.local.batched.first_layer import KeptApart, ProductsAhead, pays_off, steps_at_once
 from fedmpi.local.batched.graph import GraphLayer
 from fedmpi.local.batched.pooled import PooledConvolution
@@ -24,7 +23,7 @@ from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.text import Tables
 from fedmpi.local.batched.translation import translate
 from fedmpi.local.engines import why_not_batched
-from fedmpi.local.probes import Gradients
+from fedmpi.local.measures import Gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob
 from fedmpi.models.flat import FlatModel

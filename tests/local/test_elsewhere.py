@@ -18,8 +18,8 @@ from fedmpi.core.experiment import Experiment
 from fedmpi.core.loop import Simulation
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import BoundNet
+from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
@@ -39,7 +39,7 @@ RULES = {
 NETWORKS = {
     **dict.fromkeys(("mlp", "cnn"), MIDDLE_IMAGES),
     **dict.fromkeys(("text-cnn", "transformer"), TEXTS),
-    **dict.fromkeys(("graph gru, time first", "graph lstm", "graph convolutions"), networks.TEXTS),
+    **dict.fromkeys(("graph gru, time first", "graph convolutions"), networks.TEXTS),
     **dict.fromkeys(("means", "means of eight filters", "graph dropout at several places"), networks.IMAGES),
 }
 FEDAVG = ("preset=fedavg", "clients.count=4", "local.engine=sequential")

@@ -22,10 +22,9 @@ from fedmpi.local import merged as merged_module
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.engines import LocalEngine, choose_engine
-from fedmpi.local.failures import OnDivergence, enter_round
 from fedmpi.local.merged import MergedEngine, Rows
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import ClientTask, LocalRule, RoundJob
+from fedmpi.local.work import ClientTask, LocalRule, OnDivergence, RoundJob, enter_round
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -165,24 +164,25 @@ def alone(*layers: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("net", "rule", "words"),
+    ("net", "words"),
     [
-        (BatchNormNet(36, 5), WHOLE, "buffers"),
-        (alone(nn.BatchNorm1d(36, track_running_stats=False)), WHOLE, "other samples"),
-        (AlphaDropoutNet(36, 5), WHOLE, "random numbers"),
-        (PlacesFirst(), WHOLE, "depend on the other samples"),
-        (clipped(), WHOLE, "hooks"),
-        (alone(), LocalRule(optimizer="adam", batch_size=None), "not linear"),
-        (alone(), LocalRule(batch_size=2), "single step"),
+        (BatchNormNet(36, 5), "buffers"),
+        (alone(nn.BatchNorm1d(36, track_running_stats=False)), "other samples"),
+        (AlphaDropoutNet(36, 5), "random numbers"),
+        (PlacesFirst(), "depend on the other samples"),
+        (clipped(), "hooks"),
     ],
 )
-def test_what_would_not_be_exact_is_rejected_with_the_reason(net: nn.Module, rule: LocalRule, words: str) -> None:
-    source, model = InMemorySource(SMALL_IMAGES, SIZES), FlatModel(net)
-    with pytest.raises(UserError, match=words):
-        summed(made(MergedEngine, model, source), model, tasks_of(source), rule)
-    with pytest.raises(UserError, match="own update"):
-        exact = FixedPointSum(np.zeros(small().size, np.int64))
-        made(MergedEngine, small(), source).train(tasks_of(source), RoundJob(small().initial, WHOLE, 0, exact))
+def test_models_that_cannot_be_merged_exactly_are_named(net: nn.Module, words: str) -> None:
+    config = Config.model_validate({"clients": {"sampler": "all"}})
+    engine = made(SequentialEngine, FlatModel(net), InMemorySource(SMALL_IMAGES, SIZES))
+    assert words in (engines.why_not_merged(config, engine) or "")
+
+
+def test_merging_is_for_clients_of_one_step() -> None:
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), small()
+    with pytest.raises(UserError, match="single step"):
+        summed(made(MergedEngine, model, source), model, tasks_of(source), LocalRule(batch_size=2))
 
 
 # Clients that fail
@@ -390,23 +390,6 @@ def test_an_evaluation_continues_with_fewer_samples_at_once(
         parts.scores(model, model.initial, 0)
 
 
-# bfloat16
-
-
-@pytest.mark.parametrize(
-    ("kind", "rule"), [(SequentialEngine, WHOLE), (SequentialEngine, EPOCHS), (MergedEngine, WHOLE)]
-)
-@pytest.mark.parametrize("name", MODELS)
-def test_updates_in_bfloat16_are_float32_of_the_accuracy_of_bfloat16(name: str, kind: type, rule: LocalRule) -> None:
-    """bfloat16 keeps 8 significant bits; under max pooling a rounding can make another input the largest."""
-    description, options = MODELS[name]
-    source, model = InMemorySource(description, [13, 1, 40, 7]), flat_model(name, description, **options)
-    found, rough = summed(made(kind, model, source, precision="bfloat16"), model, tasks_of(source), rule)
-    expected, exact = summed(made(kind, model, source), model, tasks_of(source), rule)
-    assert found.dtype == torch.float32 and 0 < relative_error(found, expected) < 0.1
-    assert rough.loss_sum != exact.loss_sum and rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
-
-
 # The choice
 
 MIXED = [3, 20, 10, 1, 37, 8]
@@ -427,9 +410,10 @@ def test_the_chosen_engine_equals_the_sequential_one(name: str, engine: str) -> 
     way = chosen(source, model, local={"engine": engine})
     assert_same_work(summed(way, model, tasks_of(source), rule), expected, 1e-5)
     if engine == "auto":
-        assert (way.merged_clients, way.other_clients) == (4, 2) and "4 merged and 2 others" in way.description
+        assert "one-step clients are merged" in way.description
+        assert [way.merged.accepts(task, rule) for task in tasks_of(source)] == [True, False, True, True, False, True]
     else:
-        assert way.name == engine and f'local.engine = "{engine}"' in way.description
+        assert way.rest.name == engine and f'local.engine = "{engine}"' in way.description
 
 
 OBSERVED = lambda client, delta: None  # noqa: E731
@@ -442,7 +426,6 @@ OBSERVED = lambda client, delta: None  # noqa: E731
         ({"server": {"exact": True}}, None, None, "nothing is merged: server.exact"),
         ({}, OBSERVED, None, "nothing is merged: .*every client's own update"),
         ({"topology": "mediators"}, None, None, "nothing is merged: mediators"),
-        ({"local": {"precision": "bfloat16"}}, None, None, 'the others sequential .local.precision = "bfloat16"'),
         ({}, None, BatchNormNet, "buffers"),
         ({}, None, AlphaDropoutNet, "random numbers"),
     ],
@@ -459,7 +442,6 @@ def test_why_clients_are_not_merged_or_batched_is_said(parts: Any, observer: Any
         ({"engine": "merged", "batch_size": "all"}, OBSERVED, None, "clipping, transport, attacks or diagnostics"),
         ({"engine": "merged", "batch_size": "all"}, None, BatchNormNet, "buffers"),
         ({"engine": "batched"}, None, AlphaDropoutNet, "random numbers"),
-        ({"engine": "batched", "precision": "bfloat16"}, None, None, 'local.precision = "bfloat16"'),
     ],
 )
 def test_an_engine_that_is_named_and_not_possible_is_rejected(local: Any, observer: Any, net: Any, words: str) -> None:

@@ -28,10 +28,9 @@ from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.schedule import schedule
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import ClientTask, LocalRule, RoundJob
+from fedmpi.local.work import ClientTask, LocalRule, RoundJob, schedule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.isolation import check_memory, is_plain, seed_held_generators
 from fedmpi.tasks.losses import Loss

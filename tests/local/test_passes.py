@@ -14,8 +14,8 @@ import fedmpi
 from fedmpi.common.registry import resolve
 from fedmpi.core.evaluation import rows_evaluated
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import Gradients
 from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel

@@ -18,13 +18,11 @@ from fedmpi import ClientFailure
 from fedmpi.common.streams import Purpose
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
-from fedmpi.local import probes
-from fedmpi.local.client_metrics import ClientMeasures
+from fedmpi.local import measures as measuring
+from fedmpi.local.measures import ClientMeasures, Gradients, Probe
 from fedmpi.local.optimizers import AdamState
-from fedmpi.local.probes import Gradients
-from fedmpi.local.schedule import needs_order, schedule, step_count
 from fedmpi.local.sequential import SequentialEngine, update_norms
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, needs_order, schedule, step_count
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
@@ -228,14 +226,14 @@ def test_rounds_leave_no_tensors_behind() -> None:
 # Gradients at a given model
 
 
-def probed(model: FlatModel, probe: probes.Probe = "full", clients: Sequence[int] = range(5), **options):
+def probed(model: FlatModel, probe: Probe = "full", clients: Sequence[int] = range(5), **options):
     stream = Gradients(SOURCE, model, STREAMS, probe, **options).each(clients, model.initial, 2)
     return {client: gradient.clone() for client, gradient in stream}
 
 
 @pytest.mark.parametrize("rows", [1024, 4])
 def test_the_full_probe_is_the_local_gradient_without_dropout(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "PROBE_ROWS", rows)
+    monkeypatch.setattr(measuring, "PROBE_ROWS", rows)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
     found = probed(model)
     assert not found[3].any()

@@ -20,7 +20,7 @@ from fedmpi.models import build, check_model_options
 from fedmpi.models.text_models import lstm, transformer
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
 
-TEXT_MODELS = ("text-cnn", "fedsampling-text-cnn", "transformer", "lstm", "bilstm")
+TEXT_MODELS = ("text-cnn", "fedsampling-text-cnn", "transformer", "lstm")
 IMAGE_MODELS = ("mlp", "cnn", "cifar-cnn", "image-cnn", "resnet18")
 LENGTH, VOCABULARY, BATCH = 9, 30, 3
 TOKENS = DataDescription((LENGTH,), "int32", VOCABULARY, "text", VOCABULARY, (), (), "tokens", (LENGTH,))
@@ -29,6 +29,7 @@ COLORED = DataDescription((3, 32, 32), "uint8", 10, "image", 0, (0.5,) * 3, (0.2
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\d,]+) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 ROWS = {name: row for name, *row in ROW.findall(PAGE)}
+WRONG_OPTIONS = {"hidden": [0], "activation": "step", "dropout": 1.0}
 MODELS = {part.name: part for part in components("model")}
 
 
@@ -76,13 +77,10 @@ def test_the_page_has_the_number_of_parameters_and_the_options_of_each_model_whi
         ("cnn", {"dropout": 1.0}, IMAGES, "dropout"),
         ("resnet18", {"width": 48, "groups": 32}, COLORED, "divisor"),
         ("mlp", {}, TEXTS, "cannot read token ids"),
-        ("mlp", {"hidden": [0]}, SMALL_IMAGES, "list of positive"),
-        ("mlp", {"activation": "step"}, SMALL_IMAGES, "none of relu, tanh"),
-        ("mlp", {"dropout": 1.0}, SMALL_IMAGES, r"must lie in \[0, 1\)"),
+        *[("mlp", {key: wrong}, SMALL_IMAGES, f"model.{key} = ") for key, wrong in WRONG_OPTIONS.items()],
         ("text-cnn", {"widths": [13]}, TEXTS, "widths"),
         ("text-cnn", {"vectors": "missing.npy"}, TEXTS, "missing.npy"),
         ("text-cnn", {"frozen": True}, TEXTS, "needs model.vectors"),
-        ("cifar-cnn", {"dropout": 2.0}, COLORED, "building it failed with ValueError: dropout prob"),
         ("mpl", {}, SMALL_IMAGES, "did you mean 'mlp'"),
     ],
 )
@@ -219,5 +217,5 @@ def test_a_module_takes_no_options_and_must_have_a_copy() -> None:
     with pytest.raises(UserError, match="model.hidden has no effect on a model that is given as a module"):
         check_model_options(nn.Linear(2, 2), {"hidden": [3], "lora": None})
     assert check_model_options(nn.Linear(2, 2), {"lora": None}) == {}
-    with pytest.raises(UserError, match="Linear given as the model cannot be copied. Give a function that builds it"):
+    with pytest.raises(UserError, match="Linear cannot be copied"):
         build(nn.utils.weight_norm(nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)

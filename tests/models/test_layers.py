@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +12,15 @@ from torch import Tensor, nn
 
 from benchmarks.networks import PlainMaxOverTime
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers import (
-    ClientMasks,
     Dropout,
-    JoinedMasks,
     Masks,
     WordConvolution,
+    client_masks,
     draw_mask,
     install_dropout,
-    install_word_convolutions,
-    remove_word_convolutions,
+    joined_masks,
+    remove_dropout,
 )
 from fedmpi.models.text_models import MaxOverTime
 
@@ -61,44 +59,50 @@ def test_a_value_is_dropped_where_its_sixteen_bits_are_below_p(p: float) -> None
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.2])
 def test_joined_masks_are_each_clients_own_draws_in_layer_order(p: float) -> None:
     counts = [3, 1, 5]
-    joined = JoinedMasks([stream(k) for k in range(3)], counts)
-    alone = [ClientMasks(partial(stream, k)) for k in range(3)]
+    joined = joined_masks([stream(k) for k in range(3)], counts)
+    alone = [client_masks(partial(stream, k)) for k in range(3)]
     for units in (7, 64, 1):
-        expected = torch.cat([masks.mask(rows, units, p) for masks, rows in zip(alone, counts, strict=True)])
-        assert torch.equal(joined.mask(9, units, p), expected)
+        expected = torch.cat([masks(rows, units, p) for masks, rows in zip(alone, counts, strict=True)])
+        assert torch.equal(joined(9, units, p), expected)
     with pytest.raises(RuntimeError, match="first axis must be the samples"):
-        joined.mask(5, 3, 0.5)
+        joined(5, 3, 0.5)
 
 
 def test_dropout_masks_values_or_channels_in_training_mode_only() -> None:
-    masks = Masks()
-    layer, x = Dropout(0.5, masks), torch.ones(8, 16, 4, 4)
-    with pytest.raises(RuntimeError, match="it has no source"):
-        layer(x)
-    masks.source = ClientMasks(lambda: stream(0))
-    assert set(layer(x).unique().tolist()) == {0.0, 2.0}
-    assert layer.eval()(x) is x and Dropout(0, masks)(x) is x and not Dropout(1, masks)(x).any()
-    found = Dropout(0.5, masks, channels=True)(x).flatten(2)
+    masks, x = Masks(), torch.ones(8, 16, 4, 4)
+    layers = nn.Sequential(nn.Dropout(0.5), nn.Dropout2d(0.5), nn.Dropout(0), nn.Dropout(1))
+    install_dropout(layers, masks)
+    values, channels, none, everything = layers
+    with pytest.raises(RuntimeError, match="no masks outside of an engine"):
+        values(x)
+    masks.source = client_masks(lambda: stream(0))
+    assert set(values(x).unique().tolist()) == {0.0, 2.0}
+    assert none(x) is x and not everything(x).any()
+    found = channels(x).flatten(2)
     assert torch.equal(found.amin(2), found.amax(2)) and set(found.unique().tolist()) == {0.0, 2.0}
+    assert values.eval()(x) is x
 
 
-def test_a_users_dropout_layers_are_all_swapped_once() -> None:
+def test_a_users_dropout_layers_are_all_of_one_source_and_can_be_restored() -> None:
     shared = nn.Dropout(0.3)
-    parts = shared, nn.Sequential(nn.Dropout2d(0.4), shared), nn.AlphaDropout(0.1), shared, nn.Linear(2, 2)
-    net = nn.Sequential(*parts).eval()
-    masks = install_dropout(net)
-    assert net[1][1] is net[3] is net[0] and not net[0].training and type(net[2]) is nn.AlphaDropout
+    parts = shared, nn.Sequential(nn.Dropout2d(0.4), shared), nn.AlphaDropout(0.1), nn.Linear(2, 2)
+    net, masks = nn.Sequential(*parts).eval(), Masks()
+    for _ in range(2):
+        install_dropout(net, masks)
+    assert type(net[0]) is type(net[1][0]) is Dropout and type(net[2]) is nn.AlphaDropout
     assert (net[0].p, net[0].channels, net[1][0].p, net[1][0].channels) == (0.3, False, 0.4, True)
-    assert net[0].masks is net[1][0].masks is masks and install_dropout(net) is masks
+    assert net[0].masks is net[1][0].masks is masks and not net[0].training
+    remove_dropout(net)
+    assert type(net[0]) is nn.Dropout and type(net[1][0]) is nn.Dropout2d and "masks" not in vars(net[0])
 
 
-KINDS: dict[str, Callable[[], nn.Conv1d]] = {
-    "plain": lambda: nn.Conv1d(6, 5, 3),
-    "no bias": lambda: nn.Conv1d(6, 5, 4, bias=False),
-    "same, even": lambda: nn.Conv1d(6, 5, 4, padding="same"),
-    "padded": lambda: nn.Conv1d(6, 5, 3, padding=2),
-    "stride": lambda: nn.Conv1d(6, 5, 2, stride=3),
-    "dilation": lambda: nn.Conv1d(6, 5, 3, dilation=2, padding=1),
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no bias": {"bias": False},
+    "same, even": {"kernel_size": 4, "padding": "same"},
+    "padded": {"padding": 2},
+    "stride": {"kernel_size": 2, "stride": 3},
+    "dilation": {"dilation": 2, "padding": 1},
 }
 
 
@@ -122,43 +126,19 @@ def with_gradients(module: nn.Module, words: Tensor) -> list[Tensor]:
     return [output, *torch.autograd.grad((output * towards).sum(), [words, *module.parameters()])]
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_convolution_over_words_is_what_torch_computes(kind: str) -> None:
     torch.manual_seed(1)
-    module, words = Texts(KINDS[kind]()).double(), torch.randn(4, 9, 6, dtype=torch.float64)
+    module = Texts(nn.Conv1d(6, 5, **{"kernel_size": 3, **KINDS[kind]})).double()
+    words = torch.randn(4, 9, 6, dtype=torch.float64)
     before = with_gradients(module, words)
-    install_word_convolutions(module)
-    install_word_convolutions(module)
-    assert type(module.layer) is WordConvolution
+    module.layer.__class__ = WordConvolution
     for given in (words, words.transpose(1, 2).contiguous().transpose(1, 2)):  # word by word, and value by value
         for one, other in zip(with_gradients(module, given), before, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert module(words).stride(1) == 1, "the values of a word are adjacent after it, too"
     assert torch.equal(module(words[:1]), module.layer(words[:1].transpose(1, 2)))
-    remove_word_convolutions(module)
-    assert type(module.layer) is nn.Conv1d
-    assert all(torch.equal(*pair) for pair in zip(with_gradients(module, words), before, strict=True))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv1d(6, 6, 3, groups=2),
-        nn.Conv1d(6, 5, 3, padding=1, padding_mode="circular"),
-        type("Own", (nn.Conv1d,), {})(6, 5, 3),
-        nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 5, 3)),
-    ],
-)
-def test_other_layers_stay_what_they_are(layer: nn.Module) -> None:
-    kind = type(layer)
-    install_word_convolutions(Texts(layer))
-    assert type(layer) is kind
-
-
-def test_a_model_gets_its_own_layers_back() -> None:
-    model = FlatModel(nn.Sequential(Texts(nn.Conv1d(6, 5, 3)), nn.Dropout(0.2)))
-    for plain in (model.copy(), model.released()):
-        assert [type(plain[0].layer), type(plain[1])] == [nn.Conv1d, nn.Dropout] and not plain.training
 
 
 @pytest.mark.parametrize("texts", [0, 1, 7])

@@ -53,7 +53,7 @@ def run(settings: str) -> dict[str, Any]:
     parts = Experiment.connect(load_config(None, settings.split()))
     simulation = Simulation(parts, None)
     assert simulation.run() == "finished"
-    engine = parts.trainer.engine.description.split("; so far")[0]
+    engine = parts.trainer.engine.description
     facts = {"said": f"{parts.layout.description}; {engine}", "model": crc32(simulation.model.numpy().tobytes())}
     parts.close()
     return facts

@@ -3,7 +3,7 @@
 Written from the papers, one formula after another, for comparison with the program: McMahan et al. 2017 (FedAvg), Li et
 al. 2020 (FedProx; scheme I), Reddi et al. 2020 (server optimizers), Qi et al. 2023 (FedSampling), Lu et al. 2022
 (FedSSO), FedSTS and FedSTaS (arXiv 2412.14226), Duan et al. 2019 (Astraea, Algorithm 2). Of fedmpi it takes the
-configuration, the stored samples and the fresh module, nothing else. bfloat16 is left out.
+configuration, the stored samples and the fresh module, nothing else.
 
 The keyed streams are part of the specification. A stream is numpy's Philox with key (seed, purpose) and counter
 (0, 0, client, round), and feeds one numpy Generator, consumed in this order:

@@ -320,9 +320,6 @@ EXACT: dict[str, list[str]] = {
         "compression.error_feedback=true",
     ],
     "mediators, each on one rank": [*MEDIATORS, *SOME, *ADAM, "cluster.placement=mediator"],
-    "bfloat16, with dropout": [
-        *(*DROPPING, *SOME, "local.precision=bfloat16", "evaluation.clients=participants"),
-    ],
     "q-FFL, whose weights follow from losses": [*SMALL, *BY_SIZE, "server.weights=q-ffl"],
     "trimmed means of attacked updates": [
         *(*SMALL, *SOME, *FLIPPED, "server.aggregator=trimmed-mean", "server.aggregator.trim=0.3"),

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedmpi import ComponentFailure
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.engines import why_not_batched
+from fedmpi.local.measures import Gradients
 from fedmpi.local.merged import MergedEngine
-from fedmpi.local.probes import Gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule

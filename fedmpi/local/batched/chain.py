@@ -13,10 +13,19 @@ from torch.nn import functional
 
 from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.base import Layer, NotStackable, Slot
-from fedmpi.local.batched.dense import Flatten, Linear, ReLU, Squash, StackedDropout
+from fedmpi.local.batched.first_layer import FirstLinear
 from fedmpi.local.batched.forms import LAYERS
 from fedmpi.local.batched.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
+from fedmpi.local.batched.layers import (
+    Flatten,
+    Layer,
+    Linear,
+    NotStackable,
+    ReLU,
+    Slot,
+    Squash,
+    StackedDropout,
+)
 from fedmpi.local.batched.pooled import with_pools
 from fedmpi.local.batched.text import Embedding
 from fedmpi.local.traits import trial_samples
@@ -47,9 +56,9 @@ class StackedNet:
         return self.layers[0] if isinstance(self.layers[0], Embedding) else None
 
     @property
-    def head(self) -> Linear | None:
+    def head(self) -> FirstLinear | None:
         """Return the first layer if it is a product with the samples themselves."""
-        return self.layers[0] if isinstance(self.layers[0], Linear) else None
+        return self.layers[0] if isinstance(self.layers[0], FirstLinear) else None
 
     @property
     def first_trained(self) -> int:
@@ -192,7 +201,8 @@ class _Translation:
         if self.columns or self.shape != (part.in_features,):
             raise NotStackable(f"Linear of {part.in_features} inputs on values of shape {self.shape}")
         weight, bias = self.slot(part.weight), None if part.bias is None else self.slot(part.bias)
-        self.layers.append(Linear(part.in_features, part.out_features, weight, bias))
+        kind = Linear if self.layers else FirstLinear
+        self.layers.append(kind(part.in_features, part.out_features, weight, bias))
         self.shape = (part.out_features,)
 
     def relu(self, part: nn.Module) -> None:

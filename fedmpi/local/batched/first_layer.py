@@ -25,7 +25,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.base import Step, Workspace
+from fedmpi.local.batched.layers import Linear, Step, Workspace
 from fedmpi.local.batched.update import StackSGD
 from fedmpi.local.work import LocalRule
 
@@ -170,6 +170,29 @@ class ProductsAhead:
                 pairs[:later, :later],
             )
         return self._views_of_client[key]
+
+
+class FirstLinear(Linear):
+    """Dense layer that reads the samples themselves; `BoundNet` gives it the ways that are `on`."""
+
+    drift: Drift
+    ahead: ProductsAhead
+
+    def multiply(self) -> None:
+        if self.ahead.on:
+            self.ahead.forward(self.output)
+        elif self.drift.on:  # the output contains the samples' products with v
+            self.output.baddbmm_(self.x, self.transposed, beta=self.drift.shift, alpha=self.drift.scale)
+        else:
+            super().multiply()
+
+    def learn(self, gradient: Tensor) -> None:
+        if self.ahead.on:
+            self.ahead.backward(gradient)
+        elif self.drift.on:
+            self.target.baddbmm_(gradient.transpose(1, 2), self.x, alpha=self.drift.rate)
+        else:
+            super().learn(gradient)
 
 
 def steps_at_once(inputs: int, outputs: int, batch: int | None, steps: int) -> int:

@@ -18,13 +18,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-import fedmpi.local.batched.recurrent
+import fedmpi.local.batched.forms
 import fedmpi.local.batched.text  # noqa: F401
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.base import Layer, NotStackable, Place, Slot
 from fedmpi.local.batched.chain import DROPOUTS, ROWS, StackedNet, Traced
-from fedmpi.local.batched.dense import StackedDropout
 from fedmpi.local.batched.forms import ARRANGED, LAYERS, Form, Weight, finish
+from fedmpi.local.batched.layers import Layer, NotStackable, Place, Slot, StackedDropout
 from fedmpi.local.batched.text import Embedding
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.local.batched.base import Biased, Layer, Place, Slot, copy_strided
+from fedmpi.local.batched.layers import Biased, Layer, Place, Slot, copy_strided
 
 BLOCK = 8
 """Multiple of values to which patches are padded in the product of the weights' gradient, which takes up to half as

@@ -22,9 +22,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.base import Biased, Layer, Place
-from fedmpi.local.batched.dense import ReLU
 from fedmpi.local.batched.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
+from fedmpi.local.batched.layers import Biased, Layer, Place, ReLU
 
 FEW_FILTERS = 8
 """Number of filters below which each is written four times."""

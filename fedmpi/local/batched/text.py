@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import embedding_bag
 
-from fedmpi.local.batched.base import Layer, NotStackable, Place, Slot
 from fedmpi.local.batched.forms import ARRANGED, Weight, built_in, product
+from fedmpi.local.batched.layers import Layer, NotStackable, Place, Slot
 from fedmpi.models.layers import WordConvolution
 from fedmpi.models.text_models import MaxOverTime
 

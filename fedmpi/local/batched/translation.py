@@ -14,9 +14,9 @@ from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.calling import kept_generators
 from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.base import NotStackable
 from fedmpi.local.batched.chain import ROWS, StackedNet, by_hand, trace
 from fedmpi.local.batched.graph import graph_net
+from fedmpi.local.batched.layers import NotStackable
 from fedmpi.local.batched.stack import Stack
 from fedmpi.local.batched.update import StackAdam
 from fedmpi.local.traits import trial_samples

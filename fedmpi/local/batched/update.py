@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.base import Step
-from fedmpi.local.schedule import shrinking_sum
+from fedmpi.local.algorithms import shrinking_sum
+from fedmpi.local.batched.layers import Step
 from fedmpi.local.work import LocalRule
 
 LEAST_PULL = 1e-15
