@@ -34,11 +34,8 @@ class Plan:
     # (m,): mediator of each selected client; empty in a star
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     one_step: bool = False  # True in an initial probing round, in which every client takes a single step
-    # (c,): clients of the next round, to be read ahead; empty if unknown or useless
-    coming: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    # (1 + workers,): cost of a step in samples, and the workers' relative speeds, if they are measured
-    # (`Balance.as_array`)
-    balance: Floats = field(default_factory=lambda: np.empty(0))
+    # (workers,): relative speeds of the workers, 1 on average; empty unless they are measured
+    speeds: Floats = field(default_factory=lambda: np.empty(0))
     # Parts of the record about the decision (rank 0 only, not sent)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -51,12 +48,12 @@ class Plan:
             coefficients = coefficients[:1]
         whole = np.array([self.round, self.per_sample, self.normalize, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
-        return [whole, real, clients, coefficients, self.mediators, self.coming, self.balance]
+        return [whole, real, clients, coefficients, self.mediators, self.speeds]
 
     @classmethod
     def from_arrays(cls, arrays: list[AnyArray]) -> Plan:
         """Build the plan from arrays that another rank has sent."""
-        whole, real, clients, coefficients, mediators, coming, balance = arrays
+        whole, real, clients, coefficients, mediators, speeds = arrays
         participants = int(whole[3])
         if len(clients) < participants:
             clients = np.arange(clients[0], clients[0] + participants)
@@ -72,6 +69,5 @@ class Plan:
             probability=float(real[1]),
             mediators=mediators,
             one_step=bool(whole[4]),
-            coming=coming,
-            balance=balance,
+            speeds=speeds,
         )

@@ -219,8 +219,8 @@ class ClusterTable(Table):
     balance: Annotated[
         Literal["planned", "measured"], only_with("topology", "star"), only_with("placement", "auto", "shared")
     ] = "planned"
-    """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the cost of a step and
-    the speed of every worker are learned from the seconds of past rounds. Two runs with "measured" agree only up to
+    """Assignment of a shared cohort to the ranks. planned: equal samples and steps; measured: the speed of
+    every worker is learned from the seconds of past rounds. Two runs with "measured" agree only up to
     floating-point rounding, since other workers may train other clients. With server.exact they agree bit for bit."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run

@@ -28,6 +28,7 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.stratification import probe_of
 from fedmpi.config.writing import flat_table
+from fedmpi.core.decisions import Decisions, Inquiry
 from fedmpi.core.evaluation import ClientsView, EvaluatedParts, OwnRows
 from fedmpi.core.placement import (
     BalanceLearner,
@@ -39,9 +40,9 @@ from fedmpi.core.placement import (
     settle_threads,
     shares_data,
 )
-from fedmpi.core.plan import Decisions, Inquiry, Planner
+from fedmpi.core.plan import Planner
 from fedmpi.core.reduce import ServerStep, SingleUpdates, one_by_one
-from fedmpi.core.worker import LocalState, Trainer, Worker, evaluation_cost
+from fedmpi.core.worker import Trainer, Worker, evaluation_cost
 from fedmpi.data.augmentation import ClientSamples, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription, Manifest, check_targets
@@ -65,9 +66,8 @@ from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 from fedmpi.updates.compression import check_residuals, keeps_residuals
 
-NAMED, CLIENTS_NAMED = 3, 5
-"""Largest number of facts, and of clients, named in a message."""
-NEEDS_TWO = "the model cannot be trained on a batch of one sample (BatchNorm, squeeze()?)"
+NAMED = 3
+"""Largest number of facts named in a message."""
 Facts = dict[str, str]
 
 
@@ -118,7 +118,6 @@ class Experiment:
     model: FlatModel  # Network whose parameters are views of one flat vector
     decisions: Decisions  # Measurements and decisions before the work of a round
     trainer: Trainer  # Local work of this rank's clients
-    local_state: LocalState  # State of the local work that is kept between rounds
     server: ServerStep  # Step from the round's sums to the next model, identical on every rank
     single_updates: SingleUpdates | None  # Applies functions to every client's own update; None if sums are enough
     view: ClientsView | None  # Evaluates the model on single clients
@@ -155,8 +154,7 @@ class Experiment:
         hooks = make_hooks(config, model, streams, store.clients)
         engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
         worker = _worker(config, streams, data, layout, engine, hooks)
-        local_state = LocalState(cluster, layout, store.clients, hooks, observer)
-        trainer = Trainer(config, cluster, engine, worker, store, observer, local_state)
+        trainer = Trainer(config, cluster, engine, worker, store, observer, hooks)
         decisions = _decisions(config, streams, data, model, observer, trainer)
         chosen_step = config.server.optimizer.component
         optimizer = ServerOptimizer(chosen_step, config.server.optimizer.options, model.trainable)
@@ -173,8 +171,7 @@ class Experiment:
             model=model,
             decisions=decisions,
             trainer=trainer,
-            local_state=local_state,
-            server=ServerStep(config, streams, store.clients, decisions.weighing, optimizer, hooks),
+            server=ServerStep(config, streams, store.clients, decisions.planner.weighing, optimizer, hooks),
             single_updates=one_by_one(config, cluster, model, losses),
             view=view,
             reference=Reference(config.logging.reference, model) if config.logging.reference else None,
@@ -182,7 +179,8 @@ class Experiment:
 
     def close(self) -> None:
         """Free the MPI resources and the file of clients' state."""
-        self.local_state.close()
+        if self.trainer.hooks is not None:
+            self.trainer.hooks.state.close()
         self.cluster.close()
 
 
@@ -297,28 +295,14 @@ def check_batches(config: Config, sizes: Ints, least: int) -> None:
             if rule != "all" and sizes.max() > part.batch_size:
                 cause = f'samples.sampler = "{rule}"'
         if rule == "all" and lone.any():
-            cause = f"local.batch_size = {part.batch_size!r} and {_named(np.flatnonzero(lone), sizes)}"
+            client = int(np.flatnonzero(lone)[0])
+            cause = f"local.batch_size = {part.batch_size!r} and client {client}, who has {sizes[client]} samples"
     if cause:  # a client does not train in a round in which the data sampler leaves it one sample
         raise UserError(
-            f"{NEEDS_TWO}, as results from {cause}. Set a larger local.batch_size, local.drop_last = true or a probe "
-            'of "full", or replace BatchNorm by GroupNorm and squeeze() by flatten(1)'
+            f"the model cannot be trained on a batch of one sample (BatchNorm, squeeze()?), as results from {cause}. "
+            'Set a larger local.batch_size, local.drop_last = true or a probe of "full", or replace BatchNorm by '
+            "GroupNorm and squeeze() by flatten(1)"
         )
-
-
-def untrained(config: Config, sizes: Ints, least: int) -> str:
-    """Describe the clients that `local.drop_last` excludes from training, in one sentence; "" if there are none."""
-    single = np.flatnonzero(sizes == 1)
-    if least == 1 or not (len(single) or config.samples.sampler.name != "all"):
-        return ""
-    never = f": this is so in every round for {_named(single, sizes)}" if len(single) else ""
-    return f"{NEEDS_TWO}. A client does not train in a round in which it has one sample{never}"
-
-
-def _named(clients: Ints, sizes: Ints) -> str:
-    """Name the first of some clients with their sample counts."""
-    some = ", ".join(f"client {client} ({sizes[client]} samples)" for client in clients[:CLIENTS_NAMED].tolist())
-    some = some.replace("(1 samples)", "(1 sample)")
-    return some if len(clients) <= CLIENTS_NAMED else f"{some} and {len(clients) - CLIENTS_NAMED} more"
 
 
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:

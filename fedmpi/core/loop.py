@@ -15,8 +15,9 @@ from typing import Literal
 from fedmpi.common.plan import Plan
 from fedmpi.core.evaluation import ClientsView, facts_of
 from fedmpi.core.experiment import Experiment
-from fedmpi.core.records import Listener, OnRound, SavedState, round_record, summary_facts
+from fedmpi.core.records import Listener, OnRound, round_record, summary_facts
 from fedmpi.core.reduce import RankWork, RoundSum, RoundTotals
+from fedmpi.core.state import SavedState
 from fedmpi.local.work import check_model, enter_round
 from fedmpi.mpi import read_launch
 from fedmpi.records.history import History, Record
@@ -50,12 +51,11 @@ class Simulation:
         self.cluster = experiment.cluster
         self.config = experiment.config
         self.decisions, self.trainer, self.server = experiment.decisions, experiment.trainer, experiment.server
-        self.local_state = experiment.local_state
         self.net = net = experiment.model
         self.recorder = recorder
         self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
         self.model = net.initial.clone()
-        hooks = self.local_state.hooks
+        self.hooks = hooks = self.trainer.hooks
         self.sums = RoundSum(
             self.cluster,
             self.model,
@@ -132,7 +132,7 @@ class Simulation:
         work = self.trainer.train(plan, self.model, self.sums.updates, self.sums.further)
         self.decisions.plan_ahead(plan.round + 1)
         busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
-        self.sums.close(work, busy, self.stop(), self.trainer.observer, self.local_state.numbers)
+        self.sums.close(work, busy, self.stop(), self.trainer.observer, self.hooks.totals if self.hooks else None)
         return work
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:

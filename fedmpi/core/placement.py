@@ -2,8 +2,8 @@
 
 Assignments are pure functions of the plan, so every rank computes the same ones. If any rank may map any shard, clients
 are assigned by planned work. Seconds measured in earlier rounds are used only if `cluster.balance` = "measured",
-because then the sums of two equal runs differ in their last bits. Rank 0 estimates the cost of samples, steps and
-workers and sends the result with the plan.
+because then the sums of two equal runs differ in their last bits. Rank 0 estimates the speed of each worker and sends
+the result with the plan.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.assignment import ownership
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.client_state import ClientState
 from fedmpi.local.work import LocalRule
 from fedmpi.mpi import Cluster
 from fedmpi.mpi.device import explicit_threads
@@ -46,18 +46,12 @@ LONGEST_FIRST_UP_TO = 4096
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 """Its multiples modulo 1 fill the unit interval evenly: every worker's turns are spread over the sorted clients."""
 MEMORY = 0.95
-"""Factor of a round's weight per later round in the learned costs: the last twenty rounds count most."""
-MOST_STEP_ROWS = 1000.0
+"""Factor of a round's weight per later round in the measured speeds: the last twenty rounds count most."""
 SLOWEST = 50.0
 """Largest assumed ratio of a worker's speed to the average, in either direction."""
-TRUST = 1e-4
-"""Weight of the assumed costs beside measured ones; they decide if measurements carry no information."""
-NOISE, LIKELY = 0.1, 30.0
-"""Assumed errors: relative error of measured seconds, and error of STEP_ROWS in samples. If all batches have one size,
-samples and steps cannot be distinguished, and noise alone would move the cost of a step from one bound to the other."""
-PASSES = 3
-"""Number of alternations of the fit after a round; the fit continues from the last one."""
 STATE = "balance.rounds"
+MOVED_BYTES = 64 << 20
+"""Largest number of bytes of clients' state transmitted at once, over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +164,8 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
     return -cluster.maximum(-torch.cuda.device_count())
 
 
-def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]:
-    """Return the sample gradients and the steps of each selected client."""
+def planned_cost(rule: LocalRule, rows: Ints, merged: bool) -> Floats:
+    """Return the cost of each selected client in gradients of one sample, float64 (m,): its samples and steps."""
     batch = np.maximum(rows if rule.batch_size is None else np.minimum(rows, rule.batch_size), 1)
     if rule.steps is not None:
         steps, seen = np.where(rows > 0, rule.steps, 0), rule.steps * np.minimum(rows, batch)
@@ -179,16 +173,10 @@ def planned_work(rule: LocalRule, rows: Ints, merged: bool) -> tuple[Ints, Ints]
         assert rule.epochs is not None
         used = rows - rows % batch if rule.drop_last else rows
         steps, seen = rule.epochs * -(-used // batch), rule.epochs * used
-    return seen, np.where(steps == 1, 0, steps) if merged else steps
+    return seen + STEP_ROWS * (np.where(steps == 1, 0, steps) if merged else steps)
 
 
-def planned_cost(rule: LocalRule, rows: Ints, merged: bool, step_rows: float = STEP_ROWS) -> Floats:
-    """Return the cost of each selected client in gradients of one sample, float64 (m,); see `planned_work`."""
-    seen, steps = planned_work(rule, rows, merged)
-    return seen + step_rows * steps
-
-
-def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
+def longest_first(costs: Floats, speeds: Floats, head_start: float = 0.0) -> Ints:
     """Assign the costliest client to the worker that would finish it first, then the next one, and so on.
 
     With equal speeds this is the worker with the least work (Graham 1969). The smallest of many clients are assigned in
@@ -196,9 +184,8 @@ def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: 
     """
     order = np.argsort(-costs, kind="stable")
     owners = np.empty(len(costs), np.int64)
-    speeds = np.ones(workers) if speeds is None else speeds
     slowness = (1 / speeds).tolist()
-    finished = [head_start * slowness[0]] + [0.0] * (workers - 1)
+    finished = [head_start * slowness[0]] + [0.0] * (len(speeds) - 1)
     first, rest = order[:LONGEST_FIRST_UP_TO], order[LONGEST_FIRST_UP_TO:]
     for place, cost in zip(first.tolist(), costs[first].tolist(), strict=True):
         would = [seconds + cost * slow for seconds, slow in zip(finished, slowness, strict=True)]
@@ -210,13 +197,13 @@ def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: 
     return owners
 
 
-def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Floats | None = None) -> Ints:
+def equal_parts(offsets: Ints, speeds: Floats, head_start: float = 0.0) -> Ints:
     """Cut the selected clients, in their order, into neighboring parts of equal sample counts.
 
     Workers of unequal speeds get parts in proportion to their speeds. Used for sampled data: neighbors are drawn
     together, so that no rank draws the samples of the whole cohort.
     """
-    shares = np.ones(workers) if speeds is None else speeds / speeds.mean()
+    shares, workers = speeds / speeds.mean(), len(speeds)
     whole, ends = float(offsets[-1]), np.concatenate([[0.0], np.cumsum(shares)])
     share = (whole + head_start) / workers
     if shares[0] * share <= head_start and workers > 1:
@@ -230,98 +217,80 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
     return boundaries
 
 
-@dataclass(frozen=True)
-class Balance:
-    """Costs and speeds from which clients are assigned to workers."""
-
-    step_rows: float = STEP_ROWS  # Cost of a step in samples
-    speeds: Floats | None = None  # (workers,): Relative speeds of the workers, 1 on average; None = all equal
-
-    def as_array(self) -> Floats:
-        """Return one array for the plan, float64 (1 + workers,)."""
-        return np.concatenate([[self.step_rows], [] if self.speeds is None else self.speeds])
-
-    @classmethod
-    def from_array(cls, values: Floats) -> Balance:
-        """Read the array of a plan; an empty one means planned costs and equal speeds."""
-        return cls(float(values[0]), values[1:]) if len(values) else cls()
-
-    def facts(self) -> dict[str, Any]:
-        """Return the entries for the record of the round that was assigned by it; empty unless measured."""
-        return {} if self.speeds is None else {"step_rows": self.step_rows, "worker_speeds": self.speeds.tolist()}
-
-
 class BalanceLearner:
-    """Estimator of the cost of a step and the workers' speeds: seconds = slowness_w · (rows + κ steps) · a.
-
-    Least squares over all workers and past rounds; older rounds decay slowly, and each round is weighted by its length.
-    Slownesses and costs are fitted alternately, starting from those of the round before.
-    """
+    """Estimator of the workers' speeds: planned cost per measured second of all past rounds; older ones count less."""
 
     def __init__(self, workers: int):
-        # Sums over the rounds, one row per worker: rows², rows · steps, steps², rows · seconds, steps · seconds.
-        self._sums = np.zeros((workers, 5))
-        self._slowness = np.ones(workers)
-        self._step_rows = STEP_ROWS
+        self._sums = np.zeros((workers, 2))  # Cost and seconds of each worker, with rounds of equal length
 
-    def observe(self, rows: Floats, steps: Floats, seconds: Floats) -> None:
-        """Add the measurements of a round."""
-        working = (rows > 0) & (seconds > 0)
-        if not len(self._sums) or not working.any():
-            return
-        length = float(seconds[working].mean())
-        r, q, s = (np.where(working, values, 0.0) / length for values in (rows, steps, seconds))
-        self._sums *= MEMORY
-        self._sums += np.stack([r * r, r * q, q * q, r * s, q * s], axis=1)
-        self._fit()
+    def observe(self, costs: Floats, seconds: Floats) -> None:
+        """Add the measurements of a round, (workers,) each."""
+        working = (costs > 0) & (seconds > 0)
+        if len(self._sums) and working.any():
+            measured = np.where(working, [costs, seconds], 0.0).T
+            self._sums = MEMORY * self._sums + measured / float(seconds[working].mean())
 
-    def balance(self) -> Balance | None:
-        """Return the current estimate; None before the first round."""
+    def speeds(self) -> Floats:
+        """Return the relative speeds of the workers, 1 on average; average for one without work; () before round 1."""
         if not self._sums.any():
-            return None
-        speeds = 1 / self._slowness
-        return Balance(self._step_rows, speeds / speeds.mean())
-
-    def as_array(self) -> Floats:
-        """Return the current estimate as an array for the plan; empty before the first round."""
-        learned = self.balance()
-        return learned.as_array() if learned else np.empty(0)
-
-    def _fit(self) -> None:
-        rr, rq, qq, rs, qs = self._sums.T
-        for _ in range(PASSES):
-            slow = self._slowness
-            pooled = (slow**2 @ rr, slow**2 @ rq, slow**2 @ qq, slow @ rs, slow @ qs)
-            k = self._step_rows = _step_rows(*map(float, pooled))
-            squares, products = rr + 2 * k * rq + k * k * qq, rs + k * qs
-            row_seconds = float(slow @ products) / float(slow**2 @ squares)
-            assumed = TRUST * float(squares.mean())
-            slow = (products / row_seconds + assumed) / (squares + assumed)
-            self._slowness = np.clip(slow / slow.mean(), 1 / SLOWEST, SLOWEST)
+            return np.empty(0)
+        costs, seconds = self._sums.T
+        average = float(costs.sum() / seconds.sum())
+        speeds = np.divide(costs, seconds * average, out=np.ones(len(costs)), where=seconds > 0)
+        speeds = np.clip(speeds, 1 / SLOWEST, SLOWEST)
+        relative: Floats = speeds / speeds.mean()
+        return relative
 
     def state(self) -> dict[str, Tensor]:
-        """Return the checkpoint state: sums and slownesses, float64 (workers, 6); nothing before the first round."""
-        if not self._sums.any():
-            return {}
-        return {STATE: torch.from_numpy(np.column_stack([self._sums, self._slowness]))}
+        """Return the checkpoint state, float64 (workers, 2); nothing before the first round."""
+        return {STATE: torch.from_numpy(self._sums)} if self._sums.any() else {}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore a checkpoint of as many workers."""
-        if STATE not in state or len(state[STATE]) != len(self._sums):
-            return
-        saved: Floats = state[STATE].numpy()
-        self._sums, self._slowness = saved[:, :5].copy(), saved[:, 5].copy()
-        self._fit()
+        if STATE in state and state[STATE].shape == self._sums.shape:
+            self._sums = state[STATE].numpy().copy()
 
 
-def _step_rows(rr: float, rq: float, qq: float, rs: float, qs: float) -> float:
-    """Return κ = b/a of the least-squares fit a · rows + b · steps = seconds, shrunk towards STEP_ROWS, bounded."""
-    if qq == 0:  # only merged steps
-        return STEP_ROWS
-    row_seconds = (rs + STEP_ROWS * qs) / (rr + 2 * STEP_ROWS * rq + STEP_ROWS**2 * qq)
-    assumed = (NOISE / (LIKELY * row_seconds)) ** 2
-    rr, rq, qq = rr + assumed * STEP_ROWS**2, rq - assumed * STEP_ROWS, qq + assumed
-    row, step = qq * rs - rq * qs, rr * qs - rq * rs
-    if row <= 0:
-        return MOST_STEP_ROWS
-    return min(max(step / row, 0.0), MOST_STEP_ROWS)
+class Homes:
+    """Ranks that store the clients' state: it stays where a client was trained last, and moves to its next trainer.
+
+    Every rank computes all moves without communication, because the assignment is a function of the plan.
+    """
+
+    def __init__(self, cluster: Cluster, state: ClientState, clients: int):
+        self.cluster, self.state = cluster, state
+        self._rank = np.full(clients, -1, np.int32)
+
+    def settle(self, clients: Ints, ranks: Ints) -> None:
+        """Set the ranks that store the state of these clients."""
+        self._rank[clients] = ranks
+
+    def bring(self, clients: Ints, ranks: Ints) -> None:
+        """Move the state of these clients to the ranks that train them now; collective, with the same arguments.
+
+        A negative rank means that no rank trains the client. Its state is not moved.
+        """
+        clients, ranks = clients[ranks >= 0], ranks[ranks >= 0]
+        homes = self._rank[clients]
+        moving = np.flatnonzero((homes >= 0) & (homes != ranks))
+        at_once = max(1, MOVED_BYTES // self.state.record_bytes)
+        for first in range(0, len(moving), at_once):
+            some = moving[first : first + at_once]
+            self._move(clients[some], homes[some].astype(np.int64), ranks[some])
+        self._rank[clients] = ranks
+
+    def _move(self, clients: Ints, homes: Ints, ranks: Ints) -> None:
+        """Send records to other ranks: rank by rank, in client order."""
+        order = np.lexsort((clients, ranks))
+        clients, homes, ranks = clients[order], homes[order], ranks[order]
+        going, coming = np.flatnonzero(homes == self.cluster.rank), np.flatnonzero(ranks == self.cluster.rank)
+        coming = coming[np.argsort(homes[coming], kind="stable")]
+        values = self.state.record_bytes // np.dtype(np.float32).itemsize
+        outgoing, incoming = np.empty((len(going), values), np.float32), np.empty((len(coming), values), np.float32)
+        for row, client in zip(outgoing, clients[going].tolist(), strict=True):
+            row[:] = self.state.record(client).reshape(-1).view(np.float32)
+            self.state.drop(client)
+        counts = [np.bincount(who, minlength=self.cluster.size) * values for who in (ranks[going], homes[coming])]
+        self.cluster.exchange(outgoing.reshape(-1), counts[0], incoming.reshape(-1), counts[1])
+        for row, client in zip(incoming, clients[coming].tolist(), strict=True):
+            self.state.put(client, row.view(self.state.dtype).reshape(-1, self.state.values).copy())

@@ -1,13 +1,11 @@
-"""Outputs of a run: round records, the summary, calls of the user's `on_round`, and checkpoints of all ranks."""
+"""Outputs of a run: round records, the summary, and calls of the user's `on_round`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import traceback
-import zlib
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,23 +15,18 @@ import torch
 from torch import Tensor
 
 import fedmpi
-from fedmpi.common.errors import ComponentFailure, RanksDisagree, UserError, raised
-from fedmpi.common.files import writing
+from fedmpi.common.errors import ComponentFailure
 from fedmpi.common.imports import object_name
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import in_memory, resolve
+from fedmpi.common.registry import in_memory
 from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
-from fedmpi.core.experiment import Experiment, untrained
-from fedmpi.core.placement import Balance
+from fedmpi.core.experiment import Experiment
 from fedmpi.core.reduce import RoundTotals
 from fedmpi.local.pipeline import client_drift, gradient_diversity, local_gain
-from fedmpi.mpi import BytesMoved, Cluster
-from fedmpi.mpi.ranks import on_server
-from fedmpi.records.checkpoint import Checkpoint, clients_file
+from fedmpi.mpi import Cluster
 from fedmpi.records.history import Record, clients_as_text, json_value
-from fedmpi.records.provenance import foreign_choices, git_commit, versions
-from fedmpi.records.recorder import Recorder
+from fedmpi.records.provenance import git_commit, versions
 from fedmpi.updates.traffic import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")
@@ -55,7 +48,7 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
         **_links(experiment, plan, totals),
         **_observed(experiment, plan, totals),
         **({"attackers": int(np.isin(plan.clients, facts.attackers).sum())} if facts.attackers.size else {}),
-        **Balance.from_array(plan.balance).facts(),
+        **({"worker_speeds": plan.speeds.tolist()} if plan.speeds.size else {}),
         "busy_seconds": totals.busy.tolist(),
     }
     if plan.round == 0 and facts.augmentation:
@@ -68,7 +61,7 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
 def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, int]:
     config, model, data = experiment.config, experiment.model, experiment.data
     clients, classes, visits = len(data.sizes), data.description.classes, round(totals.sums["visits"])
-    links = round_links(config, model, clients, classes, plan, experiment.decisions.measured, visits)
+    links = round_links(config, model, clients, classes, plan, experiment.decisions.stratifier.measured, visits)
     counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
     return counted | {"bytes_paper_formula": paper_formula(config, model.size, len(plan.clients))}
 
@@ -76,7 +69,7 @@ def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str,
 def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     config, server = experiment.config, experiment.server
-    hooks, returned = experiment.local_state.hooks, round(totals.sums["clients"])
+    hooks, returned = experiment.trainer.hooks, round(totals.sums["clients"])
     if hooks is not None and returned:
         facts |= {f"local_{name}": totals.further[name] / returned for name in hooks.numbers}
     if config.topology.name == "mediators":
@@ -110,9 +103,13 @@ def log_setup(experiment: Experiment) -> None:
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
     log.info("engine: %s", engine.description)
-    if (who := untrained(experiment.config, sizes, model.least)) and cluster.is_server:
-        log.warning("%s", who)
-    if (hooks := experiment.local_state.hooks) is not None:
+    if (
+        model.least > 1
+        and cluster.is_server
+        and ((sizes == 1).any() or not experiment.trainer.worker.row_rule.uses_all)
+    ):
+        log.warning("A client does not train in a round in which it has one sample: the model needs batches of two")
+    if (hooks := experiment.trainer.hooks) is not None:
         log.info("algorithm: %s", hooks.description)
 
 
@@ -123,10 +120,9 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {config.data.source.name}"]
     what += [f"{config.model.name} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
-    described = (
-        _data_lines(experiment) if in_memory(config.data.source.choice) else []
-    )  # folders were described when prepared
-    return ["; ".join(what), *described, *remarks(flat_table(config))]
+    if in_memory(config.data.source.choice):  # folders were described when prepared
+        return ["; ".join(what), *_data_lines(experiment), *remarks(flat_table(config))]
+    return ["; ".join(what), *remarks(flat_table(config))]
 
 
 def _data_lines(experiment: Experiment) -> list[str]:
@@ -191,132 +187,3 @@ def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
         "trace": "".join(traceback.format_list(frames)).rstrip(),
         "round": t,
     }
-
-
-class SavedState:
-    """Checkpoints of a run."""
-
-    def __init__(self, experiment: Experiment, recorder: Recorder | None):
-        self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
-        self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
-        self.optimizer, self.view = experiment.server.optimizer, experiment.view
-        self.recorder = recorder
-        self._moved_before = BytesMoved()
-
-    def moved(self) -> BytesMoved:
-        """Return the bytes moved by MPI since the start of the run, across resumptions; collective."""
-        moved = self.cluster.share_bytes()
-        moved.update(self._moved_before)
-        return moved
-
-    def check(self, model: Tensor, round: int) -> None:
-        """Require the same model and algorithm vectors on all ranks; collective."""
-        parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
-        check_models(self.cluster, model, round, self.local.server_vectors, parts)
-
-    def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
-        """Write a checkpoint from which the run resumes at `next_round`; collective."""
-        self.check(model, next_round - 1)
-        tensors, header = self.gathered()
-        header["mpi_bytes"] = dict(self.moved())
-        if self.recorder is not None:
-            self.recorder.saved()  # wait for the previous checkpoint, and tidy up the folder
-        path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
-        with writing(self.recorder.folder) if self.recorder else nullcontext():
-            header |= self.local.save_clients(path)
-        if self.recorder is None:
-            return
-        header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
-        self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
-
-    def resume(self, model: Tensor) -> tuple[int, Record | None]:
-        """Return the first round to run, and the record that waits for its evaluation; collective.
-
-        If there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
-        """
-        checkpoint = on_server(self.cluster, self._found)
-        try:
-            first, saved = self._share(checkpoint)
-            if checkpoint is not None:
-                self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"the checkpoint does not fit this run ({raised(error)}). Resume with the version of fedmpi that wrote "
-                "it, or choose another --out"
-            ) from error
-        kept = None
-        if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
-            kept = clients_file(self.recorder.checkpoints, first)
-        self.local.load_clients(kept, self.recorder.folder if self.recorder else None)
-        if saved is not None:
-            model.copy_(saved)
-        return first, None if checkpoint is None else checkpoint.header.get("unsettled")
-
-    def _found(self) -> Checkpoint | None:
-        """Return the checkpoint of the run's folder that the run resumes from, on rank 0 only."""
-        if self.recorder is None:
-            return None
-        found = self.recorder.resume(self.facts.digest)
-        own = self.net.frozen_checksum
-        if found is not None and found.header.get("frozen", own) != own:
-            raise UserError(
-                f"the model's frozen parameters differ from those that {self.recorder.folder} was trained with. "
-                "Build the same model again, or choose another --out"
-            )
-        return found
-
-    def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gather the checkpoint's tensors and header, without the model; collective, complete on rank 0."""
-        moments = {f"server.{name}": value for name, value in self.optimizer.state().items()}
-        decided, seen = self.decisions.state(), {} if self.view is None else self.view.state()
-        return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
-
-    def _share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
-        """Send rank 0's checkpoint to every rank; return the first round and the model, if there is one."""
-        names = ["model", *(f"server.{name}" for name in self.optimizer.names), *self.local.names]
-        arrays = None
-        if self.cluster.is_server:
-            saved = checkpoint.tensors if checkpoint else {}
-            first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
-            arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
-        received = self.cluster.broadcast(arrays)
-        initial = self.net.initial
-        named = zip(names, received[1:], strict=True)
-        tensors = {name: torch.tensor(array, device=initial.device) for name, array in named if array.size}
-        self._check_lengths(tensors)
-        moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
-        self.optimizer.load(moments, int(received[0][0]))
-        self.local.load(tensors)
-        if checkpoint is not None and self.view is not None:
-            self.view.load(checkpoint.tensors)
-        self.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)
-        return int(received[0][0]), tensors.get("model")
-
-    def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
-        """Raise ValueError if a vector of the server is not as long as the model, or the model is not finite."""
-        model = self.net
-        shape = model.initial.shape
-        for name, tensor in tensors.items():
-            if name == "model" and (tensor.shape != shape or not bool(tensor.isfinite().all())):
-                raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(shape)}")
-            if name.startswith("server.") and tensor.dim() and tensor.numel() not in (model.trainable, model.size):
-                raise ValueError(f"{name} has {tensor.numel()} values, the model {model.size}")
-
-
-def check_models(
-    cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = (), parts: Sequence[str] = ()
-) -> None:
-    """Require the same model, and the same further server vectors, on all ranks after a round; collective."""
-    checksum = zlib.crc32(model.cpu().numpy().data)
-    for vector in further:
-        checksum = zlib.crc32(vector.cpu().numpy().data, checksum)
-    own = np.array([checksum], np.int64)
-    gathered = cluster.gather(own)
-    checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
-    others = np.flatnonzero(checksums != checksums[0]).tolist()
-    if others:
-        asked = f"does a custom component ({', '.join(parts)}) give different results on different ranks, or "
-        raise RanksDisagree(
-            f"the models of ranks {others} differ from that of rank 0 after round {round}; "
-            f"{asked if parts else ''}do the CPUs or torch versions of the nodes differ?"
-        )

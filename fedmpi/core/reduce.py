@@ -47,8 +47,8 @@ SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop
 ATTENDED = ("power", "places", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
-PER_RANK = 5
-"""Number of metrics per rank: busy, load and idle seconds, rows and steps."""
+PER_RANK = 4
+"""Number of metrics per rank: busy, load and idle seconds, and cost."""
 
 LARGEST_POWER = 1023
 """Largest power of two of a float."""
@@ -61,8 +61,7 @@ class RankWork:
     report: WorkReport = field(default_factory=WorkReport)  # Report of the engine, or of this rank's part of the relays
     places: int = 0  # Number of planned clients trained by this rank
     due: int = 0  # Number of those with samples to train on
-    rows: float = 0.0  # Gradients of one sample, and number of steps not merged
-    steps: float = 0.0
+    cost: float = 0.0  # Gradients of one sample and steps, in gradients of one sample
     relayed: RelayReport | None = None  # Work for mediators; None in a star and if no client was selected
     # True if the duration of the round is typical: not the first one
     steady: bool = False
@@ -81,8 +80,8 @@ class RoundTotals:
         2**power.
     busy, load, idle : float64 (ranks,)
         Seconds per rank of local work, of data loading within it, and of waiting for mediators' models.
-    rows, steps : float64 (ranks,)
-        Gradients of one sample, and number of steps not merged, per rank.
+    cost : float64 (ranks,)
+        Work per rank, in gradients of one sample.
     further : dict of str to Tensor (d,) or float
         Further sums of the local algorithm over the selected clients.
     """
@@ -92,8 +91,7 @@ class RoundTotals:
     busy: Floats
     load: Floats
     idle: Floats
-    rows: Floats
-    steps: Floats
+    cost: Floats
     further: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -169,7 +167,7 @@ class RoundSum:
         sums = [*done, float(stop), visits, hops, report.diverged, power, work.places, work.due]
         observed = [observer.clipped if observer else 0, *astuple(moments)]
         ranks = np.zeros((PER_RANK, self.cluster.size))
-        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.rows, work.steps
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.cost
         further = [0.0 if numbers is None else numbers[name] for name in self.numbers]
         metrics = np.concatenate([sums, observed, ranks.ravel(), further])
         self.buffer[self.head :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
@@ -180,13 +178,13 @@ class RoundSum:
         metrics = decode_metrics(total[self.head :].numpy(force=True), self.metrics)
         names = SUMS + ATTENDED + OBSERVED
         after = len(names) + PER_RANK * self.cluster.size
-        busy, load, idle, rows, steps = metrics[len(names) : after].reshape(PER_RANK, -1)
+        busy, load, idle, cost = metrics[len(names) : after].reshape(PER_RANK, -1)
         update, *others = torch.split(total[: self.head], self.values)
         further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
         for (name, vectors), summed in zip(self.further.items(), others, strict=True):
             further[name] = vectors.to_update(summed).clone()  # copied because an algorithm may keep it
         sums = dict(zip(names, metrics.tolist(), strict=False))
-        return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
+        return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, cost, further)
 
     def release(self) -> None:
         """Drop the references to the buffer's memory before the cluster closes."""

@@ -1,15 +1,9 @@
-"""Work of a rank in a round: from the plan to its tasks, their training, and client state kept between rounds.
-
-Clients' vectors and residuals stay on the rank that trained the client last and move to the next one. Every rank
-computes all moves without communication, because placement is a function of the plan.
-"""
+"""Work of a rank in a round: from the plan to its tasks and their training."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -22,11 +16,10 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.server_tables import Mediators
 from fedmpi.config.stratification import probe_of
-from fedmpi.core.placement import Balance, Layout, equal_parts, longest_first, planned_cost, planned_work
+from fedmpi.core.placement import STEP_ROWS, Homes, Layout, equal_parts, longest_first, planned_cost
 from fedmpi.core.plan import rate_of
 from fedmpi.core.reduce import RankWork, check_work
 from fedmpi.data.shards import ShardStore
-from fedmpi.local.client_state import ClientState
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.pipeline import UpdateObserver
@@ -34,145 +27,12 @@ from fedmpi.local.sequential import LocalEngine, SequentialEngine, update_norms
 from fedmpi.local.work import ClientTask, LocalRule, RoundJob, Rows, WorkReport
 from fedmpi.mediators.relay import place_mediators, plan_relay, run_relay
 from fedmpi.mpi import Cluster
-from fedmpi.records.checkpoint import load_records, save_records
 from fedmpi.samples.built_in_rules import holders
 from fedmpi.samples.row_rule import RowRule, SampledRows
-from fedmpi.updates.compression import RESIDUALS
 from fedmpi.updates.traffic import keeps_moments
-
-MOVED_BYTES = 64 << 20
-"""Largest number of bytes of records transmitted at once, over all ranks."""
 
 FORWARDS_PER_GRADIENT = 3
 """Cost of a gradient in forward passes: one forward, and a backward with two products (inputs and weights)."""
-
-
-class Homes:
-    """Ranks that store the clients' records."""
-
-    def __init__(self, cluster: Cluster, state: ClientState, clients: int):
-        self.cluster, self.state = cluster, state
-        self._rank = np.full(clients, -1, np.int32)
-        self.moved = 0
-
-    def settle(self, clients: Ints, ranks: Ints) -> None:
-        """Set the ranks that store the records of these clients."""
-        self._rank[clients] = ranks
-
-    def bring(self, clients: Ints, ranks: Ints) -> None:
-        """Move the records of these clients to the ranks that train them now; collective, with the same arguments.
-
-        A negative rank means that no rank trains the client. Its record is not moved.
-        """
-        clients, ranks = clients[ranks >= 0], ranks[ranks >= 0]
-        homes = self._rank[clients]
-        moving = np.flatnonzero((homes >= 0) & (homes != ranks))
-        at_once = max(1, MOVED_BYTES // self.state.record_bytes)
-        for first in range(0, len(moving), at_once):
-            some = moving[first : first + at_once]
-            self._move(clients[some], homes[some].astype(np.int64), ranks[some])
-        self._rank[clients] = ranks
-        self.moved += len(moving)
-
-    def _move(self, clients: Ints, homes: Ints, ranks: Ints) -> None:
-        """Send records to other ranks: rank by rank, in client order."""
-        order = np.lexsort((clients, ranks))
-        clients, homes, ranks = clients[order], homes[order], ranks[order]
-        going, coming = np.flatnonzero(homes == self.cluster.rank), np.flatnonzero(ranks == self.cluster.rank)
-        coming = coming[np.argsort(homes[coming], kind="stable")]
-        values = self.state.record_bytes // np.dtype(np.float32).itemsize
-        outgoing, incoming = np.empty((len(going), values), np.float32), np.empty((len(coming), values), np.float32)
-        for row, client in zip(outgoing, clients[going].tolist(), strict=True):
-            row[:] = self.state.record(client).reshape(-1).view(np.float32)
-            self.state.drop(client)
-        counts = [np.bincount(who, minlength=self.cluster.size) * values for who in (ranks[going], homes[coming])]
-        self.cluster.exchange(outgoing.reshape(-1), counts[0], incoming.reshape(-1), counts[1])
-        for row, client in zip(incoming, clients[coming].tolist(), strict=True):
-            self.state.put(client, row.view(self.state.dtype).reshape(-1, self.state.values).copy())
-
-
-class LocalState:
-    """State of a run's local work."""
-
-    def __init__(
-        self, cluster: Cluster, layout: Layout, clients: int, hooks: Hooks | None, observer: UpdateObserver | None
-    ):
-        self.cluster, self.layout, self.hooks = cluster, layout, hooks
-        self.transport = observer.transport if observer is not None else None
-        travels = self.keeps and layout.shared
-        self.homes = Homes(cluster, hooks.state, clients) if hooks is not None and travels else None
-
-    @property
-    def keeps(self) -> bool:
-        """True if the algorithm keeps vectors of clients."""
-        return self.hooks is not None and bool(self.hooks.client_state)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tensors that every rank receives from a checkpoint."""
-        return [*RESIDUALS, *([] if self.hooks is None else self.hooks.server_tensors())]
-
-    @property
-    def server_vectors(self) -> list[Tensor]:
-        """Vectors that must be equal on every rank."""
-        return [] if self.hooks is None else [*self.hooks.server.values()]
-
-    @property
-    def numbers(self) -> Mapping[str, float] | None:
-        """Scalar sums of the algorithm in this round; None without an algorithm."""
-        return None if self.hooks is None else self.hooks.totals
-
-    def begin(self, round: int, model: Tensor, further: Mapping[str, Accumulator]) -> None:
-        """Start a round from the model (d,); the algorithm adds its sums to `further`."""
-        if self.hooks is not None:
-            self.hooks.begin(round, model, further)
-
-    def bring(self, clients: Ints, workers: Callable[[], Ints]) -> None:
-        """Move the vectors of clients (m,) to the workers (m,) that train them now, if they move; collective."""
-        if self.homes is not None:
-            self.homes.bring(clients, self.layout.ranks(workers()))
-
-    def gathered(self) -> dict[str, Tensor]:
-        """Gather the checkpoint content except clients' vectors; collective, complete on rank 0."""
-        server = {} if self.hooks is None else self.hooks.server_tensors()
-        return server | ({} if self.transport is None else self.transport.gather_state(self.cluster))
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore this rank's part of the tensors in `names`."""
-        if self.hooks is not None:
-            self.hooks.load_server(tensors)
-        if self.transport is not None:
-            self.transport.load(tensors, range(*self.layout.owned))
-
-    def save_clients(self, path: Path | None) -> dict[str, str]:
-        """Write clients' vectors to a file beside a checkpoint; return entries for the checkpoint's header.
-
-        Collective; rank 0 gives the path, or None to write nothing.
-        """
-        if self.hooks is None or not self.keeps:
-            return {}
-        digest = save_records(self.cluster, self.hooks.state, path)
-        return {"clients": digest} if digest else {}
-
-    def load_clients(self, path: Path | None, folder: Path | None) -> None:
-        """Read the vectors of this rank's clients from rank 0's file, None if there is none.
-
-        Collective; rank 0 also gives the run's `folder`, which stores vectors that do not fit into memory.
-        """
-        if self.hooks is None or not self.keeps:
-            return
-        name = os.fsencode(folder.resolve()) if folder is not None else b""
-        (received,) = self.cluster.broadcast([np.frombuffer(name, np.uint8)] if self.cluster.is_server else None)
-        state = self.hooks.state
-        state.folder = Path(os.fsdecode(received.tobytes())) if received.size else None
-        clients = load_records(self.cluster, state, path, range(*self.layout.owned))
-        if self.homes is not None:
-            self.homes.settle(clients, self.layout.ranks(self.layout.owners(clients)))
-
-    def close(self) -> None:
-        """Free the file of the clients' vectors."""
-        if self.hooks is not None:
-            self.hooks.state.close()
 
 
 class Worker:
@@ -231,11 +91,10 @@ class Worker:
     def members(self, plan: Plan) -> Ints:
         """Return cohort positions of the clients that this rank trains, int64 (q,)."""
         if self._members is None or self._members[0] is not plan:
-            self._members = plan, self.assigned(plan)
+            self._members = plan, self._assigned(plan)
         return self._members[1]
 
-    def assigned(self, plan: Plan) -> Ints:
-        """Return `members` of any plan, also of a coming round."""
+    def _assigned(self, plan: Plan) -> Ints:
         if self.index is None:
             return np.empty(0, np.int64)
         if not self.layout.shared:
@@ -259,17 +118,18 @@ class Worker:
 
     def _dealt(self, plan: Plan) -> Ints:
         """Assign each selected client to a worker by its planned cost, int64 (m,)."""
-        balance = Balance.from_array(plan.balance)
-        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merged is not None, balance.step_rows)
-        return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
+        costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.engine.merged is not None)
+        return longest_first(costs, self._speeds(plan), self._evaluating(plan.round))
 
     def _parts(self, plan: Plan) -> Ints:
         """Return boundaries of the workers' neighboring clients, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
         if not expected:  # no client is selected, or no selected client has a sample
             return np.zeros(self.layout.workers + 1, np.int64)
-        evaluating = self._evaluating(plan.round) * offsets[-1] / expected
-        return equal_parts(offsets, self.layout.workers, evaluating, Balance.from_array(plan.balance).speeds)
+        return equal_parts(offsets, self._speeds(plan), self._evaluating(plan.round) * offsets[-1] / expected)
+
+    def _speeds(self, plan: Plan) -> Floats:
+        return plan.speeds if len(plan.speeds) else np.ones(self.layout.workers)
 
     def _expected_rows(self, plan: Plan) -> float:
         """Return the expected number of samples that the cohort is trained on."""
@@ -349,16 +209,12 @@ class Worker:
             weights = weights / sampled.counts
         return np.repeat(clients, sampled.counts), np.repeat(weights, sampled.counts)
 
-    def amount(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
-        """Return the gradients of one sample, and steps not merged, of this rank in a round.
-
-        Actual numbers if samples are drawn, else planned ones, without merged steps.
-        """
+    def cost(self, plan: Plan, report: WorkReport) -> float:
+        """Return the cost of this rank's work in a round: as planned, or as reported if samples are drawn."""
         if not self.layout.shared or not self.uses_all(plan):
-            return report.loss_count, report.steps
-        merging = self.engine.merged is not None
-        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], merging)
-        return float(rows.sum()), float(steps.sum())
+            return report.loss_count + STEP_ROWS * report.steps
+        sizes = self.sizes[plan.clients[self.members(plan)]]
+        return float(planned_cost(self.rule(plan), sizes, self.engine.merged is not None).sum())
 
     def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
         """Call the data sampler for each of the clients; once per round."""
@@ -380,7 +236,7 @@ class Trainer:
         worker: Worker,
         store: ShardStore,
         observer: UpdateObserver | None,
-        state: LocalState,
+        hooks: Hooks | None,
     ):
         self.config = config
         self.cluster = cluster
@@ -389,7 +245,9 @@ class Trainer:
         self.layout = worker.layout
         self.store = store
         self.observer = observer
-        self.state = state
+        self.hooks = hooks
+        moves = hooks is not None and bool(hooks.client_state) and worker.layout.shared
+        self.homes = Homes(cluster, hooks.state, store.clients) if hooks is not None and moves else None
         self.loss = engine.sequential.model.loss
         self._began = False
 
@@ -402,20 +260,20 @@ class Trainer:
         self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
     ) -> RankWork:
         """Add the weighted updates of this rank's clients to `total`, and the algorithm's sums to `further`."""
-        self.state.begin(plan.round, model, further or {})
-        self.state.bring(plan.clients, lambda: self.worker.trainers(plan))
-        self._expect(plan)
+        self._begin(plan.round, model, further or {})
+        if self.homes is not None:
+            self.homes.bring(plan.clients, self.layout.ranks(self.worker.trainers(plan)))
         first, self._began = not self._began, True
         rule = self.worker.rule(plan)
         with self.loss.kept_generators(), during(plan.round):
             done = self._trained(plan, model, rule, total)
-        rows, steps = self.worker.amount(plan, done.report)
-        return replace(done, rows=rows, steps=steps, steady=not first)
+        return replace(done, cost=self.worker.cost(plan, done.report), steady=not first)
 
     def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
         """Return norms of the updates that clients (k,) would make to the model (d,), float64 (k,); collective."""
-        self.state.begin(round, model, {})
-        self.state.bring(candidates, lambda: self.layout.owners(candidates))
+        self._begin(round, model, {})
+        if self.homes is not None:
+            self.homes.bring(candidates, self.layout.ranks(self.layout.owners(candidates)))
         rule = self.worker.usual_rule(rate_of(self.config, round))
         with self.loss.kept_generators(), during(round):
             return update_norms(self.sequential, mine, model, rule, round)
@@ -426,14 +284,10 @@ class Trainer:
         expected = int(np.count_nonzero(trainable)) if self.worker.uses_all(plan) else None
         check_work(plan, sums, expected, visits(self.config) if len(plan.mediators) else None)
 
-    def _expect(self, plan: Plan) -> None:
-        """Let the operating system read samples of the next round during this one's training."""
-        if self.worker.index is None or not len(plan.coming):
-            return
-        fresh = self.store.unannounced(plan.coming)
-        if len(fresh):
-            mine = self.worker.assigned(replace(plan, round=plan.round + 1, clients=plan.coming, one_step=False))
-            self.store.expect(np.intersect1d(fresh, plan.coming[mine], assume_unique=True))
+    def _begin(self, round: int, model: Tensor, further: Mapping[str, Accumulator]) -> None:
+        """Start a round of the local algorithm, which adds its sums to `further`."""
+        if self.hooks is not None:
+            self.hooks.begin(round, model, further)
 
     def _trained(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> RankWork:
         if not self.worker.uses_all(plan) and self.engine.merged is not None:
@@ -449,6 +303,8 @@ class Trainer:
         if len(plan.mediators):
             return self._relay(plan, model, rule, total)
         members = self.worker.members(plan)
+        if self.worker.uses_all(plan):  # let the system read them ahead
+            self.store.expect(self.store.unannounced(plan.clients[members]))
         tasks = self.worker.tasks(plan, members)
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)

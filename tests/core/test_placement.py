@@ -33,9 +33,9 @@ COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs
 
 
 def test_the_head_start_of_worker_0_is_compensated():
-    owners = longest_first(np.ones(30), 3, head_start=6.0)
+    owners = longest_first(np.ones(30), np.ones(3), head_start=6.0)
     assert np.bincount(owners).tolist() == [6, 12, 12]
-    assert (longest_first(np.ones(4), 3, head_start=50.0) > 0).all()
+    assert (longest_first(np.ones(4), np.ones(3), head_start=50.0) > 0).all()
 
 
 SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
@@ -46,7 +46,7 @@ SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
 def test_no_other_worker_would_have_finished_the_last_client_of_a_worker_earlier(
     costs: np.ndarray, speeds: np.ndarray, head: float
 ):
-    owners = longest_first(costs, len(speeds), head, speeds)
+    owners = longest_first(costs, speeds, head)
     loads = np.bincount(owners, costs, minlength=len(speeds)) + head * (np.arange(len(speeds)) == 0)
     for worker in np.unique(owners):
         last = costs[owners == worker].min()
@@ -58,17 +58,17 @@ def test_no_other_worker_would_have_finished_the_last_client_of_a_worker_earlier
 def test_a_large_cohort_is_dealt_out_in_proportion_to_speeds(workers: int):
     generator = np.random.default_rng(0)
     costs, speeds = generator.lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO), generator.uniform(0.5, 2, workers)
-    owners = longest_first(costs, workers, 0.0, speeds)
+    owners = longest_first(costs, speeds)
     seconds = np.bincount(owners, costs, minlength=workers) / speeds
     assert seconds.max() < 1.02 * seconds.mean()
-    assert np.bincount(longest_first(np.zeros(5 * LONGEST_FIRST_UP_TO), 2, 0.0, np.array([1.0, 2.0]))).min() > 0
+    assert np.bincount(longest_first(np.zeros(5 * LONGEST_FIRST_UP_TO), np.array([1.0, 2.0]))).min() > 0
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), SPEEDS, st.floats(0, 500))
 def test_parts_are_cut_in_proportion_to_speeds(sizes: list, speeds: np.ndarray, head: float):
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    boundaries = equal_parts(offsets, len(speeds), head, speeds)
+    boundaries = equal_parts(offsets, speeds, head)
     assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
     seconds = (offsets[-1] + head) / speeds.sum()
     if seconds * speeds[0] > head:
@@ -92,6 +92,8 @@ def test_planned_cost_counts_the_rows_and_steps_of_the_schedule(rule: LocalRule)
         batches = schedule(rule, n, np.random.default_rng(0))
         seen = sum(n if batch is None else len(batch) for batch in batches)
         assert cost == seen + STEP_ROWS * len(batches)
+        merged = 0 if len(batches) == 1 else len(batches)
+        assert planned_cost(rule, np.array([n]), merged=True).tolist() == [seen + STEP_ROWS * merged]
 
 
 def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) -> tuple[bool, bool]:
@@ -124,8 +126,8 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     worker, plan, rows = experiment.trainer.worker, experiment.decisions.plan(1), []
     sizes, worker.evaluation_cost = experiment.data.sizes, 60.0
     for index in range(3):
-        worker.layout, worker.index = Layout(np.arange(4) * 20, index, True, True), index
-        rows.append(300 * sizes[worker.assigned(plan)].sum() / sizes.sum())
+        worker.layout, worker.index, worker._members = Layout(np.arange(4) * 20, index, True, True), index, None
+        rows.append(300 * sizes[worker.members(plan)].sum() / sizes.sum())
     experiment.close()
     assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
 
@@ -149,11 +151,6 @@ def test_every_client_has_one_owner_and_a_server_among_several_ranks_owns_none_u
     warning = [f"{workers} workers for 4 clients: {workers - 4} stay idle"] if workers > 4 else []
     assert [record.message for record in caplog.records] == warning
     assert sum(not clients for clients in owned) == ranks - min(workers, 4)
-
-
-def test_merged_participants_cost_their_rows_alone():
-    rule = LocalRule(epochs=1, batch_size=10)
-    assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]
 
 
 @pytest.mark.parametrize(

@@ -52,33 +52,6 @@ def test_accounts_continue_where_a_checkpoint_left_them():
     assert second.plan(1).facts == first.plan(1).facts
 
 
-def test_a_plan_announces_the_next_clients_where_they_are_known():
-    ahead = planner("preset=fedavg", "clients.count=4", "rounds=3")
-    assert not ahead.plan(0).coming.size
-    for t in (1, 2, 3):
-        ahead.prepare(t)
-    plans = [ahead.plan(t) for t in (1, 2)]
-    assert np.array_equal(plans[0].coming, plans[1].clients) and plans[0].coming.dtype == np.int64
-    assert not plans[1].coming.size  # the last round
-    received = Plan.from_arrays(plans[0].arrays())
-    assert np.array_equal(received.coming, plans[0].coming) and not received.balance.size
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["preset=fedavg", "clients.sampler=all"],
-        ["preset=fedsampling", "samples.budget=25", "samples.size.max_size=40"],
-        ["preset=fedavg", "clients.count=4", "samples.sampler=ratio", "samples.sampler.ratio=0.5"],
-    ],
-)
-def test_no_client_is_announced_that_is_selected_anyway_or_is_read_in_parts(settings: list[str]):
-    silent = planner(*settings)
-    silent.prepare(0)
-    silent.prepare(1)
-    assert not silent.sends_coming and not silent.plan(0).coming.size
-
-
 @pytest.mark.parametrize(
     "settings, values",
     [

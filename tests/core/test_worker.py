@@ -13,7 +13,7 @@ from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.core.experiment import Experiment
-from fedmpi.core.placement import Balance, lay_out
+from fedmpi.core.placement import lay_out
 from fedmpi.core.reduce import RoundTotals, check_work
 from fedmpi.core.worker import Worker
 from fedmpi.local.work import ClientTask
@@ -81,8 +81,7 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
 @pytest.mark.parametrize("rule", ["all", "bernoulli"])
 def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(rule: str) -> None:
     experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.source=digits:clients=60,partition=iid")
-    balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
-    plan = replace(experiment.decisions.planner.plan(1), balance=balance)
+    plan = replace(experiment.decisions.planner.plan(1), speeds=np.array([0.5, 1.5]))
     workers = workers_of(experiment, 3, True, False)
     assert_shared_out(plan, workers, by_client(experiment.trainer.worker.tasks(plan, np.arange(60))))
     assert [len(worker.members(plan)) for worker in workers] == [0, 15, 45]
@@ -103,5 +102,5 @@ def test_where_rows_are_drawn_those_who_got_some_are_all_trained(trained: int):
 
 def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
     busy, load = np.array([3.0, 9.0, 8.0]), np.array([1.0, 4.0, 0.5])
-    totals = RoundTotals(torch.zeros(1), {"stop": 0.0}, busy, load, np.zeros(3), np.zeros(3), np.zeros(3))
+    totals = RoundTotals(torch.zeros(1), {"stop": 0.0}, busy, load, np.zeros(3), np.zeros(3))
     assert totals.phase_seconds() == {"load": 4.0, "train": 7.5}

@@ -122,7 +122,7 @@ def another_model(rank: int, patch: Patch) -> dict[str, Any]:
 def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
     """The models are alike, but the control variate of SCAFFOLD's server is another one on rank 2."""
     changed_after_round_0(
-        rank, patch, lambda simulation: [vector[3:4].add_(1) for vector in simulation.local_state.server_vectors][0]
+        rank, patch, lambda simulation: [vector[3:4].add_(1) for vector in simulation.trainer.hooks.server.values()][0]
     )
     return run(f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold server.weights=uniform")
 

@@ -1,0 +1,111 @@
+"""Accounts of a run, kept by the server: privacy spent, and how evenly clients and samples are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.turnout import Turnout
+from fedmpi.common.apportionment import united
+from fedmpi.common.errors import UserError
+from fedmpi.common.fairness import Usage, evenness
+from fedmpi.common.types import Ints
+from fedmpi.config import Config
+from fedmpi.privacy.sizes import PrivacyLedger, exposure
+from fedmpi.privacy.updates import GaussianAccountant, adds_noise, draws_in_secret
+
+
+class Accounts:
+    """Privacy and participation accounts of a run, kept by the server."""
+
+    def __init__(self, config: Config, sizes: Ints):
+        samples, privacy = config.samples, config.privacy
+        private = samples.sampler.name == "bernoulli" and samples.size.estimate != "exact"
+        self.sizes = sizes
+        self.ledger = PrivacyLedger(len(sizes), samples.size.epsilon, samples.size.reuse_reports) if private else None
+        self.exposure = exposure(config) if private else None
+        self._unclipped_from = samples.size.max_size if private and not samples.size.clip else None
+        self.accountant = (
+            GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
+        )
+        self.draws_in_secret = draws_in_secret(config)
+        rule = config.samples.sampler.component
+        self.knows_rows = bool(rule.marks.get("pooled"))
+        counted = int(sizes.sum()) if self.knows_rows and rule.name != "all" else 0
+        self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
+
+    def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
+        """Add a round; return the accounts' entries for its record."""
+        cohort = turnout.cohort
+        facts: dict[str, Any] = {}
+        if self.ledger is not None:
+            entry = self.ledger.record(answering, self._exposed(cohort, answering))
+            facts["size_unprotected"] = entry.unprotected
+            facts["size_epsilon_round"] = entry.epsilon_round
+            facts["size_epsilon_max"] = entry.epsilon_max
+            facts["size_epsilon_mean"] = entry.epsilon_mean
+        if self.accountant is not None:
+            drawn = (len(turnout.asked), turnout.available) if self.draws_in_secret else (1, 1)
+            self.accountant.spend(*drawn)
+            facts["update_epsilon"] = self.accountant.epsilon()
+        if self.usage is not None:
+            facts |= self._used(self.usage, cohort, positions)
+        return facts
+
+    def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
+        """Return the clients that reveal their exact size in this round; None if there are none."""
+        if self.exposure is not None and self.exposure.all_clients:
+            return np.arange(len(self.sizes), dtype=np.int64)
+        exposed = np.empty(0, np.int64)
+        if self._unclipped_from is not None:
+            asked = np.arange(len(self.sizes), dtype=np.int64) if answering is None else answering
+            exposed = asked[self.sizes[asked] >= self._unclipped_from]
+        if self.exposure is not None:
+            exposed = united(exposed, cohort.clients)
+        return exposed if len(exposed) else None
+
+    def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
+        """Return how evenly clients, and samples if the server knows them, have been used so far."""
+        usage.record(cohort.clients, cohort.multiplicity)
+        if positions is not None:
+            usage.record_samples(positions)
+        clients = evenness(usage.clients)
+        facts = {
+            "clients_used": clients.used,
+            "client_use_effective": clients.effective,
+            "client_use_gini": clients.gini,
+        }
+        if not self.knows_rows:
+            return facts
+        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
+        return facts | {
+            "samples_used": samples.used,
+            "sample_use_effective": samples.effective,
+            "sample_use_gini": samples.gini,
+        }
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """The accounts of this run by their names in a checkpoint."""
+        accounts = {"ledger": self.ledger, "accountant": self.accountant, "usage": self.usage}
+        return {name: account for name, account in accounts.items() if account is not None}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the accounts as tensors, for a checkpoint."""
+        arrays = {f"{name}.{key}": array for name, kept in self._kept.items() for key, array in kept.state().items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore the accounts of a checkpoint."""
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise UserError(
+                f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
+                "run cannot resume from it. Use the version of fedmpi that wrote it, or choose another --out"
+            )
+        for name, kept in self._kept.items():
+            kept.load({key: state[f"{name}.{key}"].numpy() for key in kept.state()})
