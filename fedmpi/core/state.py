@@ -30,7 +30,7 @@ class SavedState:
 
     Tensors: the model; the moments of the server optimizer; the server's vectors of the local algorithm; the strata,
     the accounts, the workers' speeds and the sampler's numbers (`Decisions`); how often clients were selected; and what
-    compression has kept of clients' updates. Vectors that the local algorithm keeps of clients have their own file.
+    compression has kept of clients' updates. Clients' vectors of the local algorithm are in a separate file.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -163,7 +163,7 @@ class SavedState:
     def _load_clients(self, path: Path | None) -> None:
         """Read the vectors of this rank's clients from rank 0's file, None if there is none; collective.
 
-        Rank 0 also tells the others the run's folder, which stores vectors that do not fit into memory.
+        Rank 0 also sends the run's folder, which stores vectors that do not fit into memory.
         """
         if self.hooks is None or not self.hooks.client_state:
             return
